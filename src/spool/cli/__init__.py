@@ -1,0 +1,1 @@
+"""The `spool` command: one file for each verb."""

@@ -1,0 +1,1 @@
+"""Values and decisions: no clock, no disk, no process, no environment."""

@@ -1,0 +1,355 @@
+"""The values that the whole program speaks of.
+
+Instants are integers of nanoseconds since the Unix epoch (`…_at_ns`), durations integers of
+nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown is None, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+SECOND_NS = 1_000_000_000
+
+
+class State(StrEnum):
+    """What a job is doing. The same words in files, `--json` and history."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    UNSCHEDULABLE = "unschedulable"
+    LOST = "lost"
+    INVALID = "invalid"
+
+    @property
+    def ended(self) -> bool:
+        """True for the words that are also outcomes of a run."""
+        return self in OUTCOMES
+
+
+OUTCOMES = frozenset(
+    {
+        State.FINISHED,
+        State.FAILED,
+        State.CANCELLED,
+        State.TIMEOUT,
+        State.OUT_OF_MEMORY,
+        State.UNSCHEDULABLE,
+        State.LOST,
+    }
+)
+
+
+class StopKind(StrEnum):
+    """Why spool stops a run: the first word of the metadir's `stop` file."""
+
+    CANCEL = "cancel"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a job asks of the machine."""
+
+    cpus: int = 1
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_memory_bytes: int | None = None  # per GPU; stated means: shares its GPUs
+    gpu_type: str | None = None  # a name or a part of one; None is any
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a run was given."""
+
+    cpus: int = 0
+    memory_bytes: int | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    gpu_indices: tuple[int, ...] = ()
+    gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means: they are its own
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a run that ended badly is tried again. Delay before try n: min(delay * backoff**(n-1), max_delay)."""
+
+    max: int = 0
+    delay_ns: int = 0
+    backoff: float = 2.0
+    max_delay_ns: int = 3600 * SECOND_NS
+    on: frozenset[str | int] = frozenset({"failed"})  # outcomes and exit codes
+
+
+@dataclass(frozen=True, slots=True)
+class WarningSignal:
+    """`signal = "USR1@60s"`: sent that long before the time limit."""
+
+    name: str  # without "SIG"
+    before_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Names of jobs. An array's name means all of its tasks."""
+
+    all: tuple[str, ...] = ()  # every one finished
+    any: tuple[str, ...] = ()  # one finished
+    ended: tuple[str, ...] = ()  # every one ended, whatever the outcome
+    failed: tuple[str, ...] = ()  # every one ended badly
+    each: str | None = None  # the task of that array with this task's index
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that is referred to."""
+        return self.all + self.any + self.ended + self.failed + ((self.each,) if self.each else ())
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """`array = "0-99:2%4"`: the indices, and how many tasks at most run at once."""
+
+    indices: tuple[int, ...]
+    max_running: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """Which task of which array an expanded job is."""
+
+    array: str  # the name of the file that was expanded
+    index: int
+    max_running: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Where messages about the job go, and on which events."""
+
+    to: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+
+
+DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
+DEFAULT_PRIORITY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a job file says, parsed: every key of the format page, typed, sizes and durations as integers."""
+
+    command: str | tuple[str, ...]
+    shell: str = "/bin/sh"
+    workdir: str | None = None  # as written; None is the home directory
+    env: tuple[tuple[str, str], ...] = ()
+    request: Request = Request()
+    time_limit_ns: int | None = None
+    signal: WarningSignal | None = None
+    kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
+    priority: int = DEFAULT_PRIORITY
+    depends_on: Dependencies | None = None
+    cancel_on_dependency_failure: bool = True
+    start_after_ns: int | None = None  # not before that instant
+    start_delay_ns: int | None = None  # not before that long after it was queued
+    scheduling_timeout_ns: int | None = None
+    group: str | None = None
+    group_limit: int | None = None
+    array: ArraySpec | None = None
+    matrix: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    max_running: int | None = None
+    task: ArrayTask | None = None
+    retry: Retry = Retry()
+    requeue: bool = True
+    stdout: str | None = None
+    stderr: str | None = None
+    prolog: str | None = None
+    epilog: str | None = None
+    executor: str | None = None  # None is the configured default
+    project: str | None = None
+    tags: tuple[str, ...] = ()
+    comment: str | None = None
+    notify: Notify | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Jid:
+    """The identity of a wrapper: a pid alone proves nothing."""
+
+    pid: int
+    start_ticks: int  # since boot: field 22 of /proc/PID/stat
+    boot_id: str
+    pid_namespace: str  # "pid:[4026531836]"
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """That a run is to be stopped, why, by whom and since when."""
+
+    kind: StopKind
+    by: str
+    at_ns: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended; `result.toml` and one line of `history.jsonl`."""
+
+    job: str
+    run: int
+    attempt: int
+    outcome: State
+    reason: str
+    submitted_at_ns: int | None = None
+    started_at_ns: int | None = None  # None: it never started
+    ended_at_ns: int | None = None
+    exit_code: int | None = None
+    peak_memory_bytes: int | None = None
+    cpu_time_ns: int | None = None
+    requeues: int = 0  # how often this submission was run again because a run was lost
+    again: str | None = None  # "retry", "requeue" or "hold": this submission goes on
+    again_at_ns: int | None = None  # not before
+    user: str | None = None
+    project: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    request: Request = Request()
+    grant: Grant = Grant()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU or MIG instance as the machine shows it. None is unknown, and unknown is not free."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    foreign: tuple[ForeignProcess, ...] = ()  # processes of nobody's run
+    problem: str | None = None  # why nothing new may start on it
+    taken_bytes: tuple[tuple[str, int], ...] = ()  # (job, bytes) that our runs hold on it now, where known
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignProcess:
+    """A process on a GPU that no run of ours has started."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is. The totals are what may be given out, after reserves."""
+
+    cpus: int
+    memory_bytes: int
+    memory_available_bytes: int | None = None  # what the kernel could really give now
+    gpus: tuple[Gpu, ...] = ()
+    gpu_problem: str | None = None  # NVML failing or hanging; None with no GPUs: there are none
+    disk_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that waits in `queued/`, or is parked in `held/`."""
+
+    name: str
+    spec: Spec
+    user: str
+    arrived_at_ns: int  # place in the queue: survives edits, holds, retries and restarts
+    waited_ns_before: int = 0  # waiting time already on the clock at `clock_at_ns` (holds and pauses do not count)
+    clock_at_ns: int | None = None  # the waiting clock runs since then; None: it stands (held)
+    attempt: int = 1  # of the run that would start
+    not_before_ns: int | None = None  # a retry's delay
+    executor_problem: str | None = None  # why its executor cannot start anything
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A run that is alive or not proved gone, and so holds its grant."""
+
+    name: str
+    run: int
+    user: str
+    spec: Spec
+    grant: Grant
+    started_at_ns: int
+    attempt: int = 1
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The newest ended run of a job that neither waits nor runs."""
+
+    name: str
+    outcome: State
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one user or project has used, decayed to the moment of the view: GPU- and CPU-seconds weighed together."""
+
+    key: str
+    weighed_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs kept for somebody from `start` until `end`."""
+
+    name: str
+    user: str | None  # "nobody" keeps them free for interactive use
+    project: str | None
+    start_at_ns: int
+    end_at_ns: int
+    gpu_count: int | None = None
+    gpu_indices: tuple[int, ...] = ()
+    comment: str | None = None
+    created_at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A quota: None is unlimited."""
+
+    max_running_jobs: int | None = None
+    max_running_gpus: int | None = None
+    max_running_cpus: int | None = None
+    max_queued_jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The part of the configuration that decides."""
+
+    starvation_after_ns: int = 1800 * SECOND_NS
+    time_bonus: bool = True
+    fair_share: bool = True
+    fair_share_by: str = "user"  # or "project"
+    half_life_ns: int = 7 * 86400 * SECOND_NS
+    cpu_weight: float = 0.05
+    disk_floor_bytes: int = 1 << 30
+    gpu_strategy: str | None = None  # "sequential", "random", "packed", "spread"; None: sequential, packed for shared
+    gpu_use: tuple[str, ...] | None = None  # indices or UUIDs; None is all
+    reservation_horizon_ns: int = 12 * 3600 * SECOND_NS
+    reservation_allows_unlimited: bool = False  # start jobs without a time limit before a pending reservation
+    default_user_limits: Limits = Limits()
+    default_project_limits: Limits = Limits()
+    user_limits: dict[str, Limits] = field(default_factory=dict)
+    project_limits: dict[str, Limits] = field(default_factory=dict)
+    on_failure: str = "continue"  # or "pause"

@@ -1,0 +1,1 @@
+"""Wake, look, decide, act: the process that runs the jobs."""

@@ -1,0 +1,1 @@
+"""How a wrapper is started: one small module for each back end."""

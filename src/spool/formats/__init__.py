@@ -1,0 +1,1 @@
+"""Text to values and back: job files, configuration, records, the wrapper."""

@@ -1,0 +1,1 @@
+"""What there is and who is alive: processors, memory, GPUs, processes."""

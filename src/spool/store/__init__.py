@@ -1,0 +1,1 @@
+"""The disk: the one place that writes, and the spool as seen and as changed."""
