@@ -1,0 +1,104 @@
+"""The name of every file in a spool, spelled once.
+
+Paths are plain strings: a pass over 100,000 jobs joins 100,000 of them. The clause of docs/FORMAT.md
+that describes each file stands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_NAME = re.compile(NAME_PATTERN + r"\Z", re.ASCII)
+JOB_SUFFIX = ".toml"
+ERROR_SUFFIX = ".error"
+
+# The state directories, FORMAT 2.
+QUEUED = "queued"
+HELD = "held"
+RUNNING = "running"
+DONE = "done"
+PLACES = (QUEUED, HELD, RUNNING, DONE)
+
+# The rest of the root, FORMAT 1.
+JOBS = "jobs"
+RESERVATIONS = "reservations"
+STAGING = ".tmp"
+DIRECTORIES = (*PLACES, JOBS, RESERVATIONS, STAGING)
+CONFIG = "config.toml"
+PAUSED = "paused"
+HISTORY = "history.jsonl"
+STATE = "state.json"
+LOCK = ".lock"
+JOURNAL = ".journal"
+LOG = "dispatcher.log"
+README = "README"
+LAST_RUNS = "jobs/.last-runs.json"
+
+# The metadir, FORMAT 4.
+SPEC_COPY = "job.toml"
+GRANT = "grant.toml"
+WRAPPER = "run.sh"
+JID = "jid"
+RC = "rc"
+JOB_LOG = "log"
+STOP = "stop"
+STATUS = "status"
+RESULT = "result.toml"
+FAILURE = "error"
+
+
+def valid_name(name: str) -> bool:
+    """Whether *name* can be a job's: 1 to 100 of ``A-Za-z0-9._-``, first a letter or a digit (FORMAT 2.1)."""
+    return _NAME.match(name) is not None
+
+
+def job_of(filename: str) -> str | None:
+    """Return the job that a file of this name in a state directory is, or None if it is none of spool's business."""
+    if not filename.endswith(JOB_SUFFIX):
+        return None
+    name = filename[: -len(JOB_SUFFIX)]
+    return name if _NAME.match(name) else None
+
+
+def file_of(name: str) -> str:
+    """Return the file name of job *name*."""
+    return name + JOB_SUFFIX
+
+
+def editor_marks(name: str) -> tuple[str, str]:
+    """Return the files that vim and emacs keep beside a job file while it is open in them."""
+    return f".{name}{JOB_SUFFIX}.swp", f".#{name}{JOB_SUFFIX}"
+
+
+class Layout:
+    """The paths of one spool."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/") or "/"
+
+    def at(self, name: str) -> str:
+        """Return the path of *name* (one of this module's constants) in the root."""
+        return f"{self.root}/{name}"
+
+    def job_file(self, place: str, name: str) -> str:
+        """Return the path of job *name* in the state directory *place*."""
+        return f"{self.root}/{place}/{name}{JOB_SUFFIX}"
+
+    def error_file(self, place: str, name: str) -> str:
+        """Return the path of the file that says what is wrong with the job file beside it."""
+        return f"{self.root}/{place}/{name}{JOB_SUFFIX}{ERROR_SUFFIX}"
+
+    def runs(self, name: str) -> str:
+        """Return the directory that holds the metadirs of job *name*."""
+        return f"{self.root}/{JOBS}/{name}"
+
+    def metadir(self, name: str, run: int) -> str:
+        """Return the metadir of one start of job *name*."""
+        return f"{self.root}/{JOBS}/{name}/{run}"
+
+    def record(self, name: str, run: int, record: str) -> str:
+        """Return the path of one small file in a metadir."""
+        return f"{self.root}/{JOBS}/{name}/{run}/{record}"

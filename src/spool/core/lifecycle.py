@@ -1,0 +1,108 @@
+"""From evidence to state: the one table (docs/STATES.md, which numbers the same rows).
+
+State is proved, never stored. Whoever gathers the evidence must read it in the order `jid`, is it alive,
+`rc`: the reverse of the order in which it comes to be. Any other order calls a live run or a finished one lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from spool.core.model import State, StopKind
+
+
+class Liveness(StrEnum):
+    """What became of the process that a `jid` names."""
+
+    ABSENT = "absent"  # no jid, or one that is not complete
+    VOID = "void"  # the dispatcher took the jid: the run never started and never will
+    ALIVE = "alive"  # that pid, that start time, this boot, and not a zombie
+    GONE = "gone"  # this boot, and no such process
+    REBOOTED = "rebooted"  # this host, another boot
+    ELSEWHERE = "elsewhere"  # another host or pid namespace: neither alive nor gone for us
+
+
+class Verdict(StrEnum):
+    """What the evidence of one run proves."""
+
+    STARTING = "starting"  # launched, and the wrapper has not spoken yet
+    SILENT = "silent"  # the same for too long: to be settled by taking the jid
+    VOID = "void"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    UNREACHABLE = "unreachable"  # runs elsewhere, as far as we know: left alone
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was observed of one run."""
+
+    liveness: Liveness
+    rc: int | None = None
+    stop: StopKind | None = None
+    recorded: State | None = None  # the outcome in result.toml
+    remains: bool = False  # the wrapper is gone and processes of the run are not
+    grace: bool = False  # launched so recently that a missing jid proves nothing
+    oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A verdict; with ENDED also the outcome and why."""
+
+    verdict: Verdict
+    outcome: State | None = None
+    reason: str = ""
+
+
+_STOPPED_AS = {
+    StopKind.CANCEL: (State.CANCELLED, "cancelled"),
+    StopKind.REQUEUE: (State.CANCELLED, "stopped to be queued again"),
+    StopKind.HOLD: (State.CANCELLED, "stopped to be held"),
+    StopKind.TIMEOUT: (State.TIMEOUT, "over its time limit"),
+    StopKind.MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
+}
+
+
+def prove(evidence: Evidence) -> Proof:
+    """Return what *evidence* proves. Total: every combination has a row, and the first row that fits counts."""
+    if evidence.recorded is not None:  # row 1
+        return Proof(Verdict.ENDED, evidence.recorded, "recorded")
+    match evidence.liveness:
+        case Liveness.VOID:  # row 2
+            return Proof(Verdict.VOID)
+        case Liveness.ELSEWHERE:  # row 3
+            return Proof(Verdict.UNREACHABLE)
+        case Liveness.ALIVE:  # rows 4 and 5
+            return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
+        case Liveness.ABSENT:  # rows 6 and 7
+            return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
+        case Liveness.GONE | Liveness.REBOOTED:
+            if evidence.remains:  # row 8
+                return Proof(Verdict.STOPPING)
+            return Proof(Verdict.ENDED, *_outcome(evidence))
+        case _:  # pragma: no cover
+            assert_never(evidence.liveness)
+
+
+def _outcome(evidence: Evidence) -> tuple[State, str]:
+    """Return how a run ended whose processes are all gone, and why (rows 9 to 15)."""
+    if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
+        return _STOPPED_AS[evidence.stop]
+    if evidence.rc == 0:  # row 12
+        return State.FINISHED, "exit code 0"
+    if evidence.oom_killed:  # row 13
+        return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
+    if evidence.rc is not None:  # row 14
+        return State.FAILED, exit_words(evidence.rc)
+    if evidence.liveness is Liveness.REBOOTED:  # row 15
+        return State.LOST, "the machine was restarted while it ran"
+    return State.LOST, "its processes are gone and left no exit code"  # row 16
+
+
+def exit_words(code: int) -> str:
+    """Return an exit code in words; 128+n is what a shell reports for signal n."""
+    return f"signal {code - 128} (exit code {code})" if 128 < code < 128 + 65 else f"exit code {code}"
