@@ -1,0 +1,115 @@
+"""Processors, memory and disk: what the machine has, and how much of it this process may use.
+
+A dispatcher in a container or under a service manager's limits shares a large machine; what counts is what its jobs
+can really get, so the affinity mask and the limits of the control groups bound what the hardware has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spool.core.model import Gpu, Machine
+from spool.machine import cgroups
+
+MINIMUM_RESERVE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The memory of the whole machine."""
+
+    total_bytes: int
+    available_bytes: int  # without swapping
+
+
+def default_reserve_bytes(total_bytes: int) -> int:
+    """Return what is kept back for the system unless the configuration says otherwise: 5 %, at least 512 MiB."""
+    return max(total_bytes // 20, MINIMUM_RESERVE_BYTES)
+
+
+def less_reserve(total_bytes: int, reserve_bytes: int | None = None) -> int:
+    """Return what may be given out of *total_bytes*, never below 0. *reserve_bytes* None is the default reserve."""
+    reserve = default_reserve_bytes(total_bytes) if reserve_bytes is None else reserve_bytes
+    return max(0, total_bytes - reserve)
+
+
+def disk_free_bytes(directory: Path) -> int | None:
+    """Return the bytes that an ordinary user can still write beside *directory*; None if that cannot be asked."""
+    try:
+        at = os.statvfs(directory)
+    except OSError:
+        return None
+    return at.f_bavail * at.f_frsize
+
+
+def affinity() -> int:
+    """Return how many processors this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_memory() -> HostMemory:
+    """Return the machine's memory as the kernel counts it (`MemTotal`, `MemAvailable`)."""
+    import psutil  # type: ignore[import-untyped]  # 10 ms that most commands need not pay
+
+    memory = psutil.virtual_memory()
+    return HostMemory(memory.total, memory.available)
+
+
+class Host:
+    """The processors and the memory around this process.
+
+    Where the control groups are is found once; what they say is read at each question. *root* is put before the
+    path of every file that is read.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path = Path("/"),
+        affinity: Callable[[], int] = affinity,
+        memory: Callable[[], HostMemory] = host_memory,
+    ) -> None:
+        self._cgroups = cgroups.find(root)
+        self._affinity = affinity
+        self._memory = memory
+
+    def cpus(self) -> int:
+        """Return the whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""
+        quota_milli = self._cgroups.cpu_milli()
+        cpus = self._affinity()
+        return max(1, cpus if quota_milli is None else min(cpus, quota_milli // 1000))
+
+    def memory(self) -> HostMemory:
+        """Return the total and what is really available: of the machine or of a control group, whichever is less."""
+        host = self._memory()
+        limit, room = self._cgroups.memory_limit_bytes(), self._cgroups.memory_available_bytes()
+        return HostMemory(
+            host.total_bytes if limit is None else min(host.total_bytes, limit),
+            host.available_bytes if room is None else min(host.available_bytes, room),
+        )
+
+    def machine(
+        self,
+        spool: Path,
+        *,
+        cpus: int | None = None,
+        reserve_bytes: int | None = None,
+        gpus: tuple[Gpu, ...] = (),
+        gpu_problem: str | None = None,
+    ) -> Machine:
+        """Return all there is, totals after reserves.
+
+        *cpus* is the configuration's number, which stands above what was found; *reserve_bytes* its memory reserve.
+        """
+        memory = self.memory()
+        return Machine(
+            cpus=self.cpus() if cpus is None else cpus,
+            memory_bytes=less_reserve(memory.total_bytes, reserve_bytes),
+            memory_available_bytes=memory.available_bytes,
+            gpus=gpus,
+            gpu_problem=gpu_problem,
+            disk_free_bytes=disk_free_bytes(spool),
+        )

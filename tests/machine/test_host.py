@@ -1,0 +1,217 @@
+"""What the machine has and what of it is ours, from files made up and from the real ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spool.machine import cgroups
+from spool.machine.host import Host, HostMemory, disk_free_bytes, less_reserve
+
+MIB = 1 << 20
+GIB = 1 << 30
+NO_LIMIT_V1 = "9223372036854771712\n"
+
+
+class Root:
+    """A made-up root directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, name: str, text: str) -> None:
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def v2(self, group: str, root: str = "/", point: str = "/sys/fs/cgroup") -> None:
+        self.put("proc/self/cgroup", f"0::{group}\n")
+        self.put("proc/self/mountinfo", f"25 20 0:22 {root} {point} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n")
+
+    def v1(self, group: str, root: str = "/") -> None:
+        self.put("proc/self/cgroup", f"5:memory:{group}\n4:cpu,cpuacct:{group}\n1:name=systemd:/\n0::/\n")
+        self.put(
+            "proc/self/mountinfo",
+            "22 20 0:20 / /proc rw - proc proc rw\n"
+            "31 25 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+            f"32 25 0:28 {root} /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+            f"33 25 0:29 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+        )
+
+    def host(self, cpus: int = 16) -> Host:
+        return Host(root=self.path, affinity=lambda: cpus, memory=lambda: HostMemory(64 * GIB, 40 * GIB))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """Make an empty root directory."""
+    return Root(tmp_path)
+
+
+def test_without_control_groups_the_machine_is_all_ours(root: Root) -> None:
+    """With no cgroup file at all, the affinity mask and the machine's memory stand as they are."""
+    assert root.host().cpus() == 16
+    assert root.host().memory() == HostMemory(64 * GIB, 40 * GIB)
+
+
+def test_the_affinity_mask_bounds_the_processors() -> None:
+    """The real mask of this process is what a real Host counts, however many processors the machine has."""
+    assert 1 <= Host().cpus() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("max 100000\n", 16), ("250000 100000\n", 2), ("50000 100000\n", 1), ("garbage\n", 16), ("", 16), ("1 0\n", 16)],
+)
+def test_a_quota_of_version_2_is_rounded_down_to_whole_processors(root: Root, text: str, cpus: int) -> None:
+    """cpu.max 2.5 gives 2, half a processor gives 1, "max" and what cannot be read give no limit."""
+    root.v2("/user.slice/me.service")
+    root.put("sys/fs/cgroup/user.slice/me.service/cpu.max", text)
+    assert root.host().cpus() == cpus
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("-1\n", 16), ("400000\n", 4)])
+def test_a_quota_of_version_1_counts_and_minus_one_is_none(root: Root, quota: str, cpus: int) -> None:
+    """cpu.cfs_quota_us / cpu.cfs_period_us is the quota; -1 is no quota."""
+    root.v1("/box")
+    root.put("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", quota)
+    root.put("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n")
+    assert root.host().cpus() == cpus
+
+
+def test_the_lowest_limit_on_the_whole_path_of_version_2_holds(root: Root) -> None:
+    """A limit of a parent group binds although the own group says "max", for memory and processors."""
+    root.v2("/user.slice/me.service")
+    root.put("sys/fs/cgroup/user.slice/me.service/memory.max", "max\n")
+    root.put("sys/fs/cgroup/user.slice/me.service/cpu.max", "max 100000\n")
+    root.put("sys/fs/cgroup/user.slice/memory.max", f"{8 * GIB}\n")
+    root.put("sys/fs/cgroup/user.slice/cpu.max", "300000 100000\n")
+    assert root.host().memory().total_bytes == 8 * GIB
+    assert root.host().cpus() == 3
+
+
+def test_memory_high_binds_like_memory_max(root: Root) -> None:
+    """What lies above memory.high is throttled at once, so it is not there to give."""
+    root.v2("/a")
+    root.put("sys/fs/cgroup/a/memory.max", f"{8 * GIB}\n")
+    root.put("sys/fs/cgroup/a/memory.high", f"{6 * GIB}\n")
+    assert root.host().memory().total_bytes == 6 * GIB
+
+
+def test_the_huge_number_of_version_1_is_no_limit(root: Root) -> None:
+    """memory.limit_in_bytes of 2**63 less a page is how version 1 spells "none"; a parent's real one binds."""
+    root.v1("/docker/abc")
+    root.put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", NO_LIMIT_V1)
+    assert root.host().memory() == HostMemory(64 * GIB, 40 * GIB)
+    root.put("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", f"{4 * GIB}\n")
+    assert root.host().memory().total_bytes == 4 * GIB
+
+
+def test_a_limit_above_the_machine_changes_nothing(root: Root) -> None:
+    """A group may be allowed more than there is; there is not more for it."""
+    root.v2("/")
+    root.put("sys/fs/cgroup/memory.max", f"{999 * GIB}\n")
+    root.put("sys/fs/cgroup/memory.current", "0\n")
+    assert root.host().memory() == HostMemory(64 * GIB, 40 * GIB)
+
+
+def test_inside_a_container_the_mounted_part_of_the_hierarchy_is_read(root: Root) -> None:
+    """Where only /docker/abc is mounted, that group's files lie in the mount point itself."""
+    root.v1("/docker/abc", root="/docker/abc")
+    root.put("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2 * GIB}\n")
+    assert root.host().memory().total_bytes == 2 * GIB
+
+
+def test_a_group_outside_of_the_namespace_falls_back_to_the_mount_point(root: Root) -> None:
+    """A path that begins with /.. cannot be followed; the top that is shown is still read."""
+    root.v2("/../other")
+    root.put("sys/fs/cgroup/memory.max", f"{2 * GIB}\n")
+    assert root.host().memory().total_bytes == 2 * GIB
+
+
+def test_a_mount_point_with_a_blank_is_found(root: Root) -> None:
+    """A mountinfo line writes a blank as backslash 040, and the directory is the one with the blank."""
+    root.v2("/", point="/my\\040groups")
+    root.put("my groups/memory.max", f"{2 * GIB}\n")
+    assert root.host().memory().total_bytes == 2 * GIB
+
+
+def test_available_memory_of_a_group_counts_its_page_cache_as_free(root: Root) -> None:
+    """Version 2: limit less what is used, the file cache and reclaimable slabs not counted as used."""
+    root.v2("/a")
+    root.put("sys/fs/cgroup/a/memory.max", f"{8 * GIB}\n")
+    root.put("sys/fs/cgroup/a/memory.current", f"{7 * GIB}\n")
+    root.put(
+        "sys/fs/cgroup/a/memory.stat",
+        f"anon {3 * GIB}\nactive_file {2 * GIB}\ninactive_file {1 * GIB}\nslab_reclaimable {512 * MIB}\n",
+    )
+    assert root.host().memory().available_bytes == 4 * GIB + 512 * MIB
+
+
+def test_available_memory_of_version_1_counts_its_page_cache_as_free(root: Root) -> None:
+    """Version 1: the totals over child groups are what is subtracted, as usage is over child groups too."""
+    root.v1("/a")
+    root.put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", f"{8 * GIB}\n")
+    root.put("sys/fs/cgroup/memory/a/memory.usage_in_bytes", f"{7 * GIB}\n")
+    root.put(
+        "sys/fs/cgroup/memory/a/memory.stat",
+        f"inactive_file 4096\ntotal_inactive_file {1 * GIB}\ntotal_active_file {2 * GIB}\n",
+    )
+    assert root.host().memory().available_bytes == 4 * GIB
+
+
+def test_a_group_over_its_limit_has_nothing_available_and_not_less(root: Root) -> None:
+    """Usage above memory.high is possible; the room is then 0."""
+    root.v2("/a")
+    root.put("sys/fs/cgroup/a/memory.high", f"{1 * GIB}\n")
+    root.put("sys/fs/cgroup/a/memory.current", f"{2 * GIB}\n")
+    assert root.host().memory().available_bytes == 0
+
+
+def test_the_files_are_read_anew_each_time(root: Root) -> None:
+    """A limit that is changed while the dispatcher runs is seen by the next question."""
+    root.v2("/a")
+    root.put("sys/fs/cgroup/a/cpu.max", "200000 100000\n")
+    host = root.host()
+    assert host.cpus() == 2
+    root.put("sys/fs/cgroup/a/cpu.max", "400000 100000\n")
+    assert host.cpus() == 4
+
+
+@pytest.mark.parametrize(
+    ("total", "reserve", "given"),
+    [
+        (100 * GIB, None, 95 * GIB),
+        (4 * GIB, None, 4 * GIB - 512 * MIB),
+        (256 * MIB, None, 0),
+        (100 * GIB, 0, 100 * GIB),
+        (100 * GIB, 10 * GIB, 90 * GIB),
+    ],
+)
+def test_the_reserve_is_five_percent_but_at_least_512_mib(total: int, reserve: int | None, given: int) -> None:
+    """What is given out is the total less the reserve, never below zero; a configured reserve replaces the default."""
+    assert less_reserve(total, reserve) == given
+
+
+def test_disk_space_of_a_directory_that_is_gone_is_unknown(tmp_path: Path) -> None:
+    """A spool that cannot be asked has unknown space, which is None and not 0."""
+    assert disk_free_bytes(tmp_path / "gone") is None
+    assert (disk_free_bytes(tmp_path) or 0) > 0
+
+
+def test_the_machine_is_put_together_with_configuration_above_what_was_found(root: Root, tmp_path: Path) -> None:
+    """Processors of the configuration stand above the mask; the reserve is taken from the total, not from what is free."""
+    machine = root.host().machine(tmp_path, cpus=3, reserve_bytes=4 * GIB)
+    assert (machine.cpus, machine.memory_bytes, machine.memory_available_bytes) == (3, 60 * GIB, 40 * GIB)
+    assert machine.gpus == ()
+    assert machine.gpu_problem is None
+    assert root.host().machine(tmp_path).cpus == 16
+
+
+def test_the_real_machine_answers() -> None:
+    """On the machine that runs this test, the real files and psutil give a sane answer."""
+    memory = Host().memory()
+    assert 0 < memory.available_bytes <= memory.total_bytes
+    assert cgroups.find().memory.version in (1, 2)
