@@ -225,6 +225,8 @@ class Result:
     tags: tuple[str, ...] = ()
     request: Request = Request()
     grant: Grant = Grant()
+    executor: str | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,29 @@
+"""The grammar of a job's name. The file's name is the job: `train.toml` is the job `train`."""
+
+from __future__ import annotations
+
+import re
+
+MAX_NAME_LENGTH = 100
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def valid_name(name: str) -> bool:
+    """Tell whether *name* is 1-100 characters of `A-Za-z0-9._-`, the first a letter or a digit."""
+    return _NAME.fullmatch(name) is not None
+
+
+def why_not_name(name: str) -> str | None:
+    """Return what is wrong with *name* as a job's name, or None if nothing is."""
+    if valid_name(name):
+        return None
+    if not name:
+        return "a name has at least one character"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"a name has at most {MAX_NAME_LENGTH} characters, this one has {len(name)}"
+    foreign = _FOREIGN.search(name)
+    if foreign is not None:
+        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign.group()!a} is none of them"
+    return f"a name begins with a letter or a digit, not with {name[0]!r}"

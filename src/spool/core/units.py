@@ -1,0 +1,204 @@
+"""Sizes and durations: the one parser and the one writer of each.
+
+A size is a number and a binary unit: `"512M"`, `"16G"`, `"1.5G"`; K, M, G, T and P are powers of 1024, with or
+without `B` or `iB` after them, in either case; `B` alone is bytes. It comes out as whole bytes, rounded down.
+
+A duration is numbers with units, largest first (`"90s"`, `"1h30m"`, `"500ms"`; w, d, h, m, s, ms, us, ns), or a
+clock reading, `"HH:MM:SS"` or `"D-HH:MM:SS"`. It comes out as whole nanoseconds, rounded down.
+
+A number without a unit is an error in both: what it would mean is different in every scheduler.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from spool.core.errors import InvalidValue
+
+LARGEST = (1 << 63) - 1
+"""No size and no duration is larger than this: it fits every place it is written to (292 years, 8 EiB)."""
+
+_LONGEST_TEXT = 100  # what is longer is neither, and must not fill the caches
+
+_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?(?:([KMGTP])(?:I?B)?|B)", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*(?:\.[0-9]*)?")
+_POWER = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+_UNIT_NS = {
+    "w": 7 * 86_400_000_000_000,
+    "d": 86_400_000_000_000,
+    "h": 3_600_000_000_000,
+    "m": 60_000_000_000,
+    "s": 1_000_000_000,
+    "ms": 1_000_000,
+    "us": 1_000,
+    "ns": 1,
+}
+_PART = r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?(ms|us|ns|w|d|h|m|s) ?"
+_PARTS = re.compile(_PART)
+_DURATION = re.compile(f"(?:{_PART})+")
+_CLOCK = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,6}):([0-9]{2}):([0-9]{2})")
+
+
+def parse_size(text: object) -> int:
+    """Return *text* as bytes. Raises InvalidValue, which says what was probably meant."""
+    if type(text) is str:
+        return _parse_size(text)
+    raise InvalidValue(_not_text(text, "size", _BARE_SIZE))
+
+
+def parse_duration(text: object) -> int:
+    """Return *text* as nanoseconds. Raises InvalidValue, which says what was probably meant."""
+    if type(text) is str:
+        return _parse_duration(text)
+    raise InvalidValue(_not_text(text, "duration", _BARE_DURATION))
+
+
+_BARE_SIZE = (
+    "has no unit, and what a bare number means differs between schedulers (bytes, kB, MB, MiB); "
+    'write "{0}G" for GiB or "{0}M" for MiB'
+)
+_BARE_DURATION = (
+    "has no unit, and what a bare number means differs between schedulers (seconds, minutes); "
+    'write "{0}s" for seconds, "{0}m" for minutes or "{0}h" for hours'
+)
+
+
+def _not_text(value: object, kind: str, bare: str) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = _shorten(str(value)) if abs(value) < 1e18 else "1"
+        return f"{number} {bare.format(number)}"
+    return f"is not a {kind} in quotes"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@lru_cache(maxsize=4096)
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
+    if match is None:
+        raise InvalidValue(_why_no_size(text))
+    whole, fraction, unit = match.groups()
+    factor = 1 << 10 * _POWER[unit.upper() if unit else None]
+    size: int = int(whole) * factor
+    if fraction:
+        size += int(fraction) * factor // 10 ** len(fraction)
+    if size > LARGEST:
+        raise InvalidValue(f'"{_shorten(text)}" is larger than any machine')
+    return size
+
+
+def _why_no_size(text: str) -> str:
+    bare = text.strip()
+    if not bare:
+        return 'is empty; a size is a number and a unit, as in "16G"'
+    if bare.startswith("-"):
+        return f'"{_shorten(bare)}" is negative'
+    if _NUMBER.fullmatch(bare):
+        return f'"{_shorten(bare)}" {_BARE_SIZE.format(_shorten(bare))}'
+    return f'"{_shorten(text)}" is not a size; a size is a number and a unit, K, M, G, T or P, as in "16G"'
+
+
+@lru_cache(maxsize=4096)
+def _parse_duration(text: str) -> int:
+    bare = text.strip() if len(text) <= _LONGEST_TEXT else "?"
+    clock = _CLOCK.fullmatch(bare)
+    if clock is not None:
+        total = _clock_ns(clock, text)
+    elif _DURATION.fullmatch(bare):
+        total = _units_ns(bare)
+    else:
+        raise InvalidValue(_why_no_duration(text))
+    if total > LARGEST:
+        raise InvalidValue(f'"{_shorten(text)}" is longer than 292 years')
+    return total
+
+
+def _clock_ns(clock: re.Match[str], text: str) -> int:
+    days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    if minutes > 59 or seconds > 59:
+        raise InvalidValue(f'"{_shorten(text)}" has more than 59 minutes or seconds')
+    if clock.group(1) is not None and hours > 23:
+        raise InvalidValue(f'"{_shorten(text)}" has more than 23 hours beside its days')
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * _UNIT_NS["s"]
+
+
+def _units_ns(bare: str) -> int:
+    total = 0
+    last = LARGEST
+    for whole, fraction, unit in _PARTS.findall(bare):
+        factor = _UNIT_NS[unit]
+        if factor >= last:
+            raise InvalidValue(f'"{_shorten(bare)}" must name each unit once, the largest first, as in "1h30m"')
+        last = factor
+        total += int(whole) * factor
+        if fraction:
+            total += int(fraction) * factor // 10 ** len(fraction)
+    return total
+
+
+def _why_no_duration(text: str) -> str:
+    bare = text.strip()
+    if not bare:
+        return 'is empty; a duration is a number and a unit, as in "90s" or "1h30m"'
+    if bare.startswith("-"):
+        return f'"{_shorten(bare)}" is negative'
+    if _NUMBER.fullmatch(bare):
+        return f'"{_shorten(bare)}" {_BARE_DURATION.format(_shorten(bare))}'
+    if re.fullmatch(r"[0-9]+:[0-9]+", bare):
+        return f'"{_shorten(bare)}" could be minutes and seconds or hours and minutes; write HH:MM:SS, as in "01:30:00"'
+    if re.fullmatch(r"[0-9]+-[0-9:]+", bare):
+        return f'"{_shorten(bare)}" is not D-HH:MM:SS, as in "1-12:00:00"'
+    return f'"{_shorten(text)}" is not a duration; write "90s", "30m", "2h", "1d", "1h30m", HH:MM:SS or D-HH:MM:SS'
+
+
+def format_size(size_bytes: int) -> str:
+    """Return the shortest text that `parse_size` turns back into exactly *size_bytes*: "16G", "1536M", "0B"."""
+    if size_bytes:
+        for unit in "PTGMK":
+            factor = 1 << 10 * _POWER[unit]
+            if size_bytes % factor == 0:
+                return f"{size_bytes // factor}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_duration(duration_ns: int) -> str:
+    """Return the text that `parse_duration` turns back into exactly *duration_ns*: "1h30m", "500ms", "0s"."""
+    parts = []
+    rest = duration_ns
+    for unit, factor in _UNIT_NS.items():
+        if unit == "w":
+            continue
+        count, rest = divmod(rest, factor)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def show_size(size_bytes: int) -> str:
+    """Return *size_bytes* for people: "24 GiB", "11.2 GiB", "642 MiB". At most one decimal, so not exact."""
+    for unit, name in (("P", "PiB"), ("T", "TiB"), ("G", "GiB"), ("M", "MiB"), ("K", "KiB")):
+        factor = 1 << 10 * _POWER[unit]
+        if abs(size_bytes) >= factor:
+            tenths = size_bytes * 10 // factor
+            whole, tenth = divmod(tenths, 10)
+            return f"{whole}.{tenth} {name}" if tenth and abs(whole) < 100 else f"{whole} {name}"
+    return f"{size_bytes} B"
+
+
+def show_duration(duration_ns: int) -> str:
+    """Return *duration_ns* for people, its two largest units: "1 h 02 m", "3 d 04 h", "45 s", "0.4 s"."""
+    seconds = duration_ns // _UNIT_NS["s"]
+    if seconds < 0:
+        return f"-{show_duration(-duration_ns)}"
+    if seconds >= 86400:
+        return f"{seconds // 86400} d {seconds % 86400 // 3600:02} h"
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02} m"
+    if seconds >= 60:
+        return f"{seconds // 60} m {seconds % 60:02} s"
+    tenths = duration_ns // 100_000_000 % 10
+    return f"{seconds}.{tenths} s" if seconds < 10 and tenths else f"{seconds} s"

@@ -1,0 +1,268 @@
+"""How a run ended, text to value and back: `result.toml` and the lines of `history.jsonl`.
+
+The rules by which both may change from version to version are in `records`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from spool.core.errors import InvalidRecord, cannot
+from spool.core.model import Grant, Request, Result, State
+from spool.formats import toml
+from spool.formats.instants import at_lines, parse_instant, read_at, render_instant
+from spool.formats.records import (
+    NOTHING,
+    grant_lines,
+    grant_of,
+    number_lines,
+    optional,
+    read_keys,
+    required,
+    several,
+    text_lines,
+)
+
+V = TypeVar("V")
+
+_NS_PER_MS = 1_000_000
+
+
+def render_result(result: Result) -> bytes:
+    """Return the text of `result.toml`."""
+    request = result.request
+    lines = [
+        f"job = {toml.quote(result.job)}\nrun = {result.run}\nattempt = {result.attempt}\n"
+        f'outcome = "{result.outcome}"\nreason = {toml.quote(result.reason)}\n',
+        number_lines(("exit_code", result.exit_code)),
+        at_lines("submitted_at", result.submitted_at_ns),
+        at_lines("started_at", result.started_at_ns),
+        at_lines("ended_at", result.ended_at_ns),
+        number_lines(("peak_memory_bytes", result.peak_memory_bytes)),
+        number_lines(("cpu_time_ms", _to_ms(result.cpu_time_ns)), ("cpu_time_ns", result.cpu_time_ns)),
+        number_lines(("requeues", result.requeues or None)),
+        text_lines(("again", result.again)),
+        at_lines("again_at", result.again_at_ns),
+        text_lines(("user", result.user), ("project", result.project), ("group", result.group)),
+        f"tags = [{', '.join(map(toml.quote, result.tags))}]\n" if result.tags else "",
+        text_lines(("executor", result.executor), ("host", result.host)),
+        f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
+        number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
+        text_lines(("gpu_type", request.gpu_type)),
+    ]
+    if result.grant != NOTHING:
+        lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
+    return "".join(lines).encode()
+
+
+def _to_ms(duration_ns: int | None) -> int | None:
+    return None if duration_ns is None else duration_ns // _NS_PER_MS
+
+
+def parse_result(data: bytes) -> Result:
+    """Return what `result.toml` says. Raises InvalidRecord."""
+    keys = read_keys(data, "result")
+    request = keys.get("request")
+    grant = keys.get("grant")
+    cpu_time_ns = optional(keys, "cpu_time_ns", int)
+    cpu_time_ms = optional(keys, "cpu_time_ms", int)
+    if cpu_time_ns is None and cpu_time_ms is not None:
+        cpu_time_ns = cpu_time_ms * _NS_PER_MS
+    return Result(
+        job=required(keys, "job", str, "result"),
+        run=required(keys, "run", int, "result"),
+        attempt=optional(keys, "attempt", int) or 1,
+        outcome=_outcome(required(keys, "outcome", str, "result"), "result"),
+        reason=optional(keys, "reason", str) or "",
+        submitted_at_ns=read_at(keys, "submitted_at"),
+        started_at_ns=read_at(keys, "started_at"),
+        ended_at_ns=read_at(keys, "ended_at"),
+        exit_code=optional(keys, "exit_code", int),
+        peak_memory_bytes=optional(keys, "peak_memory_bytes", int),
+        cpu_time_ns=cpu_time_ns,
+        requeues=optional(keys, "requeues", int) or 0,
+        again=optional(keys, "again", str),
+        again_at_ns=read_at(keys, "again_at"),
+        user=optional(keys, "user", str),
+        project=optional(keys, "project", str),
+        group=optional(keys, "group", str),
+        tags=several(keys, "tags", str),
+        request=_request_of(request) if isinstance(request, dict) else Request(),
+        grant=grant_of(grant) if isinstance(grant, dict) else NOTHING,
+        executor=optional(keys, "executor", str),
+        host=optional(keys, "host", str),
+    )
+
+
+def _request_of(keys: dict[str, object]) -> Request:
+    cpus = optional(keys, "cpus", int)
+    return Request(
+        cpus=1 if cpus is None else cpus,
+        memory_bytes=optional(keys, "memory_bytes", int),
+        gpus=optional(keys, "gpus", int) or 0,
+        gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
+        gpu_type=optional(keys, "gpu_type", str),
+    )
+
+
+def _outcome(word: str, record: str) -> State:
+    try:
+        state = State(word)
+    except ValueError:
+        state = State.INVALID
+    if not state.ended:
+        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} is no outcome"))
+    return state
+
+
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of `history.jsonl`: all that accounting needs of one ended run, flat. What is unknown is absent."""
+
+    job: str
+    run: int
+    attempt: int = 1
+    outcome: str
+    reason: str = ""
+    submitted_at: str | UnsetType = UNSET  # RFC 3339 in UTC, with all nine digits: exact
+    started_at: str | UnsetType = UNSET  # absent: it never started
+    ended_at: str | UnsetType = UNSET
+    exit_code: int | UnsetType = UNSET
+    signal: int | UnsetType = UNSET  # exit_code - 128, where that is a signal's number
+    user: str | UnsetType = UNSET
+    project: str | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    tags: tuple[str, ...] = ()
+    cpus: int = 1  # what was asked for
+    memory_bytes: int | UnsetType = UNSET
+    gpus: int = 0
+    gpu_memory_bytes: int | UnsetType = UNSET
+    gpu_type: str | UnsetType = UNSET
+    granted_cpus: int = 0  # what was given
+    granted_memory_bytes: int | UnsetType = UNSET
+    granted_gpu_memory_bytes: int | UnsetType = UNSET
+    gpu_uuids: tuple[str, ...] = ()
+    gpu_indices: tuple[int, ...] = ()
+    peak_memory_bytes: int | UnsetType = UNSET
+    cpu_time_ms: int | UnsetType = UNSET
+    requeues: int = 0
+    again: str | UnsetType = UNSET
+    again_at: str | UnsetType = UNSET
+    executor: str | UnsetType = UNSET
+    host: str | UnsetType = UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(HistoryLine).decode
+
+
+def render_history(result: Result) -> bytes:
+    """Return the line of `history.jsonl` for *result*, newline included. CPU time is to the millisecond."""
+    request, grant = result.request, result.grant
+    line = HistoryLine(
+        job=result.job,
+        run=result.run,
+        attempt=result.attempt,
+        outcome=result.outcome.value,
+        reason=_clean(result.reason),
+        submitted_at=_at(result.submitted_at_ns),
+        started_at=_at(result.started_at_ns),
+        ended_at=_at(result.ended_at_ns),
+        exit_code=_known(result.exit_code),
+        signal=UNSET if result.exit_code is None or not 128 < result.exit_code <= 192 else result.exit_code - 128,
+        user=_known(result.user),
+        project=_known(result.project),
+        group=_known(result.group),
+        tags=result.tags,
+        cpus=request.cpus,
+        memory_bytes=_known(request.memory_bytes),
+        gpus=request.gpus,
+        gpu_memory_bytes=_known(request.gpu_memory_bytes),
+        gpu_type=_known(request.gpu_type),
+        granted_cpus=grant.cpus,
+        granted_memory_bytes=_known(grant.memory_bytes),
+        granted_gpu_memory_bytes=_known(grant.gpu_memory_bytes),
+        gpu_uuids=grant.gpu_uuids,
+        gpu_indices=grant.gpu_indices,
+        peak_memory_bytes=_known(result.peak_memory_bytes),
+        cpu_time_ms=_known(_to_ms(result.cpu_time_ns)),
+        requeues=result.requeues,
+        again=_known(result.again),
+        again_at=_at(result.again_at_ns),
+        executor=_known(result.executor),
+        host=_known(result.host),
+    )
+    return _encode(line) + b"\n"
+
+
+def _clean(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _known(value: V | None) -> V | UnsetType:
+    return UNSET if value is None else value
+
+
+def _at(at_ns: int | None) -> str | UnsetType:
+    return UNSET if at_ns is None else render_instant(at_ns)
+
+
+def _set(value: V | UnsetType) -> V | None:
+    return None if value is UNSET else value
+
+
+def _instant(text: str | UnsetType) -> int | None:
+    return None if text is UNSET else parse_instant(text)
+
+
+def parse_history_line(data: bytes) -> Result:
+    """Return what one line of `history.jsonl` says. Raises InvalidRecord, also for a line that is torn."""
+    try:
+        line = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRecord(cannot("understand", "a line of the history", str(error))) from None
+    return Result(
+        job=line.job,
+        run=line.run,
+        attempt=line.attempt,
+        outcome=_outcome(line.outcome, "history"),
+        reason=line.reason,
+        submitted_at_ns=_instant(line.submitted_at),
+        started_at_ns=_instant(line.started_at),
+        ended_at_ns=_instant(line.ended_at),
+        exit_code=_set(line.exit_code),
+        peak_memory_bytes=_set(line.peak_memory_bytes),
+        cpu_time_ns=None if line.cpu_time_ms is UNSET else line.cpu_time_ms * _NS_PER_MS,
+        requeues=line.requeues,
+        again=_set(line.again),
+        again_at_ns=_instant(line.again_at),
+        user=_set(line.user),
+        project=_set(line.project),
+        group=_set(line.group),
+        tags=line.tags,
+        request=Request(
+            line.cpus, _set(line.memory_bytes), line.gpus, _set(line.gpu_memory_bytes), _set(line.gpu_type)
+        ),
+        grant=Grant(
+            line.granted_cpus,
+            _set(line.granted_memory_bytes),
+            line.gpu_uuids,
+            line.gpu_indices,
+            _set(line.granted_gpu_memory_bytes),
+        ),
+        executor=_set(line.executor),
+        host=_set(line.host),
+    )
+
+
+def read_history(data: bytes) -> Iterator[Result]:
+    """Yield each run of a history. Passes over what cannot be understood: torn by a crash, of a later version."""
+    for line in data.split(b"\n"):
+        if line:
+            try:
+                yield parse_history_line(line)
+            except InvalidRecord:
+                continue

@@ -1,0 +1,265 @@
+"""Job files: text to `Spec`, and back to text. The keys are described in `jobkeys`, single values in `jobvalues`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from sys import intern
+from typing import Any
+
+from msgspec import UNSET
+
+from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem
+from spool.core.model import ArraySpec, ArrayTask, Dependencies, Notify, Request, Retry, Spec, WarningSignal
+from spool.core.names import MAX_NAME_LENGTH
+from spool.core.units import parse_duration, parse_size
+from spool.formats import jobvalues as values
+from spool.formats import toml
+from spool.formats.checking import Problems, convert
+from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
+from spool.formats.jobvalues import Matrix
+from spool.formats.lines import Path
+
+_PLAIN_REQUEST = Request()
+_PLAIN_RETRY = Retry()
+
+# Many jobs ask for the same: one value then serves them all.
+_request = lru_cache(maxsize=4096)(Request)
+
+
+def parse(data: bytes, *, name: str) -> Spec:
+    """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem."""
+    what = f"job {name}"
+    try:
+        document = toml.read(data, what)
+    except InvalidFile as error:
+        raise InvalidJob(what, error.problems) from None
+    problems = Problems()
+    raw = convert(document, JobFile, problems)
+    spec = _spec(raw, name, problems)
+    if problems:
+        raise InvalidJob(what, problems.listed(toml.decode(data, what)))
+    return spec
+
+
+def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
+    """Return *keys* as a job file; *schema*, an address, becomes the `#:schema` comment that editors understand.
+
+    Raises InvalidValue for a text that UTF-8 cannot hold.
+    """
+    head = f"#:schema {schema}\n".encode() if schema else b""
+    try:
+        return head + toml.write(keys)
+    except UnicodeEncodeError as error:
+        foreign = error.object[error.start : error.end]
+        raise InvalidValue(f"a job file is UTF-8 and cannot hold {foreign!a}") from None
+
+
+def render_errors(name: str, problems: Sequence[Problem]) -> str:
+    """Return the text of `NAME.toml.error`: what is wrong with the job file, in which key and on which line."""
+    head = f"The job {name} cannot run: its file has {len(problems)} problem{'s' if len(problems) != 1 else ''}.\n"
+    tail = "This file goes away when the job file is mended or removed.\n"
+    return head + "".join(f"- {_one_line(problem.message)}\n" for problem in problems) + tail
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _spec(raw: JobFile, name: str, problems: Problems) -> Spec:
+    """Return *raw* with every value understood; what cannot be is noted in *problems* and left at its default."""
+    check = problems.value
+    time_limit = _amount(raw.time_limit, "time_limit", parse_duration, problems)
+    timeout = None
+    if raw.scheduling_timeout is not UNSET:
+        timeout = check(("scheduling_timeout",), parse_duration, raw.scheduling_timeout, 0) or None
+    start_after, start_delay = None, None
+    if raw.start_after is not UNSET:
+        start_after, start_delay = check(("start_after",), values.moment_or_delay, raw.start_after, (None, None))
+    if raw.on_dependency_failure != "cancel":
+        check(("on_dependency_failure",), _on_dependency_failure, raw.on_dependency_failure, "cancel")
+    if raw.executor is not UNSET:
+        check(("executor",), _executor, raw.executor, "")
+    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), values.array, raw.array, None)
+    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), values.matrix, raw.matrix, ())
+    _check_together(raw, array, matrix, name, problems)
+    return Spec(
+        command=check(("command",), values.command, raw.command, ""),
+        shell="/bin/sh" if raw.shell == "/bin/sh" else intern(check(("shell",), values.shell, raw.shell, "")),
+        workdir=None if raw.workdir is UNSET else intern(check(("workdir",), values.workdir, raw.workdir, "")),
+        env=_env(raw.env, problems) if raw.env else (),
+        request=_wanted(raw, problems),
+        time_limit_ns=time_limit,
+        signal=None if raw.signal is UNSET else _signal(raw.signal, raw, time_limit, problems),
+        kill_grace_ns=check(("kill_grace",), parse_duration, raw.kill_grace, 0),
+        priority=raw.priority,
+        depends_on=None if raw.depends_on is UNSET else _dependencies(raw.depends_on, raw, name, problems),
+        cancel_on_dependency_failure=raw.on_dependency_failure == "cancel",
+        start_after_ns=start_after,
+        start_delay_ns=start_delay,
+        scheduling_timeout_ns=timeout,
+        group=None if raw.group is UNSET else intern(check(("group",), values.label, raw.group, "")),
+        group_limit=None if raw.group_limit is UNSET else raw.group_limit,
+        array=array,
+        matrix=matrix,
+        max_running=None if raw.max_running is UNSET else raw.max_running,
+        task=None if raw.task is UNSET else _task(raw.task, problems),
+        retry=_PLAIN_RETRY if raw.retry is UNSET else _retry(raw.retry, problems),
+        requeue=raw.requeue,
+        stdout=None if raw.stdout is UNSET else _output("stdout", raw.stdout, raw, problems),
+        stderr=None if raw.stderr is UNSET else _output("stderr", raw.stderr, raw, problems),
+        prolog=None if raw.prolog is UNSET else intern(raw.prolog),
+        epilog=None if raw.epilog is UNSET else intern(raw.epilog),
+        executor=None if raw.executor is UNSET else raw.executor,
+        project=None if raw.project is UNSET else intern(check(("project",), values.label, raw.project, "")),
+        tags=_tags(raw.tags, problems) if raw.tags else (),
+        comment=None if raw.comment is UNSET else raw.comment,
+        notify=None if raw.notify is UNSET else _notify(raw.notify, problems),
+    )
+
+
+def _on_dependency_failure(value: str) -> str:
+    return values.one_of(value, ("cancel", "wait"))
+
+
+def _executor(value: str) -> str:
+    return values.one_of(value, values.EXECUTORS)
+
+
+def _tags(tags: tuple[str, ...], problems: Problems) -> tuple[str, ...]:
+    return tuple(intern(problems.value(("tags", at), values.label, tag, "")) for at, tag in enumerate(tags))
+
+
+def _amount(text: Any, key: str, parse_unit: Callable[[object], int], problems: Problems) -> int | None:
+    """Return a size or duration that must be more than nothing; None where the key is absent."""
+    if text is UNSET:
+        return None
+    return problems.value((key,), lambda value: values.positive(parse_unit(value), value), text, None)
+
+
+def _wanted(raw: JobFile, problems: Problems) -> Request:
+    if raw.gpu_memory is not UNSET and raw.gpus == 0:
+        problems.add(("gpu_memory",), 'needs "gpus": it is the memory of each GPU')
+    if raw.gpu_type is not UNSET and raw.gpus == 0:
+        problems.add(("gpu_type",), 'needs "gpus"')
+    memory = _amount(raw.memory, "memory", parse_size, problems)
+    if memory is None and raw.gpus == 0 and raw.cpus == 1:
+        return _PLAIN_REQUEST
+    gpu_type = None if raw.gpu_type is UNSET or raw.gpu_type == "auto" else raw.gpu_type
+    return _request(raw.cpus, memory, raw.gpus, _amount(raw.gpu_memory, "gpu_memory", parse_size, problems), gpu_type)
+
+
+def _env(env: dict[str, str], problems: Problems) -> tuple[tuple[str, str], ...]:
+    for key, value in env.items():
+        try:
+            values.variable(key, value)
+        except InvalidValue as error:
+            problems.add(("env", key), str(error))
+    return tuple((intern(key), value) for key, value in env.items())
+
+
+def _signal(text: str, raw: JobFile, time_limit: int | None, problems: Problems) -> WarningSignal | None:
+    warning = problems.value(("signal",), values.warning_signal, text, None)
+    if raw.time_limit is UNSET:
+        problems.add(("signal",), 'needs "time_limit": it is a warning before that')
+    elif warning is not None and time_limit is not None and warning.before_ns >= time_limit:
+        problems.add(("signal",), f"{toml.show(text)} would come before the run begins, for it may not last that long")
+    return warning
+
+
+def _names(listed: Names, path: Path, name: str, problems: Problems) -> tuple[str, ...]:
+    alone = isinstance(listed, str)
+    names: dict[str, None] = {}
+    for at, other in enumerate((listed,) if isinstance(listed, str) else listed):
+        where = path if alone else (*path, at)
+        if other == name:
+            problems.add(where, f"{toml.show(other)} is this job itself, which would wait for ever")
+        names[intern(problems.value(where, values.job_name, other, ""))] = None
+    return tuple(names)
+
+
+def _dependencies(stated: Names | DependsOn, raw: JobFile, name: str, problems: Problems) -> Dependencies | None:
+    if not isinstance(stated, DependsOn):
+        names = _names(stated, ("depends_on",), name, problems)
+        return Dependencies(all=names) if names else None
+    each = None
+    if stated.each is not UNSET:
+        each = problems.value(("depends_on", "each"), values.job_name, stated.each, "")
+        if raw.array is UNSET and raw.matrix is UNSET and raw.task is UNSET:
+            problems.add(("depends_on", "each"), "pairs the tasks of two arrays, and this job is none")
+    found = Dependencies(
+        all=_names(stated.all, ("depends_on", "all"), name, problems),
+        any=_names(stated.any, ("depends_on", "any"), name, problems),
+        ended=_names(stated.ended, ("depends_on", "ended"), name, problems),
+        failed=_names(stated.failed, ("depends_on", "failed"), name, problems),
+        each=each,
+    )
+    return found if found.names() else None
+
+
+def _retry(table: RetryTable, problems: Problems) -> Retry:
+    def duration(key: str, text: str) -> int:
+        return problems.value(("retry", key), parse_duration, text, 0)
+
+    retry = Retry(
+        max=table.max,
+        delay_ns=duration("delay", table.delay),
+        backoff=table.backoff,
+        max_delay_ns=duration("max_delay", table.max_delay),
+        on=problems.value(("retry", "on"), values.retry_on, table.on, frozenset()),
+    )
+    return _shared_retry(retry)
+
+
+@lru_cache(maxsize=1024)
+def _shared_retry(retry: Retry) -> Retry:
+    return retry
+
+
+def _task(table: TaskTable, problems: Problems) -> ArrayTask:
+    array = problems.value(("task", "array"), values.job_name, table.array, "")
+    return ArrayTask(intern(array), table.index, None if table.max_running is UNSET else table.max_running)
+
+
+def _output(key: str, path: str, raw: JobFile, problems: Problems) -> str:
+    if re.search(r"(?<!%)(?:%%)*%a", path) and raw.array is UNSET and raw.matrix is UNSET and raw.task is UNSET:
+        problems.add((key,), f"{toml.show(path)} has %a, and this job is of no array")
+    return problems.value((key,), values.output_path, path, "")
+
+
+def _notify(stated: Names | NotifyTable, problems: Problems) -> Notify:
+    table = stated if isinstance(stated, NotifyTable) else NotifyTable(to=stated)
+    to = (table.to,) if isinstance(table.to, str) else table.to
+    on = (table.on,) if isinstance(table.on, str) else table.on
+    if not to or not all(address.strip() for address in to):
+        problems.add(("notify",), 'needs "to": where the messages go')
+    for event in on:
+        problems.value(("notify", "on"), lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
+    return Notify(to, on)
+
+
+def _check_together(raw: JobFile, array: ArraySpec | None, matrix: Matrix, name: str, problems: Problems) -> None:
+    """Check the keys that need or exclude each other."""
+    if raw.group_limit is not UNSET and raw.group is UNSET:
+        problems.add(("group_limit",), 'needs "group"')
+    if raw.array is UNSET and raw.matrix is UNSET:
+        if raw.max_running is not UNSET:
+            problems.add(("max_running",), 'needs "array" or "matrix"; to limit several jobs together use "group"')
+        return
+    if raw.array is not UNSET and raw.matrix is not UNSET:
+        problems.add(("array",), 'cannot stand beside "matrix"; write the indices as one more list of the matrix')
+    if raw.task is not UNSET:
+        problems.add(("task",), "is written by spool into the files of single tasks, which are no arrays themselves")
+    if array is not None and array.max_running is not None and raw.max_running not in (UNSET, array.max_running):
+        problems.add(("max_running",), f'says {raw.max_running}, and "array" says {array.max_running}')
+    last = array.indices[-1] if array is not None else 1
+    if matrix:
+        last = 0
+        for _, choices in matrix:
+            last = (last + 1) * len(choices) - 1
+    if len(f"{name}_{last}") > MAX_NAME_LENGTH:
+        problems.add(
+            ("array" if raw.matrix is UNSET else "matrix",),
+            f"the tasks' names ({name}_{last}) would be longer than {MAX_NAME_LENGTH} characters; rename the file",
+        )

@@ -1,0 +1,233 @@
+"""The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `status`, `grant.toml`.
+
+The one-line records are whole only when they end with a newline. One that does not is not there yet, and reads as
+None, like one that is missing. One that is whole and says nothing that can be understood raises InvalidRecord: it is
+evidence of something, and nobody may take it for evidence of nothing.
+
+How the records may change from one version to the next, for these and for `ends`:
+
+* A reader takes what it knows and passes over what it does not: later fields of a line, unknown keys.
+* A field is added with a meaning for "absent" that is true of the older writers, and is never made required.
+* A field never changes its meaning or its unit; another meaning gets another name.
+* A word that a reader does not know (an outcome, a kind of stop) is an InvalidRecord, not a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from spool.core.errors import InvalidFile, InvalidRecord, cannot
+from spool.core.model import Grant, Jid, State, Stop, StopKind
+from spool.formats import toml
+from spool.formats.instants import at_lines, read_at
+
+T = TypeVar("T")
+
+NOTHING = Grant()
+"""The grant of a run that never started."""
+
+_JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: .*)?")
+_RC = re.compile(r"[0-9]{1,3}")
+
+
+def _line(data: bytes, record: str) -> str | None:
+    """Return the first line of a record, None while it is not whole."""
+    end = data.find(b"\n")
+    if end < 0:
+        return None
+    try:
+        return data[:end].decode()
+    except UnicodeDecodeError:
+        raise _senseless(record, data) from None
+
+
+def _senseless(record: str, data: bytes) -> InvalidRecord:
+    return InvalidRecord(cannot("understand", f"a {record} record", f"it reads {data[:80]!r}"))
+
+
+def _word(text: str) -> str:
+    """Return *text* as one word of a line: no white space inside, never empty."""
+    return "_".join(text.split()) or "-"
+
+
+def render_jid(jid: Jid) -> bytes:
+    """Return `PID START_TICKS BOOT_ID PID_NAMESPACE HOST` and a newline; an empty field is `-`."""
+    words = (_word(jid.boot_id), _word(jid.pid_namespace), _word(jid.host))
+    return f"{jid.pid} {jid.start_ticks} {' '.join(words)}\n".encode(errors="replace")
+
+
+def parse_jid(data: bytes) -> Jid | None:
+    """Return the identity of a wrapper, None while the record is not whole. Raises InvalidRecord."""
+    line = _line(data, "jid")
+    if line is None:
+        return None
+    match = _JID.fullmatch(line)
+    if match is None:
+        raise _senseless("jid", data)
+    pid, ticks, boot_id, namespace, host = match.groups()
+    return Jid(int(pid), int(ticks), boot_id, namespace, host)
+
+
+def render_rc(code: int) -> bytes:
+    """Return an exit code, 0-255, and a newline."""
+    return f"{code}\n".encode()
+
+
+def parse_rc(data: bytes) -> int | None:
+    """Return an exit code, 128+n for signal n; None while the record is not whole. Raises InvalidRecord."""
+    line = _line(data, "rc")
+    if line is None:
+        return None
+    if _RC.fullmatch(line) is None or int(line) > 255:
+        raise _senseless("rc", data)
+    return int(line)
+
+
+def render_stop(stop: Stop) -> bytes:
+    """Return `KIND BY AT_NS REASON` and a newline. The reason is put on one line."""
+    reason = " ".join(stop.reason.split())
+    return f"{stop.kind} {_word(stop.by)} {stop.at_ns}{' ' if reason else ''}{reason}\n".encode(errors="replace")
+
+
+def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
+    """Return why and by whom a run is stopped, None while the record is not whole. Raises InvalidRecord.
+
+    People may write one by hand, `echo cancel > stop`: then *at_ns* (the file's time) is when, and nobody knows who.
+    """
+    line = _line(data, "stop")
+    if line is None:
+        return None
+    kind, *rest = line.split(" ", 3)
+    try:
+        known = StopKind(kind)
+    except ValueError:
+        raise _senseless("stop", data) from None
+    by = rest[0] if rest else "-"
+    if len(rest) > 1 and re.fullmatch(r"[0-9]{1,19}", rest[1]):
+        return Stop(known, by, int(rest[1]), rest[2] if len(rest) > 2 else "")
+    return Stop(known, by, at_ns, " ".join(rest[1:]))
+
+
+def render_status(state: State) -> bytes:
+    """Return the state's word and a newline."""
+    return f"{state}\n".encode()
+
+
+def parse_status(data: bytes) -> State | None:
+    """Return the state of a `status` file, None while it is not whole or for a word that is unknown.
+
+    Nothing may decide by it: it is for people.
+    """
+    word = data.partition(b"\n")[0] if b"\n" in data else b""
+    try:
+        return State(word.decode())
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecord:
+    """What `grant.toml` says: what a run was given, and what is needed to settle it after a restart."""
+
+    job: str
+    run: int
+    attempt: int = 1
+    requeues: int = 0
+    executor: str = "process"
+    grant: Grant = NOTHING
+    user: str | None = None
+    submitted_at_ns: int | None = None
+    granted_at_ns: int | None = None
+    host: str | None = None
+
+
+def render_grant(record: GrantRecord) -> bytes:
+    """Return the text of `grant.toml`."""
+    grant = record.grant
+    lines = [
+        f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
+        f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
+        text_lines(("user", record.user), ("host", record.host)),
+        at_lines("submitted_at", record.submitted_at_ns),
+        at_lines("granted_at", record.granted_at_ns),
+        grant_lines(grant),
+    ]
+    return "".join(lines).encode()
+
+
+def parse_grant(data: bytes) -> GrantRecord:
+    """Return what `grant.toml` says. Raises InvalidRecord."""
+    keys = read_keys(data, "grant")
+    return GrantRecord(
+        job=required(keys, "job", str, "grant"),
+        run=required(keys, "run", int, "grant"),
+        attempt=optional(keys, "attempt", int) or 1,
+        requeues=optional(keys, "requeues", int) or 0,
+        executor=optional(keys, "executor", str) or "process",
+        grant=grant_of(keys),
+        user=optional(keys, "user", str),
+        submitted_at_ns=read_at(keys, "submitted_at"),
+        granted_at_ns=read_at(keys, "granted_at"),
+        host=optional(keys, "host", str),
+    )
+
+
+def text_lines(*pairs: tuple[str, str | None]) -> str:
+    """Return a TOML line for each pair whose value is known."""
+    return "".join(f"{key} = {toml.quote(value)}\n" for key, value in pairs if value is not None)
+
+
+def number_lines(*pairs: tuple[str, int | None]) -> str:
+    """Return a TOML line for each pair whose value is known."""
+    return "".join(f"{key} = {value}\n" for key, value in pairs if value is not None)
+
+
+def grant_lines(grant: Grant) -> str:
+    """Return the keys of a grant, as they stand in `grant.toml` and in the table `[grant]` of `result.toml`."""
+    lines = f"cpus = {grant.cpus}\n" + number_lines(("memory_bytes", grant.memory_bytes))
+    if grant.gpu_uuids or grant.gpu_indices:
+        lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
+        lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
+        lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes))
+    return lines
+
+
+def grant_of(keys: dict[str, Any]) -> Grant:
+    """Return the grant that `grant_lines` wrote."""
+    return Grant(
+        cpus=optional(keys, "cpus", int) or 0,
+        memory_bytes=optional(keys, "memory_bytes", int),
+        gpu_uuids=several(keys, "gpu_uuids", str),
+        gpu_indices=several(keys, "gpu_indices", int),
+        gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
+    )
+
+
+def read_keys(data: bytes, record: str) -> dict[str, Any]:
+    """Return the keys of a TOML record. Raises InvalidRecord."""
+    try:
+        return toml.read(data, f"a {record} record")
+    except InvalidFile as error:
+        raise InvalidRecord(cannot("understand", f"a {record} record", error.problems[0].message)) from None
+
+
+def required(keys: dict[str, Any], key: str, kind: type[T], record: str) -> T:
+    """Return the value of *key*. Raises InvalidRecord if it is missing or of another type."""
+    value = optional(keys, key, kind)
+    if value is None:
+        raise InvalidRecord(cannot("understand", f"a {record} record", f'"{key}" is missing or of another type'))
+    return value
+
+
+def optional(keys: dict[str, Any], key: str, kind: type[T]) -> T | None:
+    """Return the value of *key* if it is there and of that type."""
+    value = keys.get(key)
+    return value if type(value) is kind else None
+
+
+def several(keys: dict[str, Any], key: str, kind: type[T]) -> tuple[T, ...]:
+    """Return the list of *key*, empty if it is not there, without elements of another type."""
+    value = keys.get(key)
+    return tuple(element for element in value if type(element) is kind) if isinstance(value, list) else ()
