@@ -74,14 +74,14 @@ def prove(evidence: Evidence) -> Proof:
     match evidence.liveness:
         case Liveness.VOID:  # row 2
             return Proof(Verdict.VOID)
-        case Liveness.ELSEWHERE:  # row 3
-            return Proof(Verdict.UNREACHABLE)
+        case Liveness.ELSEWHERE:  # row 3; with an rc, the last thing a wrapper writes, the rows from 9 on
+            return Proof(Verdict.UNREACHABLE) if evidence.rc is None else Proof(Verdict.ENDED, *_outcome(evidence))
         case Liveness.ALIVE:  # rows 4 and 5
             return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
         case Liveness.ABSENT:  # rows 6 and 7
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
         case Liveness.GONE | Liveness.REBOOTED:
-            if evidence.remains:  # row 8
+            if evidence.remains and evidence.liveness is Liveness.GONE:  # row 8
                 return Proof(Verdict.STOPPING)
             return Proof(Verdict.ENDED, *_outcome(evidence))
         case _:  # pragma: no cover

@@ -28,6 +28,9 @@ T = TypeVar("T")
 NOTHING = Grant()
 """The grant of a run that never started."""
 
+VOID_JID = b"void\n"
+"""What a dispatcher writes as the `jid` of a run that it settles: it never started and never will."""
+
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: .*)?")
 _RC = re.compile(r"[0-9]{1,3}")
 
@@ -141,6 +144,8 @@ class GrantRecord:
     submitted_at_ns: int | None = None
     granted_at_ns: int | None = None
     host: str | None = None
+    boot_id: str | None = None  # of the boot in which the run was started
+    inode: int | None = None  # of the job file that was claimed
 
 
 def render_grant(record: GrantRecord) -> bytes:
@@ -149,7 +154,8 @@ def render_grant(record: GrantRecord) -> bytes:
     lines = [
         f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
         f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
-        text_lines(("user", record.user), ("host", record.host)),
+        text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
+        number_lines(("inode", record.inode)),
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
         grant_lines(grant),
@@ -171,6 +177,8 @@ def parse_grant(data: bytes) -> GrantRecord:
         submitted_at_ns=read_at(keys, "submitted_at"),
         granted_at_ns=read_at(keys, "granted_at"),
         host=optional(keys, "host", str),
+        boot_id=optional(keys, "boot_id", str),
+        inode=optional(keys, "inode", int),
     )
 
 

@@ -1,0 +1,140 @@
+"""A spool as its one dispatcher changes it. Holding the lock is a type: only this class has methods that change."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec.json
+
+from spool.core import layout
+from spool.formats import records
+from spool.store.disk import Disk
+from spool.store.lock import hold
+from spool.store.spool import Spool, read_bytes
+from spool.store.whole import Seen
+
+if TYPE_CHECKING:
+    from filelock import UnixFileLock
+
+    from spool.core.model import Stop
+
+
+class LockedSpool(Spool):
+    """The spool of a live dispatcher. `lock` is held until the process ends."""
+
+    def __init__(self, root: str, disk: Disk | None = None, *, wait_s: float = 1.0) -> None:
+        super().__init__(root)
+        self._lock: UnixFileLock | None = hold(self.layout.at(layout.LOCK), wait_s)
+        self.disk = disk if disk is not None else Disk(self.layout.at(layout.STAGING))
+        self._last_runs = self._read_last_runs()
+        self._staged = 0
+
+    def release(self) -> None:
+        """Let go of the lock; the object is of no use afterwards."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # Starting: each method is one step of the protocol in docs/FORMAT.md 5.
+
+    def next_run(self, name: str) -> int:
+        """Return the number of the next run of job *name*, and see to it that its directory exists."""
+        if self.disk.ensure_directory(self.layout.runs(name)):
+            return self._last_runs.get(name, 0) + 1
+        return max(self.runs(name), default=self._last_runs.get(name, 0)) + 1
+
+    def publish_metadir(self, name: str, run: int, files: dict[str, bytes]) -> None:
+        """Step 1: make the metadir of a run appear whole, by one rename."""
+        self._staged += 1
+        staged = f"{self.disk.staging}/{os.getpid()}.run.{self._staged}"
+        self.disk.mkdir(staged)
+        for record, data in files.items():
+            self.disk.create(f"{staged}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
+        self.disk.rename(staged, self.layout.metadir(name, run))
+
+    def claim(self, name: str, inode: int, mtime_ns: int, size: int) -> bool:
+        """Step 2: move the job file to `running/`. This commits the start.
+
+        False if the file is no longer the one that was parsed, or a file of that name lies in `running/`; then
+        nothing has changed.
+        """
+        queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
+        try:
+            self.disk.link(queued, running)
+        except (FileNotFoundError, FileExistsError):
+            return False
+        status = os.lstat(running)
+        if (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size):
+            self.disk.discard(running)
+            return False
+        self.disk.discard(queued)
+        return True
+
+    def withdraw(self, name: str, run: int) -> None:
+        """Take back a metadir whose job could not be claimed; its number is not used again."""
+        self.take_jid(name, run)
+
+    def take_jid(self, name: str, run: int) -> bool:
+        """Settle a run whose wrapper has not spoken: take its `jid`. True: it never started and never will."""
+        try:
+            self.disk.create(self.layout.record(name, run, layout.JID), records.VOID_JID)
+        except FileExistsError:
+            return False
+        return True
+
+    # Stopping and ending.
+
+    def order_stop(self, name: str, run: int, stop: Stop) -> bool:
+        """Record that a run is to be stopped; False if somebody has ordered that before."""
+        try:
+            self.disk.publish(self.layout.record(name, run, layout.STOP), records.render_stop(stop))
+        except FileExistsError:
+            return False
+        return True
+
+    def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Write one record of a run; it appears whole."""
+        self.disk.put(self.layout.record(name, run, record), data)
+
+    def file_away(self, name: str, place: str, text: bytes | None) -> None:
+        """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
+
+        If the file is gone (its deletion was what cancelled the job) the record is made from *text*.
+        """
+        done = self.layout.job_file(layout.DONE, name)
+        try:
+            self.disk.rename(self.layout.job_file(place, name), done)
+        except FileNotFoundError:
+            if text is not None:
+                self.disk.put(done, text)
+
+    def put_back(self, name: str, place: str) -> bool:
+        """Move a job file from `running/` to *place* without replacing a newer one of that name."""
+        try:
+            self.disk.move(self.layout.job_file(layout.RUNNING, name), self.layout.job_file(place, name))
+        except (FileExistsError, FileNotFoundError):
+            return False
+        return True
+
+    # Telling users what is wrong with a file.
+
+    def complain(self, path: str, text: str) -> None:
+        """Write *text* to the `.error` file *path*, unless it says so already."""
+        data = text.encode()
+        if read_bytes(path) != data:
+            self.disk.put(path, data)
+
+    # Numbers that outlive the metadirs that `spool gc` removed.
+
+    def _read_last_runs(self) -> dict[str, int]:
+        data = read_bytes(self.layout.at(layout.LAST_RUNS), 1 << 28)
+        try:
+            return msgspec.json.decode(data, type=dict[str, int]) if data else {}
+        except msgspec.DecodeError:
+            return {}
+
+
+def identity(seen: Seen) -> tuple[int, int, int]:
+    """Return what tells one version of a file from another."""
+    return seen.inode, seen.mtime_ns, seen.size

@@ -1,0 +1,129 @@
+"""The two logs of a dispatcher, `.journal` and `history.jsonl`, and when what they say is on the disk.
+
+Appending puts a line out of reach of a crash of the dispatcher; only a sync puts it out of reach of a power cut.
+By default syncs are grouped: a thread of this module's own makes them, so that none stands in the way of the next
+start, and no line waits for longer than GROUP_S. What must be on the disk first asks for :meth:`Logs.sync`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from spool.core import layout
+from spool.formats import journal
+from spool.store.disk import open_log
+from spool.store.locked import LockedSpool
+from spool.store.spool import read_bytes
+
+GROUP_S = 0.04  # with the sync itself, 50 ms
+_COMPACT_LINES = 20_000
+
+
+class Logs:
+    """Appends to the logs of a locked spool. Call from one thread."""
+
+    def __init__(self, spool: LockedSpool, *, strict: bool = False) -> None:
+        self._spool = spool
+        self._disk = spool.disk
+        self.strict = strict
+        self._history = open_log(spool.layout.at(layout.HISTORY))
+        self._journal = open_log(spool.layout.at(layout.JOURNAL))
+        self._lines = 0
+        self._dirty = threading.Event()
+        self._closing = threading.Event()
+        self._mutex = threading.Lock()  # the journal's descriptor changes when it is compacted
+        self._mend(self._history)
+        self._mend(self._journal)
+        self._thread: threading.Thread | None = None
+        self.problem: OSError | None = None  # why the last grouped sync failed
+
+    def read_journal(self) -> list[journal.Line]:
+        """Return all that the journal says."""
+        lines = list(journal.parse(read_bytes(self._spool.layout.at(layout.JOURNAL), 1 << 31) or b""))
+        self._lines = len(lines)
+        return lines
+
+    def remember(self, lines: Iterable[journal.Line]) -> None:
+        """Append *lines* to the journal."""
+        data = journal.render(lines)
+        if data:
+            self._disk.append(self._journal, data)
+            self._lines += data.count(b"\n")
+            self._changed()
+
+    def account(self, lines: bytes) -> None:
+        """Append whole lines to the history."""
+        if lines:
+            self._disk.append(self._history, lines)
+            self._changed()
+
+    def sync(self) -> None:
+        """Wait until every line is on the disk."""
+        with self._mutex:
+            self._disk.sync_log(self._journal)
+            self._disk.sync_log(self._history)
+
+    @property
+    def long(self) -> bool:
+        """Whether the journal is worth compacting."""
+        return self._lines > _COMPACT_LINES
+
+    def compact(self, lines: list[journal.Line]) -> None:
+        """Replace the journal by *lines*, what is still worth remembering.
+
+        What is forgotten must be on the disk in another form first: the names in the state directories.
+        """
+        places = [self._spool.layout.at(place) for place in (*layout.PLACES, layout.JOBS)]
+        self._disk.sync_directories(places)
+        path = self._spool.layout.at(layout.JOURNAL)
+        self._disk.put(path, journal.render(lines), durable=True)
+        with self._mutex:
+            os.close(self._journal)
+            self._journal = open_log(path)
+        # Twice what is live may gather before the next time: the cost stays in proportion to the work.
+        self._lines = -len(lines)
+
+    def close(self) -> None:
+        """Sync and close both logs."""
+        self._closing.set()
+        self._dirty.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.sync()
+        os.close(self._journal)
+        os.close(self._history)
+
+    def _changed(self) -> None:
+        if self.strict:
+            self.sync()
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sync_groups, name="spool-sync", daemon=True)
+            self._thread.start()
+        self._dirty.set()
+
+    def _sync_groups(self) -> None:
+        while not self._closing.is_set():
+            self._dirty.wait()
+            if self._closing.wait(GROUP_S):
+                return
+            self._dirty.clear()
+            try:
+                self.sync()
+            except OSError as error:
+                self.problem = error
+
+    def _mend(self, fd: int) -> None:
+        """End a last line that a power cut or a full disk left short, so that the next one begins a line."""
+        size = os.fstat(fd).st_size
+        if size:
+            path = f"/proc/self/fd/{fd}"
+            reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                torn = os.pread(reader, 1, size - 1) != b"\n"
+            finally:
+                os.close(reader)
+            if torn:
+                self._disk.append(fd, b"\n")

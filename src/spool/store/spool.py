@@ -1,0 +1,243 @@
+"""A spool as anybody may read it. Nothing here changes anything, and nothing here needs a dispatcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from spool.core import layout
+from spool.core.errors import InvalidRecord, SpoolUnusable
+from spool.core.layout import Layout
+from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove
+from spool.core.model import Jid, Result, State, Stop
+from spool.formats import ends, records
+from spool.store.lock import dispatcher_lives
+
+T = TypeVar("T")
+
+_MAX_RECORD = 4 << 20
+
+
+class Spool:
+    """The look at a spool. Every read takes the disk as it is at that moment; what is missing is None."""
+
+    def __init__(self, root: str) -> None:
+        self.layout = Layout(root)
+        self.root = self.layout.root
+
+    @classmethod
+    def open(cls, root: str) -> Spool:
+        """Return the spool at *root*; SpoolUnusable if there is none."""
+        if not os.path.isdir(f"{root}/{layout.QUEUED}"):
+            raise SpoolUnusable(f"cannot open spool: {root}: no spool there; make one with `spool init`")
+        return cls(os.path.abspath(root))
+
+    # Job files.
+
+    def names(self, place: str) -> list[str]:
+        """Return the jobs whose files lie in the state directory *place*, unsorted."""
+        try:
+            listed = os.listdir(self.layout.at(place))
+        except FileNotFoundError:
+            return []
+        return [name for name in map(layout.job_of, listed) if name is not None]
+
+    def places(self, name: str) -> list[str]:
+        """Return the state directories in which job *name* has a file now."""
+        return [place for place in layout.PLACES if os.path.lexists(self.layout.job_file(place, name))]
+
+    def job_text(self, place: str, name: str) -> bytes | None:
+        """Return the bytes of a job file, None if it is not there."""
+        return read_bytes(self.layout.job_file(place, name))
+
+    def problem_text(self, name: str) -> str | None:
+        """Return what `NAME.toml.error` says of a bad job file."""
+        for place in (layout.QUEUED, layout.HELD):
+            if (data := read_bytes(self.layout.error_file(place, name))) is not None:
+                return data.decode("utf-8", "replace")
+        return None
+
+    # Runs.
+
+    def runs(self, name: str) -> list[int]:
+        """Return the numbers of the runs of job *name*, ascending."""
+        try:
+            return sorted(int(run) for run in os.listdir(self.layout.runs(name)) if run.isdecimal())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def latest_run(self, name: str) -> int | None:
+        """Return the newest run of job *name* that was not taken back before it began."""
+        for run in reversed(self.runs(name)):
+            if self.record(name, run, layout.JID) != records.VOID_JID:
+                return run
+        return None
+
+    def record(self, name: str, run: int, record: str) -> bytes | None:
+        """Return the content of one record of a run, None if there is none."""
+        return read_bytes(self.layout.record(name, run, record))
+
+    def result(self, name: str, run: int) -> Result | None:
+        """Return how a run ended, as the dispatcher recorded it."""
+        return self._parsed(name, run, layout.RESULT, ends.parse_result)
+
+    def stop(self, name: str, run: int) -> Stop | None:
+        """Return why and by whom a run is being stopped."""
+        return self._parsed(name, run, layout.STOP, records.parse_stop)
+
+    def grant(self, name: str, run: int) -> records.GrantRecord | None:
+        """Return what a run was given."""
+        return self._parsed(name, run, layout.GRANT, records.parse_grant)
+
+    def exit_code(self, name: str, run: int) -> int | None:
+        """Return the exit code that the wrapper left, 128+n for signal n."""
+        return self._parsed(name, run, layout.RC, records.parse_rc)
+
+    def failure(self, name: str, run: int) -> str | None:
+        """Return why the wrapper could not run the command."""
+        data = self.record(name, run, layout.FAILURE)
+        return data.decode("utf-8", "replace").strip() or None if data else None
+
+    def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
+        """Return a record's value. One that a power cut left empty or senseless says as little as none at all."""
+        data = self.record(name, run, record)
+        try:
+            return parse(data) if data else None
+        except InvalidRecord:
+            return None
+
+    def jid(self, name: str, run: int) -> Jid | Liveness:
+        """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
+        data = self.record(name, run, layout.JID)
+        if data == records.VOID_JID:
+            return Liveness.VOID
+        try:
+            jid = records.parse_jid(data) if data else None
+        except InvalidRecord:
+            jid = None
+        return Liveness.ABSENT if jid is None else jid
+
+    def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
+        """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
+        jid = self.jid(name, run)
+        if isinstance(jid, Liveness):
+            liveness = jid
+            if jid is Liveness.ABSENT:
+                grant = self.grant(name, run)
+                if grant is not None and grant.boot_id and grant.boot_id != prober.boot_id():
+                    liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
+        else:
+            liveness = prober.liveness(jid)
+        rc = self.exit_code(name, run)
+        stop = self.stop(name, run)
+        result = self.result(name, run)
+        return Evidence(
+            liveness=liveness,
+            rc=rc,
+            stop=stop.kind if stop else None,
+            recorded=result.outcome if result else None,
+            grace=True,
+        )
+
+    def prove(self, name: str, run: int, prober: Prober) -> Proof:
+        """Return what the evidence of a run proves now."""
+        return prove(self.evidence(name, run, prober))
+
+    # The dispatcher.
+
+    def dispatcher_lives(self) -> bool:
+        """Whether a dispatcher serves this spool now."""
+        return dispatcher_lives(self.layout.at(layout.LOCK))
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to start."""
+        return os.path.lexists(self.layout.at(layout.PAUSED))
+
+    def state_of(self, name: str, prober: Prober) -> JobState | None:
+        """Return where job *name* stands by the files alone, None if nothing is known of it."""
+        places = self.places(name)
+        run = self.latest_run(name)
+        proof = self.prove(name, run, prober) if run is not None else None
+        if proof is not None and run is not None and proof.verdict is not Verdict.ENDED:
+            word = {Verdict.STARTING: State.STARTING, Verdict.STOPPING: State.STOPPING}.get(
+                proof.verdict, State.RUNNING
+            )
+            reason = "runs on another host, as far as can be told here" if proof.verdict is Verdict.UNREACHABLE else ""
+            if layout.RUNNING in places or proof.verdict is not Verdict.STARTING:
+                return JobState(name, word, run, reason)
+        if layout.RUNNING in places and proof is not None and proof.outcome is not None:
+            return JobState(name, proof.outcome, run, proof.reason)
+        if layout.QUEUED in places or layout.HELD in places:
+            place = layout.QUEUED if layout.QUEUED in places else layout.HELD
+            if self.problem_text(name) is not None:
+                return JobState(name, State.INVALID, run, "")
+            return JobState(name, State.QUEUED if place == layout.QUEUED else State.HELD, run, "")
+        if proof is not None and proof.outcome is not None:
+            result = self.result(name, run) if run is not None else None
+            return JobState(name, proof.outcome, run, result.reason if result else proof.reason)
+        if layout.DONE in places:
+            return JobState(name, State.CANCELLED, None, "moved to done/ before it ran")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Where one job stands."""
+
+    name: str
+    state: State
+    run: int | None
+    reason: str
+
+
+class Prober(Protocol):
+    """What a look needs to know of the machine; `spool.machine.identity` has the real one."""
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+
+    def liveness(self, jid: Jid) -> Liveness:
+        """Return what became of the process *jid*."""
+
+
+def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
+    """Return the content of a small file, None if it is not there or not a file. Never blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.read(fd, 65536)
+        if len(data) == 65536:
+            while len(data) < limit and (more := os.read(fd, 1 << 20)):
+                data += more
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return data
+
+
+def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
+    """Yield the lines of the accounting, newest first, without a torn last one."""
+    try:
+        fd = os.open(f"{root}/{layout.HISTORY}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        end = os.fstat(fd).st_size
+        tail = b""
+        while end > 0:
+            start = max(0, end - block)
+            text = os.pread(fd, end - start, start) + tail
+            end = start
+            lines = text.split(b"\n")
+            tail = lines[0]
+            yield from (line for line in reversed(lines[1:]) if line)
+        if tail:
+            yield tail
+    finally:
+        os.close(fd)

@@ -1,0 +1,96 @@
+"""Reading a job file only when it is whole (FORMAT 2.4).
+
+A file whose writer still has it open may be cut anywhere, and a cut at the end of a line is valid TOML. The
+kernel knows: a read lease is refused while anybody has the file open for writing. Where the file system has no
+leases, or the file is another user's, a file that has not changed for a short time counts as whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
+QUIET_NS = 300_000_000
+_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class NotWhole(Enum):
+    """Why a file of the right name was not read."""
+
+    GONE = "gone"
+    NOT_OURS = "not a regular file"  # a link, a directory, a FIFO, a socket: none of spool's business
+    WRITING = "being written"
+    TOO_LARGE = "larger than 1 MiB"
+    UNREADABLE = "not readable"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job file as it was read: its identity, so that a later change is recognised, and its bytes."""
+
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
+    size: int
+    uid: int
+    data: bytes
+
+    def same_as(self, status: os.stat_result) -> bool:
+        """Whether *status* is still of the file that was read."""
+        return (self.inode, self.mtime_ns, self.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def ignore_lease_breaks() -> None:
+    """Make the kernel's notice that a lease is in somebody's way harmless; its default action ends the process."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+def read_whole(path: str) -> Seen | NotWhole:
+    """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks."""
+    try:
+        fd = os.open(path, _OPEN)
+    except FileNotFoundError:
+        return NotWhole.GONE
+    except OSError as error:
+        # ELOOP: a link. ENXIO: a socket. EACCES: somebody else's business until it is made readable.
+        return NotWhole.UNREADABLE if error.errno == errno.EACCES else NotWhole.NOT_OURS
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return NotWhole.NOT_OURS
+        if status.st_size > MAX_BYTES:
+            return NotWhole.TOO_LARGE
+        if _being_written(fd, status):
+            return NotWhole.WRITING
+        data = os.read(fd, MAX_BYTES + 1)
+        while len(data) < status.st_size and (more := os.read(fd, MAX_BYTES + 1)):
+            data += more
+        after = os.fstat(fd)
+        if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
+            return NotWhole.WRITING
+        return Seen(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
+    except OSError:
+        return NotWhole.UNREADABLE
+    finally:
+        os.close(fd)
+
+
+def _being_written(fd: int, status: os.stat_result) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # no leases here, or the file is another user's
+        return abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        pass  # closing the file lets go of the lease too
+    return False
