@@ -1,0 +1,131 @@
+"""The walls around every test: no real home, no spool of the user's, no process left behind."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from support import end, left_behind, make_spool, processes
+
+if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
+    pytest_plugins = ["plugins.fake_nvml"]
+
+# Fixed here and not per test: `deadline` is a timed assertion, and a failure found once must be found again.
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, max_examples=40)
+hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# What would let a test reach the user's own spool, tmux server, service manager or GPUs, or change what jobs find.
+_UNWANTED = (
+    "TMUX",
+    "TMUX_PANE",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+    "XDG_CACHE_HOME",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "EDITOR",
+    "VISUAL",
+)
+_LEAVE_S = 5.0  # how long a process that is about to end may take; not how long one may stay
+
+_homes = {os.path.expanduser("~"), pwd.getpwuid(os.getuid()).pw_dir}
+REAL_SPOOLS = tuple(os.path.join(home, ".spool") for home in _homes)
+_numbers = count(1)
+
+
+class RealSpoolTouched(BaseException):
+    """A test reached for the real `~/.spool`. Not an Exception, so that no program can swallow it."""
+
+
+def _guard(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse everything that names a path in a real `~/.spool` (an audit hook: it sees every call of this process)."""
+    if event == "open" or event.startswith(("os.", "shutil.", "pathlib.")):
+        for argument in arguments:
+            path = os.fsdecode(argument) if isinstance(argument, bytes) else argument
+            if isinstance(path, str) and path.startswith(REAL_SPOOLS):
+                for spool in REAL_SPOOLS:
+                    if path == spool or path.startswith(spool + "/"):
+                        raise RealSpoolTouched(f"{event} {path}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take the real home away before anything is collected, for what fixtures of the session start too."""
+    for name in [name for name in os.environ if name in _UNWANTED or name.startswith("SPOOL_")]:
+        del os.environ[name]
+    home = tempfile.mkdtemp(prefix="spool-tests-home-")
+    config.add_cleanup(lambda: _remove_if_empty(Path(home)))
+    os.environ["HOME"] = home
+    if not any(home.startswith(real + os.sep) for real in REAL_SPOOLS):
+        sys.addaudithook(_guard)
+
+
+@pytest.fixture(autouse=True)
+def walls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the test a home of its own, and see afterwards that no process of it lives and no real spool appeared."""
+    base = tmp_path_factory.getbasetemp()
+    home = base / f"home-{next(_numbers)}"
+    home.mkdir()
+    before = processes()
+    absent = [spool for spool in REAL_SPOOLS if not _exists(spool)]
+    # The tests' own changes of the environment are undone before this fixture looks around; ours stay until then.
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HOME", str(home))
+        environment.setenv("TMUX_TMPDIR", str(home))
+        yield
+        monkeypatch.undo()
+    mark = os.fsencode(f"{base}/")
+    left = left_behind(processes() - before, mark)
+    deadline = time.monotonic() + _LEAVE_S
+    while left and time.monotonic() < deadline:
+        time.sleep(0.01)
+        left = left_behind(left, mark)
+    named = dict(left)
+    while left:  # those that they start meanwhile, too
+        end(left, mark)
+        time.sleep(0.01)
+        left = left_behind(processes() - before, mark)
+        named |= left
+    _remove_if_empty(home)
+    if named:
+        pytest.fail("processes left behind (ended now): " + "; ".join(f"{p}: {c}" for p, c in named.items()))
+    if appeared := [spool for spool in absent if _exists(spool)]:
+        pytest.fail(f"the test made a real spool: {appeared}")
+
+
+@pytest.fixture
+def spool_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty spool, named by SPOOL_DIR."""
+    root = make_spool(tmp_path / "spool")
+    monkeypatch.setenv("SPOOL_DIR", str(root))
+    return root
+
+
+def _exists(path: str) -> bool:
+    """Whether *path* is there; by a call that raises no audit event."""
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_if_empty(directory: Path) -> None:
+    try:
+        directory.rmdir()
+    except OSError:
+        return
