@@ -1,0 +1,383 @@
+"""The rules of the house, read off the source itself: who may import whom, what a module may hold, what is named."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+SOURCE = ROOT / "src" / "spool"
+
+# Folder of src/spool -> the folders that it may import beside itself (docs/ARCHITECTURE.md, "Layers").
+LAYERS: dict[str, set[str]] = {
+    "core": set(),
+    "formats": {"core"},
+    "store": {"formats", "core"},
+    "machine": {"core"},
+    "executors": {"machine", "formats", "core"},
+    "dispatcher": {"executors", "machine", "store", "formats", "core"},
+    "cli": {"dispatcher", "executors", "machine", "store", "formats", "core"},
+    "testing": {"cli", "dispatcher", "executors", "machine", "store", "formats", "core"},
+}
+
+# Values and pure functions; nothing that has a clock, a disk, a process or an environment.
+CORE_STDLIB = {
+    "__future__",
+    "abc",
+    "bisect",
+    "collections",
+    "contextlib",
+    "dataclasses",
+    "datetime",  # its values; `now` and its like are looked for by name below
+    "difflib",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",  # `Random(seed)` only; the module's own functions share a hidden state
+    "re",
+    "string",
+    "typing",
+}
+
+# Third-party name -> the one folder or module that imports it.
+HOMES = {
+    "click": "cli",
+    "filelock": "store/lock.py",
+    "libtmux": "executors",
+    "msgspec": "formats",
+    "psutil": "machine",
+    "pynvml": "machine/nvml.py",
+    "rich": "cli",
+    "tomli_w": "formats/toml.py",
+    "tomlkit": "formats",
+    "watchdog": "dispatcher/watch.py",
+}
+ABROAD = {
+    ("store/locked.py", "filelock"): "the type of the lock that it holds, for an annotation only",
+    ("store/locked.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
+}
+
+MAX_LINES = 300
+LONG = {
+    "core/model.py": "the shared values: one vocabulary, read as one page",
+}
+
+WRITES = {
+    "store/disk.py": "the one place",
+}
+PRINTS = {
+    "machine/gpus.py": "`python -m spool.machine.gpus` shows what is seen",
+}
+
+# Put together here, so that this file does not hold the words that it looks for.
+_PLACES = [f"(?<![\\w.$}}*]){re.escape('/' + name + '/')}" for name in ("work", "root", "farm")]
+_HOSTS = [re.escape(".".join(host)) for host in (("pypi", "org"), ("pythonhosted", "org"), ("deb", "debian", "org"))]
+FORBIDDEN = re.compile("|".join([*_PLACES, *_HOSTS]))
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of the package: its path below src/spool, its text and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def layer(self) -> str:
+        return self.path.split("/")[0] if "/" in self.path else ""
+
+    def imports(self) -> Iterator[tuple[str, int]]:
+        """Yield every imported module as an absolute dotted name, with its line, lazy and typing-only ones too."""
+        package = ["spool", *self.path.split("/")[:-1]]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                name = ".".join([*base, *filter(None, [node.module])])
+                yield name, node.lineno
+                if name == "spool":  # `from spool import core`
+                    yield from ((f"spool.{alias.name}", node.lineno) for alias in node.names)
+            elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+                argument = node.args[0] if node.args else None
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value), node.lineno
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Return every module of the package."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(path.relative_to(SOURCE).as_posix(), text, ast.parse(text)))
+    return tuple(found)
+
+
+@cache
+def project_files() -> tuple[Path, ...]:
+    """Return the files of the project: what git tracks or would, or, without git, all that is not a product."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("src", "tests", "docs", "contrib", "examples", "benchmarks")
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+        paths += ROOT.glob("*.*")
+        return tuple(sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts))
+    return tuple(path for name in sorted(filter(None, listed.split("\0"))) if (path := ROOT / name).is_file())
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _public_definitions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yield what a reader may use: public classes, functions, and public methods of public classes."""
+    stack: list[ast.AST] = list(tree.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            marks = {d.id if isinstance(d, ast.Name) else getattr(d, "attr", "") for d in node.decorator_list}
+            if node.name.startswith("_") or marks & {"overload", "setter", "override"}:
+                continue
+            yield node
+            if isinstance(node, ast.ClassDef):
+                stack += node.body
+        elif isinstance(node, ast.If | ast.Try):
+            stack += node.body
+
+
+def test_arrows_go_down_only() -> None:
+    """A module imports its own folder and the folders below it, and nothing above, lazily or for types either."""
+    wrong = []
+    for module in modules():
+        if not module.layer:
+            continue
+        allowed = LAYERS[module.layer] | {module.layer}
+        for name, line in module.imports():
+            parts = name.split(".")
+            if parts[0] == "spool" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in allowed:
+                wrong.append(f"{module.path}:{line} imports {name}")
+    assert not wrong
+
+
+def test_every_folder_is_a_layer() -> None:
+    """A folder beside the known ones would stand outside of the arrows."""
+    assert {module.layer for module in modules()} - {""} == set(LAYERS)
+
+
+def test_core_never_touches_the_world() -> None:
+    """core/ imports itself and pure parts of the standard library: no clock, disk, process, environment, package."""
+    wrong = []
+    for module in modules():
+        if module.layer == "core":
+            for name, line in module.imports():
+                top = name.split(".")[0]
+                if top not in CORE_STDLIB and top != "spool":
+                    wrong.append(f"{module.path}:{line} imports {name}")
+    assert not wrong
+
+
+def test_core_asks_no_clock_and_no_hidden_state() -> None:
+    """In core/ nothing calls now(), today(), open(), or a function of the module random but its class Random."""
+    wrong = []
+    for module in modules():
+        if module.layer != "core":
+            continue
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = _called(node)
+            owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+            of_random = isinstance(owner, ast.Name) and owner.id == "random"
+            of_datetime = isinstance(owner, ast.Name) and owner.id in ("datetime", "date")
+            if (
+                (of_random and name != "Random")
+                or (of_datetime and name in ("now", "today", "utcnow"))
+                or (owner is None and name in ("open", "input", "print", "exec", "eval"))
+            ):
+                wrong.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
+    assert not wrong
+
+
+def test_each_third_party_name_is_imported_in_one_place() -> None:
+    """Click is in cli/ and msgspec in formats/ and so on; each exception is listed with its reason and still needed."""
+    wrong, used = [], set()
+    for module in modules():
+        for name, line in module.imports():
+            top = name.split(".")[0]
+            if top == "spool" or top in sys.stdlib_module_names:
+                continue
+            home = HOMES.get(top)
+            if home is not None and (module.path == home or module.path.startswith(home + "/")):
+                continue
+            if (module.path, top) in ABROAD:
+                used.add((module.path, top))
+                continue
+            wrong.append(f"{module.path}:{line} imports {top}; its place is {home}")
+    assert not wrong
+    assert set(ABROAD) == used
+
+
+def test_every_dependency_is_used_and_every_package_used_is_a_dependency() -> None:
+    """What pyproject.toml asks users to install is what the source imports."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    modules_of = {"nvidia-ml-py": "pynvml", "tomli-w": "tomli_w"}
+    declared = {re.split(r"[<>=~!\[ ;]", line)[0] for line in project["dependencies"]}
+    assert {modules_of.get(name, name) for name in declared} == set(HOMES)
+    imported = {name.split(".")[0] for module in modules() for name, _ in module.imports()}
+    assert set(HOMES) - imported == set()
+
+
+def test_no_module_is_longer_than_a_person_reads() -> None:
+    """A module over 300 lines wants to be two; the exceptions say why they are one, and none is kept for nothing."""
+    long = {module.path: n for module in modules() if (n := module.text.count("\n")) > MAX_LINES}
+    assert {path: n for path, n in long.items() if path not in LONG} == {}
+    assert set(LONG) - set(long) == set()
+
+
+def test_everything_public_says_what_it_is() -> None:
+    """Every module, public class, function and method has a docstring, and its first sentence ends."""
+    wrong = []
+    for module in modules():
+        nodes: list[ast.AST] = [module.tree, *_public_definitions(module.tree)]
+        for node in nodes:
+            assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            name = getattr(node, "name", "(module)")
+            text = ast.get_docstring(node)
+            if not text:
+                wrong.append(f"{module.path}: {name} has no docstring")
+            elif text.strip().splitlines()[0].rstrip()[-1] not in ".:?!;,)" and "\n" not in text.strip():
+                wrong.append(f"{module.path}: the docstring of {name} is no sentence")
+    assert not wrong
+
+
+def test_nothing_prints_outside_of_the_commands() -> None:
+    """Only cli/ writes to the terminal; what is below returns values, logs, or says which file it prints to."""
+    wrong = [
+        f"{module.path}:{node.lineno}"
+        for module in modules()
+        if module.layer != "cli" and module.path not in PRINTS
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if "file" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not wrong
+
+
+def test_only_the_store_writes_the_spool() -> None:
+    """Below the dispatcher, the calls that change a directory's names stand in store/disk.py and nowhere else."""
+    changes = {"rename", "replace", "link", "symlink", "unlink", "remove", "rmdir", "rmtree"}
+    wrong = []
+    for module in modules():
+        if module.layer not in ("core", "formats", "store", "machine") or module.path in WRITES:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changes:
+                owner = node.func.value
+                if isinstance(owner, ast.Name) and owner.id in ("os", "shutil"):
+                    wrong.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
+    assert not wrong
+
+
+def test_every_test_makes_a_claim() -> None:
+    """Every test function of the project has a docstring, so that a failure reads as the sentence that is untrue."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        wrong += [
+            f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+        ]
+    assert not wrong
+
+
+def test_tests_of_core_need_no_disk() -> None:
+    """No test in tests/core asks for a temporary directory or a spool: values in, values out."""
+    wrong = []
+    for path in sorted((ROOT / "tests" / "core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = {argument.arg for argument in node.args.args}
+                if names & {"tmp_path", "tmp_path_factory", "tmpdir", "spool_root", "monkeypatch"}:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not wrong
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    """The project holds no path of the machine that it was written on and no package registry's host."""
+    wrong = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if FORBIDDEN.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not wrong
+
+
+def _pages() -> list[Path]:
+    return [path for path in project_files() if path.suffix == ".md"]
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    """Each relative link of a Markdown page names a file or folder of the project."""
+    wrong = []
+    for page in _pages():
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path = target.split("#")[0]
+            if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
+                wrong.append(f"{page.relative_to(ROOT)} -> {target}")
+    assert not wrong
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    """A path of the project in backticks, on any page, is one that is there."""
+    path = re.compile(r"`((?:src|docs|tests|examples|contrib|benchmarks|\.ci)/[\w./-]*\w/?)`")
+    wrong = [
+        f"{page.relative_to(ROOT)} names {name}"
+        for page in _pages()
+        for name in path.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    ]
+    assert not wrong
+
+
+def test_every_page_that_the_source_cites_exists() -> None:
+    """A comment that says docs/FORMAT.md sends its reader to a page that is there."""
+    if not (ROOT / "docs").is_dir():
+        pytest.skip("this copy of the project is without its docs/")
+    cited = {
+        (match, path.relative_to(ROOT).as_posix())
+        for path in project_files()
+        if path.suffix in (".py", ".sh", ".toml", ".service", ".c")
+        for match in re.findall(r"\bdocs/[A-Z]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert sorted((page, by) for page, by in cited if not (ROOT / page).exists()) == []
