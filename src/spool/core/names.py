@@ -1,18 +1,14 @@
-"""The grammar of a job's name. The file's name is the job: `train.toml` is the job `train`."""
+"""Why a text cannot be a job's name. The grammar itself is `layout.valid_name`."""
 
 from __future__ import annotations
 
 import re
 
+from spool.core.layout import valid_name
+
 MAX_NAME_LENGTH = 100
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def valid_name(name: str) -> bool:
-    """Tell whether *name* is 1-100 characters of `A-Za-z0-9._-`, the first a letter or a digit."""
-    return _NAME.fullmatch(name) is not None
 
 
 def why_not_name(name: str) -> str | None:

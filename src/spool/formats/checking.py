@@ -21,10 +21,15 @@ T = TypeVar("T")
 D = TypeVar("D")
 S = TypeVar("S", bound=msgspec.Struct)
 
-Size = Annotated[str, msgspec.Meta(extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
+Size = Annotated[
+    str, msgspec.Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})
+]
 """A size, as text in the file."""
 Duration = Annotated[
-    str, msgspec.Meta(extra={"unit": parse_duration}, extra_json_schema={"examples": ["90s", "1h30m", "1-12:00:00"]})
+    str,
+    msgspec.Meta(
+        title="duration", extra={"unit": parse_duration}, extra_json_schema={"examples": ["90s", "1h30m", "1-12:00:00"]}
+    ),
 ]
 """A duration, as text in the file."""
 

@@ -11,7 +11,17 @@ from typing import Any
 from msgspec import UNSET
 
 from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem
-from spool.core.model import ArraySpec, ArrayTask, Dependencies, Notify, Request, Retry, Spec, WarningSignal
+from spool.core.model import (
+    DEFAULT_KILL_GRACE_NS,
+    ArraySpec,
+    ArrayTask,
+    Dependencies,
+    Notify,
+    Request,
+    Retry,
+    Spec,
+    WarningSignal,
+)
 from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import parse_duration, parse_size
 from spool.formats import jobvalues as values
@@ -28,8 +38,11 @@ _PLAIN_RETRY = Retry()
 _request = lru_cache(maxsize=4096)(Request)
 
 
-def parse(data: bytes, *, name: str) -> Spec:
-    """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem."""
+def parse(data: bytes, *, name: str, default_kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec:
+    """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem.
+
+    *default_kill_grace_ns* is the configuration's, for a job that does not say.
+    """
     what = f"job {name}"
     try:
         document = toml.read(data, what)
@@ -37,7 +50,7 @@ def parse(data: bytes, *, name: str) -> Spec:
         raise InvalidJob(what, error.problems) from None
     problems = Problems()
     raw = convert(document, JobFile, problems)
-    spec = _spec(raw, name, problems)
+    spec = _spec(raw, name, default_kill_grace_ns, problems)
     if problems:
         raise InvalidJob(what, problems.listed(toml.decode(data, what)))
     return spec
@@ -67,7 +80,7 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def _spec(raw: JobFile, name: str, problems: Problems) -> Spec:
+def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problems) -> Spec:
     """Return *raw* with every value understood; what cannot be is noted in *problems* and left at its default."""
     check = problems.value
     time_limit = _amount(raw.time_limit, "time_limit", parse_duration, problems)
@@ -92,7 +105,9 @@ def _spec(raw: JobFile, name: str, problems: Problems) -> Spec:
         request=_wanted(raw, problems),
         time_limit_ns=time_limit,
         signal=None if raw.signal is UNSET else _signal(raw.signal, raw, time_limit, problems),
-        kill_grace_ns=check(("kill_grace",), parse_duration, raw.kill_grace, 0),
+        kill_grace_ns=default_kill_grace_ns
+        if raw.kill_grace is UNSET
+        else check(("kill_grace",), parse_duration, raw.kill_grace, 0),
         priority=raw.priority,
         depends_on=None if raw.depends_on is UNSET else _dependencies(raw.depends_on, raw, name, problems),
         cancel_on_dependency_failure=raw.on_dependency_failure == "cancel",

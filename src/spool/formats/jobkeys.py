@@ -122,7 +122,10 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    kill_grace: Annotated[Duration, Meta(description="The time between TERM and KILL for a run being stopped.")] = "10s"
+    kill_grace: (
+        Annotated[Duration, Meta(description="The time between TERM and KILL for a run being stopped. 10s if absent.")]
+        | UnsetType
+    ) = UNSET
     priority: Annotated[int, Meta(ge=0, le=255, description="Higher is considered first.")] = 10
     depends_on: (
         Annotated[

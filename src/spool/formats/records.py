@@ -155,7 +155,7 @@ def render_grant(record: GrantRecord) -> bytes:
         f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
         f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
         text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
-        number_lines(("inode", record.inode)),
+        "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
         grant_lines(grant),
@@ -178,8 +178,12 @@ def parse_grant(data: bytes) -> GrantRecord:
         granted_at_ns=read_at(keys, "granted_at"),
         host=optional(keys, "host", str),
         boot_id=optional(keys, "boot_id", str),
-        inode=optional(keys, "inode", int),
+        inode=_inode(keys.get("inode")),
     )
+
+
+def _inode(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value) else None
 
 
 def text_lines(*pairs: tuple[str, str | None]) -> str:

@@ -1,0 +1,237 @@
+"""The configuration: text to `Config`. The keys are described in `configkeys`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from spool.core.errors import InvalidConfig, InvalidFile, InvalidValue
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy
+from spool.core.units import parse_duration, parse_size
+from spool.formats import toml
+from spool.formats.checking import Problems, convert
+from spool.formats.configkeys import ConfigFile, GpuTable, QuotaTable
+from spool.formats.jobvalues import EXECUTORS, one_of
+from spool.formats.lines import Path
+
+V = TypeVar("V")
+
+WHAT = "the configuration"
+
+UNLIMITED = 1 << 62
+"""What "unlimited" in a quota stands for: a number that nothing reaches."""
+
+MINIMUM_RESERVE_BYTES = 512 << 20
+
+_PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
+_INDEX = re.compile(r"[0-9]{1,4}")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Memory kept back for the system: a share of all there is, or a size."""
+
+    share_ppm: int | None = None  # millionths of all there is
+    size_bytes: int | None = None
+
+    def bytes_of(self, total_bytes: int) -> int:
+        """Return what is kept back of *total_bytes*. A share is at least 512 MiB, unless it is nothing."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        share = 50_000 if self.share_ppm is None else self.share_ppm
+        return max(total_bytes * share // 1_000_000, MINIMUM_RESERVE_BYTES) if share else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """How GPUs are watched. Which are used, and in which order, is in the policy."""
+
+    poll_ns: int = 5 * SECOND_NS
+    ignore_names: frozenset[str] = frozenset()
+    ignore_users: frozenset[str] = frozenset()
+    ignore_below_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GcConfig:
+    """What is removed of ended runs. None is no reason to remove anything."""
+
+    max_age_ns: int | None = None
+    max_runs: int | None = None
+    max_size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What `config.toml` says. A missing or empty file is `Config()`."""
+
+    policy: Policy = field(default_factory=Policy)
+    cpus: int | None = None  # None: what the machine has
+    memory_bytes: int | None = None  # None: what the machine has
+    memory_reserve: Reserve = Reserve()
+    executor: str = "process"
+    durability: str = "grouped"  # or "strict"
+    autostart: bool = True
+    idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
+    look_every_ns: int = 5 * SECOND_NS
+    kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
+    max_requeues: int = 3
+    prolog: str | None = None
+    epilog: str | None = None
+    notifier: str | None = None
+    log_level: str = "info"
+    other_hosts_gone: tuple[str, ...] = ()
+    gpu: GpuConfig = GpuConfig()
+    gc: GcConfig = GcConfig()
+
+
+def parse(data: bytes) -> Config:
+    """Return what the configuration *data* says. Raises only InvalidConfig, with every problem."""
+    try:
+        document = toml.read(data, WHAT)
+    except InvalidFile as error:
+        raise InvalidConfig(WHAT, error.problems) from None
+    problems = Problems()
+    config = _config(convert(document, ConfigFile, problems), problems)
+    if problems:
+        raise InvalidConfig(WHAT, problems.listed(toml.decode(data, WHAT)))
+    return config
+
+
+def _config(raw: ConfigFile, problems: Problems) -> Config:
+    gpu, gc, ignore = raw.gpu, raw.gc, raw.gpu.ignore_processes
+
+    def duration(path: Path, text: str, *, least_ns: int = 0) -> int:
+        return problems.value(path, lambda value: _at_least(parse_duration(value), least_ns, value), text, least_ns)
+
+    def size(path: Path, text: str) -> int:
+        return problems.value(path, parse_size, text, 0)
+
+    return Config(
+        policy=_policy(raw, problems),
+        cpus=_known(raw.cpus),
+        memory_bytes=None if raw.memory is UNSET else size(("memory",), raw.memory),
+        memory_reserve=Reserve()
+        if raw.memory_reserve is UNSET
+        else problems.value(("memory_reserve",), reserve, raw.memory_reserve, Reserve()),
+        executor=_word(raw.executor, ("executor",), EXECUTORS, problems),
+        durability=_word(raw.durability, ("durability",), ("grouped", "strict"), problems),
+        autostart=raw.autostart,
+        idle_exit_ns=duration(("idle_exit",), raw.idle_exit) or None,
+        look_every_ns=duration(("look_every",), raw.look_every, least_ns=SECOND_NS // 10),
+        kill_grace_ns=duration(("kill_grace",), raw.kill_grace),
+        max_requeues=raw.max_requeues,
+        prolog=_known(raw.prolog),
+        epilog=_known(raw.epilog),
+        notifier=_known(raw.notifier),
+        log_level=_word(raw.log_level, ("log_level",), ("debug", "info", "warning", "error"), problems),
+        other_hosts_gone=raw.other_hosts_gone,
+        gpu=GpuConfig(
+            poll_ns=duration(("gpu", "poll"), gpu.poll, least_ns=SECOND_NS // 10),
+            ignore_names=frozenset(ignore.names),
+            ignore_users=frozenset(ignore.users),
+            ignore_below_bytes=0 if ignore.below is UNSET else size(("gpu", "ignore_processes", "below"), ignore.below),
+        ),
+        gc=GcConfig(
+            max_age_ns=None if gc.max_age is UNSET else duration(("gc", "max_age"), gc.max_age),
+            max_runs=_known(gc.max_runs),
+            max_size_bytes=None if gc.max_size is UNSET else size(("gc", "max_size"), gc.max_size),
+        ),
+    )
+
+
+def _policy(raw: ConfigFile, problems: Problems) -> Policy:
+    quotas = raw.quotas
+
+    def duration(key: str, text: str) -> int:
+        return problems.value((key,), parse_duration, text, 0)
+
+    def limits(path: Path, tables: Mapping[str, QuotaTable]) -> dict[str, Limits]:
+        return {name: _limits(table, (*path, name), problems) for name, table in tables.items()}
+
+    strategy = _known(raw.gpu.strategy)
+    if strategy is not None:
+        _word(strategy, ("gpu", "strategy"), ("sequential", "random", "packed", "spread"), problems)
+    half_life = duration("half_life", raw.half_life)
+    if half_life == 0:
+        problems.add(("half_life",), "must be more than nothing; to forget all use, write fair_share = false")
+    return Policy(
+        starvation_after_ns=duration("starvation_after", raw.starvation_after),
+        time_bonus=raw.time_bonus,
+        fair_share=raw.fair_share,
+        fair_share_by=_word(raw.fair_share_by, ("fair_share_by",), ("user", "project"), problems),
+        half_life_ns=half_life,
+        cpu_weight=raw.cpu_weight,
+        disk_floor_bytes=problems.value(("disk_floor",), parse_size, raw.disk_floor, 0),
+        gpu_strategy=strategy,
+        gpu_use=_gpu_use(raw.gpu, problems),
+        reservation_horizon_ns=duration("reservation_horizon", raw.reservation_horizon),
+        reservation_allows_unlimited=raw.reservation_allows_unlimited,
+        default_user_limits=_limits(quotas.default_user, ("quotas", "default_user"), problems),
+        default_project_limits=_limits(quotas.default_project, ("quotas", "default_project"), problems),
+        user_limits=limits(("quotas", "users"), quotas.users),
+        project_limits=limits(("quotas", "projects"), quotas.projects),
+        on_failure=_word(raw.on_failure, ("on_failure",), ("continue", "pause"), problems),
+    )
+
+
+def _gpu_use(table: GpuTable, problems: Problems) -> tuple[str, ...] | None:
+    if table.use is UNSET:
+        return None
+    for at, gpu in enumerate(table.use):
+        if not _INDEX.fullmatch(str(gpu)) and not _UUID.fullmatch(str(gpu)):
+            problems.add(("gpu", "use", at), f"{toml.show(gpu)} is neither an index nor the UUID of a GPU")
+    return tuple(dict.fromkeys(str(gpu) for gpu in table.use))
+
+
+def _limits(table: QuotaTable, path: Path, problems: Problems) -> Limits:
+    def limit(key: str, stated: int | str | UnsetType) -> int | None:
+        if isinstance(stated, str):
+            return problems.value((*path, key), _unlimited, stated, None)
+        return _known(stated)
+
+    return Limits(
+        max_running_jobs=limit("max_running_jobs", table.max_running_jobs),
+        max_running_gpus=limit("max_running_gpus", table.max_running_gpus),
+        max_running_cpus=limit("max_running_cpus", table.max_running_cpus),
+        max_queued_jobs=limit("max_queued_jobs", table.max_queued_jobs),
+    )
+
+
+def _unlimited(text: str) -> int:
+    if text == "unlimited":
+        return UNLIMITED
+    raise InvalidValue(f'{toml.show(text)} is neither a number nor "unlimited"')
+
+
+def reserve(text: str) -> Reserve:
+    """Return `"5%"` or `"8G"` as what is kept back. Raises InvalidValue."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        if text.strip().endswith("%"):
+            raise InvalidValue(f'{toml.show(text)} is not a percentage, as in "5%"')
+        return Reserve(size_bytes=parse_size(text))
+    whole, fraction = match.groups()
+    share_ppm = int(whole) * 10_000 + int((fraction or "0").ljust(3, "0")) * 10
+    if share_ppm >= 1_000_000:
+        raise InvalidValue(f"{toml.show(text)} would leave nothing for jobs")
+    return Reserve(share_ppm=share_ppm)
+
+
+def _at_least(amount_ns: int, least_ns: int, text: str) -> int:
+    if amount_ns < least_ns:
+        raise InvalidValue(f"{toml.show(text)} is too short; the least is {least_ns // 1_000_000}ms")
+    return amount_ns
+
+
+def _word(value: str, path: Path, words: Iterable[str], problems: Problems) -> str:
+    return problems.value(path, lambda text: one_of(text, words), value, "")
+
+
+def _known(value: V | UnsetType) -> V | None:
+    return None if value is UNSET else value
