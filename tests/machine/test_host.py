@@ -202,7 +202,7 @@ def test_disk_space_of_a_directory_that_is_gone_is_unknown(tmp_path: Path) -> No
 
 
 def test_the_machine_is_put_together_with_configuration_above_what_was_found(root: Root, tmp_path: Path) -> None:
-    """Processors of the configuration stand above the mask; the reserve is taken from the total, not from what is free."""
+    """Processors of the configuration stand above the mask; the reserve comes off the total, not off what is free."""
     machine = root.host().machine(tmp_path, cpus=3, reserve_bytes=4 * GIB)
     assert (machine.cpus, machine.memory_bytes, machine.memory_available_bytes) == (3, 60 * GIB, 40 * GIB)
     assert machine.gpus == ()

@@ -1,0 +1,123 @@
+"""Whose a GPU is where pids tell nothing: by its memory alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spool.core.model import ForeignProcess
+from spool.machine.gpu_use import QUIET_BYTES, Ignore, Ours, Use, UseReader, in_pid_namespace, who
+from spool.machine.nvml import Device
+
+GIB = 1 << 30
+NOBODY = Ours()
+OUTSIDE = "in another pid namespace"
+
+
+def device(used: int | None, processes: tuple[tuple[int, int | None], ...] | None = ()) -> Device:
+    """Make a GPU of which so much is used."""
+    return Device("GPU-a", 0, "", "H100", 80 * GIB, None, used, processes)
+
+
+def ours(**granted: int | None) -> Ours:
+    """Make jobs that are on GPU-a; asking them for a pid is a mistake."""
+
+    def job_of(pid: int) -> str | None:
+        raise AssertionError(f"pid {pid} means nothing here")
+
+    return Ours(job_of, {"GPU-a": granted})
+
+
+@pytest.fixture
+def reader() -> UseReader:
+    """Make a reader inside a pid namespace; looking a pid up is a mistake there."""
+
+    def who(pid: int) -> tuple[str, str | None] | None:
+        raise AssertionError(f"pid {pid} means nothing here")
+
+    return UseReader(pids_mean_something=False, who=who)
+
+
+def test_an_idle_gpu_is_idle(reader: UseReader) -> None:
+    """The little that driver and display hold is nobody's."""
+    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY, 0) == Use()
+
+
+def test_memory_that_no_run_of_ours_can_hold_is_foreign(reader: UseReader) -> None:
+    """More than a little, and no run of ours there: a process outside of this namespace, pid 0 as the kernel says."""
+    assert reader.read(device(21 * GIB), NOBODY, NOBODY, 0).foreign == (ForeignProcess(0, OUTSIDE, 21 * GIB),)
+
+
+def test_a_pid_of_the_host_is_shown_but_not_looked_up(reader: UseReader) -> None:
+    """NVML's own list is evidence of somebody, whose name and user cannot be known."""
+    use = reader.read(device(21 * GIB, ((4711, 20 * GIB),)), NOBODY, NOBODY, 0)
+    assert use.foreign == (ForeignProcess(4711, OUTSIDE, 20 * GIB),)
+
+
+def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
+    """`below` is the one rule of the three that works without names."""
+    reader.ignore = Ignore(below_bytes=GIB)
+    assert reader.read(device(GIB - 1), NOBODY, NOBODY, 0).foreign == ()
+    assert reader.read(device(GIB), NOBODY, NOBODY, 0).foreign != ()
+
+
+def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
+    """The processes on a GPU of ours are taken for ours: which they are cannot be told."""
+    run = ours(train=None)
+    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run, 0) == Use(taken_bytes=(("train", 70 * GIB),))
+
+
+def test_the_memory_of_a_run_that_has_just_left_is_not_foreign(reader: UseReader) -> None:
+    """NVML was asked while the run was there; the next answer will tell."""
+    assert reader.read(device(70 * GIB), NOBODY, ours(train=None), 0).foreign == ()
+
+
+def test_what_others_held_before_is_not_counted_as_taken_by_ours(reader: UseReader) -> None:
+    """The part that was used before our run came stays the others'."""
+    reader.read(device(20 * GIB), NOBODY, NOBODY, 0)
+    run = ours(train=30 * GIB)
+    assert reader.read(device(20 * GIB), run, run, 0).taken_bytes == (("train", 0),)
+    assert reader.read(device(32 * GIB), run, run, 0).taken_bytes == (("train", 12 * GIB),)
+
+
+def test_the_grants_that_are_not_taken_yet_come_out_right_in_sum(reader: UseReader) -> None:
+    """Of two jobs it is not known which holds what; what is still to come of both together is."""
+    runs = ours(one=30 * GIB, two=10 * GIB)
+    taken = dict(reader.read(device(34 * GIB), runs, runs, 0).taken_bytes)
+    assert taken == {"one": 30 * GIB, "two": 4 * GIB}
+    full = dict(reader.read(device(60 * GIB), runs, runs, 0).taken_bytes)
+    assert full == {"one": 30 * GIB, "two": 10 * GIB}
+
+
+def test_without_processes_and_memory_whether_it_is_idle_is_unknown(reader: UseReader) -> None:
+    """Unknown is not free: such a GPU has a problem."""
+    assert reader.read(device(None, None), NOBODY, NOBODY, 0).problem is not None
+    assert reader.read(device(None, ()), NOBODY, NOBODY, 0).problem is None
+
+
+def test_where_nvml_cannot_list_processes_memory_tells_too() -> None:
+    """Outside of any namespace the same rule serves a driver that has no process list."""
+    use = UseReader().read(device(21 * GIB, None), NOBODY, NOBODY, 0)
+    assert use.foreign == (ForeignProcess(0, "unknown", 21 * GIB),)
+
+
+def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> None:
+    """The first pid namespace has a number that the kernel fixes; what cannot be read counts as another."""
+    for name, number in (("first", 4026531836), ("other", 4026532711)):
+        (tmp_path / name / "self" / "ns").mkdir(parents=True)
+        (tmp_path / name / "self" / "ns" / "pid").symlink_to(f"pid:[{number}]")
+    assert not in_pid_namespace(proc=str(tmp_path / "first"))
+    assert in_pid_namespace(proc=str(tmp_path / "other"))
+    assert in_pid_namespace(proc=str(tmp_path / "absent"))
+
+
+def test_a_zombie_has_ended() -> None:
+    """A process that nobody has waited for holds nothing any more."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert who(child.pid) is None
+    assert who(child.pid) is None

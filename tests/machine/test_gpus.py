@@ -1,0 +1,611 @@
+"""The GPUs as the real pynvml sees them, over a library whose GPUs the test makes, breaks and mends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from ctypes import CDLL
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from plugins.fake_nvml import GIB, FakeNvml
+from spool.core.model import SECOND_NS, Gpu
+from spool.machine.gpu_use import GONE_GRACE_NS, Ignore, Ours, UseReader
+from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, GpuLook, GpuWatcher
+
+LONG_NS = 30 * SECOND_NS
+NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
+
+
+class Watch:
+    """A watcher with a clock of its own, on which every look is later than the one before by more than MAX_AGE_NS."""
+
+    def __init__(self, watcher: GpuWatcher) -> None:
+        self.watcher = watcher
+        self.now_ns = 1_000_000 * SECOND_NS
+
+    def __call__(self, ours: Ours | None = None, *, later_ns: int = MAX_AGE_NS, patience_ns: int = LONG_NS) -> GpuLook:
+        self.now_ns += later_ns
+        return self.watcher.look(self.now_ns, ours, patience_ns=patience_ns)
+
+    def until(self, true: Callable[[GpuLook], bool]) -> GpuLook:
+        """Look until it is so."""
+        for _ in range(200):
+            look = self(patience_ns=SECOND_NS // 10)
+            if true(look):
+                return look
+        raise AssertionError(look)
+
+
+PEOPLE = {4711: ("python", "alice"), 4712: ("jupyter-lab", "bob"), 4713: ("ollama", None)}
+
+
+@pytest.fixture
+def watching(fake_nvml: FakeNvml) -> Iterator[Callable[..., Watch]]:
+    """Make watchers of the fake GPUs, in a world where only PEOPLE's processes exist."""
+    made: list[GpuWatcher] = []
+
+    def make(*, pids: bool = True, limit_ns: int = LONG_NS, idle_seconds: float = 60, **how: object) -> Watch:
+        environment = {**fake_nvml.environment, **{name: str(value) for name, value in how.items()}}
+        uses = UseReader(pids_mean_something=pids, who=PEOPLE.get)
+        made.append(GpuWatcher(uses=uses, environment=environment, limit_ns=limit_ns, idle_seconds=idle_seconds))
+        return Watch(made[-1])
+
+    yield make
+    for watcher in made:
+        watcher.close()
+
+
+def problems(look: GpuLook) -> dict[str, str | None]:
+    """Return each GPU's problem."""
+    return {gpu.uuid: gpu.problem for gpu in look.gpus}
+
+
+def only(look: GpuLook) -> Gpu:
+    """Return the one GPU."""
+    (gpu,) = look.gpus
+    return gpu
+
+
+# What is there
+
+
+def test_each_gpu_tells_uuid_index_name_and_memory(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
+    fake_nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
+    look = watching()()
+    assert look.gpus == (Gpu("GPU-a", 0, "NVIDIA H200", 141 * GIB, 140 * GIB),)
+    assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
+
+
+def test_gpus_are_in_pci_bus_order(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """The order is that of the bus, as CUDA_DEVICE_ORDER=PCI_BUS_ID has it; the index stays NVML's."""
+    fake_nvml.gpu("GPU-c", bus=0xC1)
+    fake_nvml.gpu("GPU-a", bus=0x01)
+    fake_nvml.gpu("GPU-b", bus=0x41)
+    assert [(gpu.uuid, gpu.index) for gpu in watching()().gpus] == [("GPU-a", 1), ("GPU-b", 2), ("GPU-c", 0)]
+
+
+def test_an_nvml_that_has_no_gpus_shows_none(watching: Callable[..., Watch]) -> None:
+    """No GPUs and no problem: a driver without cards."""
+    assert watching()() == GpuLook((), None, (), 1_000_005 * SECOND_NS, "999.1")
+
+
+def nvml_of_this_machine() -> bool:
+    """Return whether a real library is here."""
+    try:
+        CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(nvml_of_this_machine(), reason="this machine has an NVML of its own")
+def test_a_machine_without_nvml_has_no_gpus_and_no_problem() -> None:
+    """No library: there are none, which is not the same as unknown."""
+    watcher = GpuWatcher()
+    look = watcher.look(1, patience_ns=LONG_NS)
+    watcher.close()
+    assert (look.gpus, look.problem) == ((), None)
+
+
+def test_a_library_that_is_broken_is_a_problem_and_not_the_absence_of_gpus(
+    watching: Callable[..., Watch], tmp_path: Path
+) -> None:
+    """A stub of no bytes, as container images have, cannot be loaded: unknown, with the loader's own words."""
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    look = watching(LD_LIBRARY_PATH=tmp_path)()
+    assert look.gpus == ()
+    assert "file too short" in (look.problem or "")
+
+
+def test_memory_that_a_gpu_does_not_tell_is_unknown_and_no_problem(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """GPUs that share the host's memory say "not supported": None, and the GPU can be given."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.error("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED)
+    fake_nvml.error("nvmlDeviceGetMemoryInfo_v2", NOT_SUPPORTED)
+    gpu = only(watching()())
+    assert (gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.problem) == (None, None, None)
+
+
+def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """Before 510 there is no memory call v2 and no process call v3; the earlier versions tell the same."""
+    fake_nvml.gpu("GPU-a", free=70 * GIB)
+    fake_nvml.process("GPU-a", 4711, 3 * GIB)
+    for call in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"):
+        fake_nvml.error(call, FUNCTION_NOT_FOUND)
+    gpu = only(watching()())
+    assert gpu.memory_free_bytes == 70 * GIB
+    assert [(process.pid, process.memory_bytes) for process in gpu.foreign] == [(4711, 3 * GIB)]
+
+
+# MIG
+
+
+def test_mig_instances_are_devices_and_their_parent_is_not_given(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """Each instance has its own UUID, memory and processes; its index is (parent + 1) * 100 + place."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.mig("MIG-x", "GPU-b", 0, free=9 * GIB)
+    fake_nvml.mig("MIG-y", "GPU-b", 3)
+    fake_nvml.process("MIG-y", 4711)
+    gpus = watching()().gpus
+    assert [(gpu.uuid, gpu.index, gpu.memory_free_bytes) for gpu in gpus] == [
+        ("GPU-a", 0, 80 * GIB),
+        ("MIG-x", 200, 9 * GIB),
+        ("MIG-y", 203, 10 * GIB),
+    ]
+    assert [len(gpu.foreign) for gpu in gpus] == [0, 0, 1]
+    assert "MIG" in gpus[1].name
+
+
+def test_a_gpu_in_mig_mode_without_instances_gives_nothing(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """The parent cannot be used by CUDA, so it is not there."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.add("migmode GPU-a")
+    look = watching()()
+    assert (look.gpus, look.problem) == ((), None)
+
+
+def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """A GPU that goes into MIG mode, and an instance that is destroyed, are forgotten, not reported as lost."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching()
+    watch()
+    fake_nvml.mig("MIG-x", "GPU-a", 0)
+    fake_nvml.mig("MIG-y", "GPU-a", 1)
+    assert problems(watch()) == {"MIG-x": None, "MIG-y": None}
+    fake_nvml.remove("MIG-x")
+    assert problems(watch()) == {"MIG-y": None}
+
+
+# NVML failing, hanging, and mending
+
+
+def test_nvml_failing_from_the_start_is_unknown_and_says_why(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A driver and a library of different versions: a problem, no GPUs; when NVML answers, all is there."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.error("nvmlInitWithFlags", MISMATCH)
+    watch = watching()
+    look = watch()
+    assert look.gpus == ()
+    assert "version mismatch" in (look.problem or "")
+    fake_nvml.mend()
+    assert problems(watch()) == {"GPU-a": None}
+
+
+def test_gpus_seen_before_nvml_fails_keep_their_identity_with_a_problem(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """Failing NVML: every GPU stays with UUID, index, name and total; what is free and on it is unknown."""
+    fake_nvml.gpu("GPU-a", name="H200")
+    fake_nvml.process("GPU-a", 4711)
+    watch = watching()
+    before = only(watch())
+    assert before.foreign != ()
+    fake_nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
+    look = watch()
+    assert look.problem == "NVML: Unknown Error"
+    assert only(look) == Gpu("GPU-a", 0, "H200", 80 * GIB, None, problem="NVML: Unknown Error")
+    fake_nvml.mend()
+    look = watch()
+    assert (only(look), look.problem) == (before, None)
+
+
+def test_an_error_without_a_name_is_said_by_its_number(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """An error code newer than pynvml is still a problem in words."""
+    fake_nvml.error("nvmlInitWithFlags", 77)
+    assert watching()().problem == "NVML: error number 77"
+
+
+def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A look returns with what is known; after the limit each GPU has the problem; it goes when NVML answers again."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching(limit_ns=LIMIT_NS)
+    before = watch()
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2", "GPU-a")
+    assert watch(patience_ns=0) == before
+    look = watch(patience_ns=0, later_ns=LIMIT_NS)
+    assert look.problem == "NVML hangs: no answer within 10 s"
+    assert problems(look) == {"GPU-a": look.problem}
+    assert watch(patience_ns=0) == look
+    fake_nvml.mend()
+    assert watch.until(lambda look: look.problem is None).gpus == before.gpus
+
+
+def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """Before the first answer nothing is known, and that is not "no GPUs"."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.hang("nvmlInitWithFlags")
+    watch = watching(limit_ns=LIMIT_NS)
+    assert watch(patience_ns=0).problem == "NVML has not answered yet"
+    assert (watch(patience_ns=0, later_ns=LIMIT_NS).problem or "").startswith("NVML hangs")
+    fake_nvml.mend()
+    assert problems(watch.until(lambda look: look.problem is None)) == {"GPU-a": None}
+
+
+def test_somebody_who_waits_out_the_limit_is_told_that_it_hangs(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """One patient look, as a command makes it, ends with the limit."""
+    fake_nvml.hang("nvmlInitWithFlags")
+    look = watching(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
+    assert look.problem == "NVML hangs: no answer within 0.2 s"
+
+
+def test_a_hanging_nvml_is_asked_by_one_process_at_a_time(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """However long it hangs, the processes that ask do not pile up."""
+    fake_nvml.hang("nvmlInitWithFlags")
+    watch = watching(limit_ns=LIMIT_NS)
+    for _ in range(8):
+        watch(patience_ns=0, later_ns=LIMIT_NS)
+        asking = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        assert len(asking) <= 1
+
+
+def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """An answer later than the patience makes fileno() readable, and a look then takes it in without asking again."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.hang("nvmlInitWithFlags")
+    watch = watching()
+    watch(patience_ns=0)
+    assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
+    fake_nvml.mend()
+    assert select.select([watch.watcher.fileno()], [], [], 30)[0] != []
+    assert problems(watch(patience_ns=0, later_ns=0)) == {"GPU-a": None}
+    assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
+
+
+def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A library that crashes its process costs one answer, and never the dispatcher."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.hang("nvmlDeviceGetCount_v2")
+    watch = watching()
+    watch(patience_ns=0)
+    os.kill(watch.watcher.helper_pid or 0, signal.SIGSEGV)
+    look = watch()
+    assert look.problem == "NVML: the process that asks NVML ended, signal 11"
+    fake_nvml.mend()
+    assert problems(watch()) == {"GPU-a": None}
+
+
+def test_a_helper_that_somebody_else_waited_for_is_no_trouble(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A dispatcher reaps all its children; that the helper was among them changes nothing."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching()
+    watch()
+    pid = watch.watcher.helper_pid or 0
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert problems(watch()) == {"GPU-a": None}
+
+
+def test_a_helper_that_left_because_nobody_asked_is_started_again(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """An idle spool keeps no GPU awake: the helper goes by itself, which no later look notices."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching(idle_seconds=0.001)
+    watch()
+    pid = watch.watcher.helper_pid or 0
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    assert watch().problem is None
+    for _ in range(20):  # some of these meet the helper just as it leaves
+        assert watch().problem is None
+
+
+# A GPU that falls off
+
+
+def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """The lost GPU keeps its place, UUID and index; its neighbours are as before, also in a newly started NVML."""
+    for number, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
+        fake_nvml.gpu(uuid, bus=number)
+    watch = watching()
+    before = watch()
+    fake_nvml.remove("GPU-b")
+    look = watch()
+    assert problems(look) == {"GPU-a": None, "GPU-b": "GPU is lost", "GPU-c": None}
+    assert look.problem is None
+    look = watch()
+    assert problems(look) == {"GPU-a": None, "GPU-b": "NVML does not list it any more", "GPU-c": None}
+    assert [gpu.index for gpu in look.gpus] == [0, 1, 2]
+    fake_nvml.gpu("GPU-b", bus=1)
+    assert watch().gpus == before.gpus
+
+
+def test_a_new_gpu_does_not_take_the_index_of_a_lost_one(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """While GPU-b is away, NVML counts the new one as 1; here 1 is still GPU-b's."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    watch = watching()
+    watch()
+    fake_nvml.remove("GPU-b")
+    fake_nvml.gpu("GPU-n", bus=3)
+    watch()
+    look = watch()
+    assert {gpu.uuid: gpu.index for gpu in look.gpus} == {"GPU-a": 0, "GPU-b": 1, "GPU-n": 2}
+
+
+def test_an_error_of_one_gpu_is_that_gpus_problem_alone(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """What one card refuses is said with the call and the error; the other card can be given."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.error("nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, "GPU-b")
+    watch = watching()
+    look = watch()
+    assert look.problem is None
+    assert problems(look) == {
+        "GPU-a": None,
+        "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error",
+    }
+    fake_nvml.mend()
+    assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
+
+
+def test_a_gpu_that_never_told_its_uuid_is_a_note(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """Without a UUID there is nothing to give; people are told that there is a card."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.error("nvmlDeviceGetHandleByIndex_v2", GPU_IS_LOST, "GPU-b")
+    look = watching()()
+    assert problems(look) == {"GPU-a": None}
+    assert (look.notes, look.problem) == (("GPU 1: GPU is lost",), None)
+
+
+def test_a_gpu_that_we_may_not_use_is_not_there(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """Where a container or an administrator keeps a card from us, it is neither given nor a problem."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.error("nvmlDeviceGetHandleByIndex_v2", 4, "GPU-b")
+    look = watching()()
+    assert (problems(look), look.notes) == ({"GPU-a": None}, ())
+
+
+# Whose processes
+
+
+def test_compute_processes_count_and_graphics_processes_do_not(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """The display server holds no card; a client of the MPS server does."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.process("GPU-a", 4711, 642 << 20)
+    fake_nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
+    fake_nvml.process("GPU-a", 4712, GIB, kind="graphics")
+    foreign = only(watching()()).foreign
+    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in foreign] == [
+        (4711, "python", "alice", 642 << 20),
+        (4713, "ollama", None, 2 * GIB),
+    ]
+
+
+def test_a_process_whose_memory_is_not_available_has_unknown_memory(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """NVML_VALUE_NOT_AVAILABLE is None, not 16 EiB; it is not below any limit, so it cannot be ignored as small."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.process("GPU-a", 4711, None)
+    watch = watching()
+    watch.watcher.ignore = Ignore(below_bytes=GIB)
+    assert [process.memory_bytes for process in only(watch()).foreign] == [None]
+
+
+def test_our_processes_are_ours_and_their_memory_is_told_by_job(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """Two processes of one job count together; a process of a run that is just ending is not foreign."""
+    fake_nvml.gpu("GPU-a")
+    for pid, job_bytes in ((4711, 3 * GIB), (4712, 4 * GIB), (9, 5 * GIB)):
+        fake_nvml.process("GPU-a", pid, job_bytes)
+    jobs = {4711: "train", 4712: "train", 9: "ending"}
+    gpu = only(watching()(Ours(job_of=jobs.get)))
+    assert gpu.foreign == ()
+    assert gpu.taken_bytes == (("ending", 5 * GIB), ("train", 7 * GIB))
+
+
+def test_a_process_that_has_ended_is_foreign_only_when_its_memory_stays(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """NVML lists a process a moment longer than it lives; listed for 10 s after, somebody else holds its memory."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.process("GPU-a", 99, GIB)
+    watch = watching()
+    assert only(watch()).foreign == ()
+    assert only(watch()).foreign == ()
+    assert [process.pid for process in only(watch(later_ns=GONE_GRACE_NS)).foreign] == [99]
+    fake_nvml.leave(99)
+    assert only(watch()).foreign == ()
+
+
+@pytest.mark.parametrize(
+    ("ignore", "left"),
+    [
+        (Ignore(), [4711, 4712, 4713]),
+        (Ignore(names=frozenset({"jupyter-lab"})), [4711, 4713]),
+        (Ignore(users=frozenset({"alice"})), [4712, 4713]),
+        (Ignore(below_bytes=700 << 20), [4711, 4713]),
+        (Ignore(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
+    ],
+)
+def test_what_the_configuration_ignores_does_not_count(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch], ignore: Ignore, left: list[int]
+) -> None:
+    """A name, a user or little memory: one of them is enough for a process not to count."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.process("GPU-a", 4711, 30 * GIB)
+    fake_nvml.process("GPU-a", 4712, 642 << 20)
+    fake_nvml.process("GPU-a", 4713, GIB)
+    watch = watching()
+    watch.watcher.ignore = ignore
+    assert [process.pid for process in only(watch()).foreign] == left
+
+
+def test_many_processes_are_all_seen(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """The list has no fixed length."""
+    fake_nvml.gpu("GPU-a")
+    for pid in range(100, 160):
+        fake_nvml.process("GPU-a", pid)
+    jobs = {pid: f"job-{pid}" for pid in range(100, 160)}
+    assert len(only(watching()(Ours(job_of=jobs.get))).taken_bytes) == 60
+
+
+def test_the_real_process_table_names_a_process_and_its_user(fake_nvml: FakeNvml) -> None:
+    """Outside of a test's world, names and users come from this machine's process table."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.process("GPU-a", os.getpid())
+    watcher = GpuWatcher(environment=fake_nvml.environment, uses=UseReader())
+    (process,) = only(watcher.look(1, patience_ns=LONG_NS)).foreign
+    watcher.close()
+    me = psutil.Process()
+    assert (process.name, process.user) == (me.name(), me.username())
+
+
+# When it is asked
+
+
+def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """No look, no call; a look soon after another uses its answer."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching()
+    assert watch.watcher.helper_pid is None
+    watch()
+    calls = len(fake_nvml.calls())
+    assert calls > 0
+    watch(later_ns=MAX_AGE_NS - 1)
+    assert len(fake_nvml.calls()) == calls
+    watch(later_ns=1)
+    assert len(fake_nvml.calls()) > calls
+
+
+def test_a_clock_that_is_set_back_makes_the_answer_old(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """An answer from the future is asked for again."""
+    watch = watching()
+    watch()
+    calls = len(fake_nvml.calls())
+    watch(later_ns=-3600 * SECOND_NS)
+    assert len(fake_nvml.calls()) > calls
+
+
+def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """What is really free there has changed; a GPU that a run had alone is free by our own evidence."""
+    fake_nvml.gpu("GPU-a", free=50 * GIB)
+    watch = watching()
+    watch(Ours(on={"GPU-a": {"alone": None}}))
+    calls = len(fake_nvml.calls())
+    watch(Ours(), later_ns=1)
+    assert len(fake_nvml.calls()) == calls
+    watch(Ours(on={"GPU-a": {"one": 30 * GIB, "two": 10 * GIB}}))
+    fake_nvml.gpu("GPU-a", free=80 * GIB)
+    assert only(watch(Ours(on={"GPU-a": {"two": 10 * GIB}}), later_ns=1)).memory_free_bytes == 80 * GIB
+
+
+# The process that asks
+
+
+def test_closing_leaves_no_process(fake_nvml: FakeNvml) -> None:
+    """The helper is gone when close() returns, also from within a call that hangs."""
+    fake_nvml.hang("nvmlInitWithFlags")
+    watcher = GpuWatcher(environment=fake_nvml.environment)
+    watcher.look(1, patience_ns=0)
+    pid = watcher.helper_pid
+    assert pid is not None
+    watcher.close()
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_helper_inherits_no_descriptor(fake_nvml: FakeNvml, watching: Callable[..., Watch], tmp_path: Path) -> None:
+    """A lock that the dispatcher holds must be free when the dispatcher is dead, whatever NVML does to the helper."""
+    watch = watching()
+    with (tmp_path / "lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        watch()
+        held = [os.readlink(path) for path in Path(f"/proc/{watch.watcher.helper_pid}/fd").iterdir()]
+    assert held
+    assert str(tmp_path / "lock") not in held
+
+
+def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None:
+    """No process stays behind after kill -9 of the dispatcher."""
+    script = (
+        "from spool.machine.gpus import GpuWatcher; w = GpuWatcher(); w.look(1, patience_ns=30_000_000_000);"
+        "print(w.helper_pid, flush=True); input()"
+    )
+    asker = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**fake_nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with asker:
+        assert asker.stdout is not None
+        helper = psutil.Process(int(asker.stdout.readline()))
+        asker.kill()
+    with suppress(psutil.NoSuchProcess):
+        while helper.status() != psutil.STATUS_ZOMBIE:  # the test's own time limit ends this
+            time.sleep(0.01)
+
+
+def test_the_module_prints_what_it_sees_as_json(fake_nvml: FakeNvml) -> None:
+    """`python -m spool.machine.gpus` is for people and for trying a machine out."""
+    fake_nvml.gpu("GPU-a", name="NVIDIA H200")
+    done = subprocess.run(
+        [sys.executable, "-m", "spool.machine.gpus"],
+        env={**fake_nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=True,
+    )
+    seen = json.loads(done.stdout)
+    assert [(gpu["uuid"], gpu["index"], gpu["name"]) for gpu in seen["gpus"]] == [("GPU-a", 0, "NVIDIA H200")]
+    assert seen["problem"] is None
