@@ -1,0 +1,272 @@
+"""Values for tests, each with everything sensible that a test does not care to say.
+
+Sizes and durations are written as in a job file (`"16G"`, `"2h"`) or given as integers of bytes and nanoseconds. GPU
+number i has the UUID `GPU-i`, and a run that asks for GPUs has the first ones unless it is told which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spool.core.model import (
+    DEFAULT_PRIORITY,
+    SECOND_NS,
+    ArrayTask,
+    Dependencies,
+    ForeignProcess,
+    Gpu,
+    Grant,
+    Machine,
+    Request,
+    Result,
+    Retry,
+    Running,
+    Spec,
+    State,
+    Waiting,
+)
+from spool.core.units import parse_duration, parse_size
+
+NOW_NS = 1_800_000_000 * SECOND_NS
+"""The instant of every value that is not told another."""
+
+
+def gpu_uuid(index: int) -> str:
+    """Return the UUID of GPU number *index*."""
+    return f"GPU-{index}"
+
+
+def a_request(
+    *,
+    cpus: int = 1,
+    memory: str | int | None = None,
+    gpus: int = 0,
+    gpu_memory: str | int | None = None,
+    gpu_type: str | None = None,
+) -> Request:
+    """Make a request: one processor and nothing else."""
+    return Request(cpus, _size(memory), gpus, _size(gpu_memory), gpu_type)
+
+
+def a_spec(
+    command: str | tuple[str, ...] = "true",
+    *,
+    request: Request | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    time_limit: str | int | None = None,
+    depends_on: Iterable[str] | Dependencies | None = None,
+    group: str | None = None,
+    group_limit: int | None = None,
+    scheduling_timeout: str | int | None = None,
+    start_after_ns: int | None = None,
+    retry: Retry | None = None,
+    task: ArrayTask | None = None,
+    project: str | None = None,
+    tags: tuple[str, ...] = (),
+) -> Spec:
+    """Make what a job file says: a command that does nothing."""
+    if depends_on is not None and not isinstance(depends_on, Dependencies):
+        depends_on = Dependencies(all=tuple(depends_on))
+    return Spec(
+        command,
+        request=request or Request(),
+        priority=priority,
+        time_limit_ns=_duration(time_limit),
+        depends_on=depends_on,
+        group=group,
+        group_limit=group_limit,
+        scheduling_timeout_ns=_duration(scheduling_timeout),
+        start_after_ns=start_after_ns,
+        retry=retry or Retry(),
+        task=task,
+        project=project,
+        tags=tags,
+    )
+
+
+def a_job(
+    name: str = "job",
+    *,
+    cpus: int = 1,
+    memory: str | int | None = None,
+    gpus: int = 0,
+    gpu_memory: str | int | None = None,
+    gpu_type: str | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    time_limit: str | int | None = None,
+    depends_on: Iterable[str] | Dependencies | None = None,
+    group: str | None = None,
+    group_limit: int | None = None,
+    project: str | None = None,
+    spec: Spec | None = None,
+    user: str = "alice",
+    arrived_at_ns: int = NOW_NS,
+    attempt: int = 1,
+    not_before_ns: int | None = None,
+) -> Waiting:
+    """Make a job that waits, its clock running since it arrived. *spec*, if given, stands for all that a file says."""
+    if spec is None:
+        spec = a_spec(
+            request=a_request(cpus=cpus, memory=memory, gpus=gpus, gpu_memory=gpu_memory, gpu_type=gpu_type),
+            priority=priority,
+            time_limit=time_limit,
+            depends_on=depends_on,
+            group=group,
+            group_limit=group_limit,
+            project=project,
+        )
+    return Waiting(
+        name,
+        spec,
+        user,
+        arrived_at_ns,
+        clock_at_ns=arrived_at_ns,
+        attempt=attempt,
+        not_before_ns=not_before_ns,
+    )
+
+
+def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) -> Grant:
+    """Make the grant of just what *request* asks for, on the GPUs *on*: by default the first ones."""
+    request = request or Request()
+    indices = tuple(range(request.gpus) if on is None else on)
+    return Grant(
+        cpus=request.cpus,
+        memory_bytes=request.memory_bytes,
+        gpu_uuids=tuple(gpu_uuid(index) for index in indices),
+        gpu_indices=indices,
+        gpu_memory_bytes=request.gpu_memory_bytes,
+    )
+
+
+def a_run(
+    name: str = "run",
+    *,
+    cpus: int = 1,
+    memory: str | int | None = None,
+    gpus: int = 0,
+    gpu_memory: str | int | None = None,
+    on: Iterable[int] | None = None,
+    time_limit: str | int | None = None,
+    group: str | None = None,
+    group_limit: int | None = None,
+    project: str | None = None,
+    spec: Spec | None = None,
+    grant: Grant | None = None,
+    user: str = "alice",
+    run: int = 1,
+    attempt: int = 1,
+    started_at_ns: int = NOW_NS,
+    stopping: bool = False,
+) -> Running:
+    """Make a run that is alive, granted what it asks for on the GPUs *on*, by default the first ones."""
+    indices = None if on is None else tuple(on)
+    if spec is None:
+        wanted = gpus if indices is None else len(indices)
+        spec = a_spec(
+            request=a_request(cpus=cpus, memory=memory, gpus=wanted, gpu_memory=gpu_memory),
+            time_limit=time_limit,
+            group=group,
+            group_limit=group_limit,
+            project=project,
+        )
+    return Running(
+        name,
+        run,
+        user,
+        spec,
+        a_grant(spec.request, on=indices) if grant is None else grant,
+        started_at_ns,
+        attempt,
+        stopping,
+    )
+
+
+def a_gpu(
+    index: int = 0,
+    *,
+    uuid: str | None = None,
+    name: str = "NVIDIA H100 80GB HBM3",
+    memory: str | int | None = "80G",
+    used: str | int = 0,
+    foreign: Iterable[ForeignProcess] = (),
+    taken: Iterable[tuple[str, str | int]] = (),
+    problem: str | None = None,
+) -> Gpu:
+    """Make an idle GPU. *used* is what is not free any more, whoever has it; *taken* is what which job has of it."""
+    total = _size(memory)
+    return Gpu(
+        uuid=gpu_uuid(index) if uuid is None else uuid,
+        index=index,
+        name=name,
+        memory_total_bytes=total,
+        memory_free_bytes=None if total is None or problem is not None else total - (_size(used) or 0),
+        foreign=tuple(foreign),
+        problem=problem,
+        taken_bytes=tuple((job, _size(size) or 0) for job, size in taken),
+    )
+
+
+def a_machine(
+    cpus: int = 4,
+    gpus: int | Iterable[Gpu] = 2,
+    *,
+    memory: str | int = "16G",
+    available: str | int | None = None,
+    gpu_problem: str | None = None,
+    disk_free: str | int | None = "100G",
+) -> Machine:
+    """Make a machine with nothing in use: so many idle GPUs, or the given ones. *available* None: all of *memory*."""
+    return Machine(
+        cpus=cpus,
+        memory_bytes=_size(memory) or 0,
+        memory_available_bytes=_size(memory if available is None else available),
+        gpus=tuple(a_gpu(index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus),
+        gpu_problem=gpu_problem,
+        disk_free_bytes=_size(disk_free),
+    )
+
+
+def a_result(
+    job: str = "job",
+    outcome: State = State.FINISHED,
+    *,
+    run: int = 1,
+    attempt: int = 1,
+    reason: str = "",
+    exit_code: int | None = None,
+    submitted_at_ns: int = NOW_NS,
+    waited: str | int = 0,
+    ran: str | int = "60s",
+    user: str = "alice",
+    project: str | None = None,
+    request: Request | None = None,
+) -> Result:
+    """Make the end of a run that waited and ran for so long. A finished one has exit code 0, a failed one 1."""
+    started_at_ns = submitted_at_ns + (_duration(waited) or 0)
+    if exit_code is None:
+        exit_code = {State.FINISHED: 0, State.FAILED: 1}.get(outcome)
+    request = request or Request()
+    return Result(
+        job,
+        run,
+        attempt,
+        outcome,
+        reason,
+        submitted_at_ns=submitted_at_ns,
+        started_at_ns=started_at_ns,
+        ended_at_ns=started_at_ns + (_duration(ran) or 0),
+        exit_code=exit_code,
+        user=user,
+        project=project,
+        request=request,
+        grant=a_grant(request),
+    )
+
+
+def _size(value: str | int | None) -> int | None:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _duration(value: str | int | None) -> int | None:
+    return parse_duration(value) if isinstance(value, str) else value
