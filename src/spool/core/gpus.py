@@ -1,0 +1,219 @@
+"""Which GPUs a job may have: its own or shared, by type, by what is really free, in the configured order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from spool.core.model import Gpu, Grant, Machine, Policy, Request
+from spool.core.reasons import count_of, some_of
+from spool.core.units import show_size
+
+ANY_TYPE = "auto"
+
+
+@dataclass(slots=True)
+class Card:
+    """One GPU and what our runs have of it."""
+
+    gpu: Gpu
+    given: bool  # may be given out at all: chosen by `gpu.use`
+    alone: list[str] = field(default_factory=list)  # runs that have it to themselves
+    shares: dict[str, int] = field(default_factory=dict)  # run -> bytes granted
+    shared_bytes: int = 0
+    untaken_bytes: int = 0  # granted to runs, and not taken by them yet
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is on it: no run of ours, no process of others, nothing wrong."""
+        return not (self.alone or self.shares or self.gpu.foreign or self.gpu.problem)
+
+    def has_room(self, request: Request) -> bool:
+        """Tell whether *request* could have this GPU, or its share of it, now. Its type is not looked at."""
+        need = request.gpu_memory_bytes
+        if need is None:
+            return self.idle
+        gpu = self.gpu
+        if self.alone or gpu.problem is not None:
+            return False
+        if gpu.memory_total_bytes is not None and self.shared_bytes + need > gpu.memory_total_bytes:
+            return False
+        # Unknown is not free. What our runs were granted and have not taken yet still looks free, and is not.
+        return gpu.memory_free_bytes is not None and need <= gpu.memory_free_bytes - self.untaken_bytes
+
+
+class Cards:
+    """The GPUs of a machine with the grants of its runs; `claim` and `release` keep it, both in any order."""
+
+    def __init__(self, machine: Machine, policy: Policy) -> None:
+        self.problem = machine.gpu_problem
+        self.strategy = policy.gpu_strategy
+        self.cards = [Card(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
+        self.by_uuid = {card.gpu.uuid: card for card in self.cards}
+        self._open: dict[Request, list[Card]] = {}
+
+    def claim(self, name: str, grant: Grant) -> None:
+        """Give the run *name* the GPUs of its grant. One that the machine has no more is passed over."""
+        if not grant.gpu_uuids:
+            return
+        self._open.clear()
+        for uuid in grant.gpu_uuids:
+            card = self.by_uuid.get(uuid)
+            if card is None:
+                continue
+            if grant.gpu_memory_bytes is None:
+                card.alone.append(name)
+            else:
+                card.shares[name] = grant.gpu_memory_bytes
+                card.shared_bytes += grant.gpu_memory_bytes
+                card.untaken_bytes += _untaken(card.gpu, name, grant.gpu_memory_bytes)
+
+    def release(self, name: str, grant: Grant) -> None:
+        """Take back what `claim` gave."""
+        if not grant.gpu_uuids:
+            return
+        self._open.clear()
+        for uuid in grant.gpu_uuids:
+            card = self.by_uuid.get(uuid)
+            if card is None:
+                continue
+            if grant.gpu_memory_bytes is None:
+                card.alone.remove(name)
+            else:
+                del card.shares[name]
+                card.shared_bytes -= grant.gpu_memory_bytes
+                card.untaken_bytes -= _untaken(card.gpu, name, grant.gpu_memory_bytes)
+
+    def open_to(self, request: Request) -> list[Card]:
+        """Return the GPUs that have room for *request* now, whoever else they are kept for."""
+        if self.problem is not None:
+            return []
+        found = self._open.get(request)
+        if found is None:
+            found = self._open[request] = [card for card in self.suitable(request) if card.has_room(request)]
+        return found
+
+    def suitable(self, request: Request) -> Iterator[Card]:
+        """Yield the GPUs that could serve *request* if nobody were on them."""
+        need = request.gpu_memory_bytes
+        for card in self.cards:
+            total = card.gpu.memory_total_bytes
+            large = need is None or total is None or need <= total
+            if card.given and large and is_of_type(card.gpu.name, request.gpu_type):
+                yield card
+
+    def in_order(self, cards: Iterable[Card], request: Request, seed: int) -> list[Card]:
+        """Return *cards* in the order in which the strategy takes them."""
+        shared = request.gpu_memory_bytes is not None
+        strategy = self.strategy or ("packed" if shared else "sequential")
+        by_index = sorted(cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
+        if strategy == "random":
+            by_index.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
+        elif shared and strategy == "packed":
+            by_index.sort(key=lambda card: -card.shared_bytes)
+        elif shared and strategy == "spread":
+            by_index.sort(key=lambda card: card.shared_bytes)
+        return by_index
+
+    def never(self, request: Request) -> str | None:
+        """Return why the machine cannot ever serve *request*, or None if it could (or if that is unknown)."""
+        if not request.gpus or self.problem is not None:
+            return None
+        suitable = sum(1 for _ in self.suitable(request))
+        if suitable >= request.gpus:
+            return None
+        wanted = count_of(request.gpus, "GPU")
+        given = [card for card in self.cards if card.given]
+        if not given:
+            unused = f" that may be used ({len(self.cards)} in all)" if self.cards else ""
+            return f"needs {wanted}, the machine has none{unused}"
+        if len(given) < request.gpus:
+            return f"needs {wanted}, the machine has {len(given)}"
+        of_type = [card for card in given if is_of_type(card.gpu.name, request.gpu_type)]
+        if len(of_type) < request.gpus:
+            names = some_of(sorted({card.gpu.name for card in given}))
+            return f"needs {wanted} of type {request.gpu_type}, the machine has {len(of_type)} ({names})"
+        size = show_size(request.gpu_memory_bytes or 0)
+        return f"needs {wanted} with {size}, the machine has {suitable} as large as that"
+
+    def full(self, request: Request) -> str:
+        """Return in words why too few GPUs have room for *request*."""
+        wanted = str(request.gpus)
+        if request.gpu_type is not None and request.gpu_type != ANY_TYPE:
+            wanted += f" of type {request.gpu_type}"
+        if self.problem is not None:
+            return f"needs {wanted}, and what is free is unknown: {self.problem}"
+        need = request.gpu_memory_bytes
+        found = len(self.open_to(request))
+        head = f"needs {wanted} alone, {found} idle" if need is None else (
+            f"needs {wanted} with {show_size(need)} each, {found} with that much free"
+        )
+        closed = [_why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
+        if not closed:
+            return head
+        rest = [f"and {len(closed) - 8} more"] if len(closed) > 8 else []
+        return "; ".join([head, *closed[:8], *rest])
+
+
+def chosen(gpu: Gpu, use: tuple[str, ...] | None) -> bool:
+    """Tell whether `gpu.use` (indices or UUIDs; None is all) names *gpu*."""
+    return use is None or gpu.uuid in use or str(gpu.index) in use
+
+
+def unknown_gpus(use: tuple[str, ...] | None, machine: Machine) -> tuple[str, ...]:
+    """Return what `gpu.use` names and the machine does not have: an error in the configuration, never "then all"."""
+    if use is None or machine.gpu_problem is not None:
+        return ()
+    known = {name for gpu in machine.gpus for name in (gpu.uuid, str(gpu.index))}
+    return tuple(name for name in use if name not in known)
+
+
+@lru_cache(maxsize=4096)
+def is_of_type(name: str, wanted: str | None) -> bool:
+    """Tell whether a GPU of that *name* is of the *wanted* type: a part of the name, in either case.
+
+    A number in it is meant whole: "A100" is no "A10", and "T4" no "T400".
+    """
+    if wanted is None or wanted.lower() == ANY_TYPE:
+        return True
+    before = r"(?<![0-9])" if wanted[:1].isdigit() else ""
+    after = r"(?![0-9])" if wanted[-1:].isdigit() else ""
+    return re.search(before + re.escape(wanted) + after, name, re.IGNORECASE) is not None
+
+
+def _untaken(gpu: Gpu, name: str, granted_bytes: int) -> int:
+    return max(granted_bytes - sum(taken for job, taken in gpu.taken_bytes if job == name), 0)
+
+
+def _why_closed(card: Card, need: int | None) -> str:
+    gpu = card.gpu
+    label = f"GPU {gpu.index}"
+    if gpu.problem is not None:
+        return f"{label}: {gpu.problem}"
+    if card.alone:
+        return f"{label} is {some_of(card.alone)}'s alone"
+    if need is not None:
+        free = gpu.memory_free_bytes
+        if free is None:
+            return f"{label}: how much is free is unknown"
+        left = max(free - card.untaken_bytes, 0)
+        if gpu.memory_total_bytes is not None:
+            left = min(left, gpu.memory_total_bytes - card.shared_bytes)
+        return f"{label} has {show_size(left)} left"
+    if card.shares:
+        return f"{label} is shared by {some_of(sorted(card.shares))}"
+    process = gpu.foreign[0]
+    size = "" if process.memory_bytes is None else f", {show_size(process.memory_bytes)}"
+    more = f" and {len(gpu.foreign) - 1} more" if len(gpu.foreign) > 1 else ""
+    return f"{label} is used by pid {process.pid} ({process.name}{size}){more} outside spool"
+
+
+def _mix(number: int) -> int:
+    """Return *number* well mixed into 64 bits (splitmix64, Steele et al. 2014)."""
+    mask = (1 << 64) - 1
+    number = (number + 0x9E3779B97F4A7C15) & mask
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & mask
+    return number ^ (number >> 31)

@@ -1,0 +1,164 @@
+"""What to do now: which waiting jobs start with what, which end without a start, and why each other one waits.
+
+`decide` is a pure function of the view, the instant and the policy. (The queue in the view is an index; `decide` lets
+it find things faster, which changes no answer.) The dispatcher performs the plan, the dry run prints it, `why` asks
+it, and the simulator runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
+from itertools import chain
+
+from spool.core.backfill import Expectation, expect
+from spool.core.cycles import Cycles
+from spool.core.dependencies import Names, Verdict, judge
+from spool.core.model import Grant, Machine, Policy, Reservation, Running, State, Waiting
+from spool.core.placement import Placed, Placement
+from spool.core.queue import ShapeKey, WaitingQueue, shape_key
+from spool.core.quotas import shared_limits
+from spool.core.reasons import Reason
+from spool.core.resources import Room
+from spool.core.rules import Rules
+from spool.core.settle import settle
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The whole spool as it was seen once.
+
+    `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
+    names in `queue.watch.names()`, those that held jobs depend on, and the tasks of the arrays among them. `arrays`
+    gives the tasks of each expanded array. `usage` is what `order.UsageLedger.at` returns. `protected` is that of the
+    plan before, so that a job keeps the room that was left for it; None does no harm.
+    """
+
+    machine: Machine
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    held: Mapping[str, Waiting] = field(default_factory=dict)
+    running: tuple[Running, ...] = ()
+    ended: Mapping[str, State] = field(default_factory=dict)
+    arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reservations: tuple[Reservation, ...] = ()
+    usage: Mapping[str, float] = field(default_factory=dict)
+    paused: bool = False
+    protected: str | None = None
+    zone: tzinfo = UTC  # in which instants are told to people
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job that starts now, and what it is given."""
+
+    name: str
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A waiting or held job that ends without having started: `unschedulable`, or `cancelled` by what it depends on."""
+
+    name: str
+    outcome: State
+    reason: str
+
+
+class Plan:
+    """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
+
+    `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
+    none. `protected` is to be handed to the next view.
+    """
+
+    def __init__(self, view: View, rules: Rules, names: Names, placed: Placed, next_at_ns: int | None) -> None:
+        self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
+        self.protected = placed.protected
+        self.next_at_ns = next_at_ns
+        self._view = view
+        self._rules = rules
+        self._names = names
+        self._started = {start.name for start in self.starts}
+        self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
+        rules.cycles = Cycles(_with_dependencies(view), names)
+        self.endings = tuple(
+            Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
+        )
+
+    def reason(self, name: str) -> Reason | None:
+        """Return why *name* waits or is held, the first "no"; None for a job that starts now or is not known."""
+        job = self._view.queue.get(name)
+        if job is None:
+            return Reason("held", "held") if name in self._view.held else None
+        return None if name in self._started else self._first(job)
+
+    def all_noes(self, name: str) -> list[Reason]:
+        """Return every "no" to *name* in the order of the rules; the first is `reason`."""
+        job = self._view.queue.get(name)
+        if job is not None:
+            return [] if name in self._started else list(self._rules.noes(job))
+        job = self._view.held.get(name)
+        return [] if job is None else [Reason("held", "held"), *self._rules.noes(job)]
+
+    def expected_start(self, name: str) -> Expectation | None:
+        """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
+
+        Runs without a limit are taken to last as long again as they have run, at least ten minutes. Other waiting
+        jobs are not thought of. None where it is unknown: what it depends on has not ended, or it never fits.
+        """
+        job = self._view.queue.get(name) or self._view.held.get(name)
+        if job is None or name in self._started:
+            return None
+        if job.spec.depends_on is not None and judge(job, self._names).verdict is not Verdict.SATISFIED:
+            return None
+        return expect(job, self._rules.room)
+
+    def _first(self, job: Waiting) -> Reason | None:
+        for reason in self._rules.own(job):
+            return reason
+        if self._rules.counts_queued or job.name == self.protected:
+            return next(self._rules.noes(job), None)
+        key = (shape_key(job), job.spec.priority)
+        if key not in self._known:
+            self._known[key] = next(self._rules.shared(job), None)
+        return self._known[key]
+
+    def _why_ended(self, name: str, outcome: State) -> str:
+        job = self._view.queue.get(name) or self._view.held[name]
+        if outcome is State.CANCELLED:
+            return f"dependency: {judge(job, self._names).text}"
+        own = list(self._rules.own(job))
+        waited_for = own[1] if len(own) > 1 else next(self._rules.shared(job), None)
+        return f"{own[0]}; {waited_for}" if waited_for is not None else str(own[0])
+
+
+def decide(view: View, now_ns: int, policy: Policy) -> Plan:
+    """Return what to do at *now_ns*."""
+    queue = view.queue
+    queue.ripen(now_ns)
+    running = {run.name for run in view.running}
+    queue.watch.runs(running)
+    names = Names(queue, view.held, running, view.ended.get, view.arrays)
+    settle(queue, view.held, names, now_ns, paused=view.paused)
+    limits = shared_limits(queue.shapes, view.running)
+    room = Room(view.machine, policy, limits, view.reservations, now_ns, view.running, view.zone)
+    rules = Rules(queue, room, names, running, paused=view.paused, zone=view.zone)
+    placed = Placed() if view.paused else Placement(queue, rules, view.usage, view.protected).run()
+    if view.paused:
+        placed.protected = view.protected
+    return Plan(view, rules, names, placed, _next_at_ns(view, now_ns, policy, placed))
+
+
+def _with_dependencies(view: View) -> Iterator[Waiting]:
+    yield from (view.queue[name] for name in view.queue.watch)
+    yield from (job for job in view.held.values() if job.spec.depends_on is not None)
+
+
+def _next_at_ns(view: View, now_ns: int, policy: Policy, placed: Placed) -> int | None:
+    if view.paused or not view.queue:
+        return None
+    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.starves_at_ns]
+    for each in view.reservations:
+        times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
+    return min(chain(at for at in times if at is not None and at > now_ns), default=None)

@@ -1,0 +1,302 @@
+"""The index of the waiting jobs, kept from pass to pass by its owner.
+
+Jobs that differ in nothing but priority, arrival and name are of one *shape*: what keeps the first of them waiting
+keeps all of them waiting. So a pass looks at the first of each shape only, and is short while shapes are few.
+
+A job that waits for something of its own (an instant, another job) stands beside its shape until that has come, and
+is in nobody's way. Where a job stands decides how quickly it is found, never whether it may start: `decide` asks
+every rule again of each job that it looks at. An index changed step by step therefore answers like one built anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+from spool.core.dependencies import Watch
+from spool.core.model import Request, Waiting
+from spool.core.order import Place, place
+
+_Entry = TypeVar("_Entry", tuple[int, str], Place)
+
+_TIME = 1  # stands beside its shape because its instant has not come
+_DEPENDENCY = 2  # … because of the jobs that it depends on
+
+
+class ShapeKey(NamedTuple):
+    """All that decides whether a job fits, and nothing that differs between jobs which are equal in that."""
+
+    user: str
+    project: str | None
+    request: Request
+    group: str | None
+    group_limit: int | None
+    array: str | None
+    array_limit: int | None
+    time_limit_ns: int | None
+    executor_problem: str | None
+
+
+class Shape:
+    """The jobs of one shape: how many there are, and those with no gate of their own closed, in order."""
+
+    __slots__ = ("key", "members", "ready")
+
+    def __init__(self, key: ShapeKey) -> None:
+        self.key = key
+        self.members = 0
+        self.ready: list[Place] = []
+
+
+def shape_key(job: Waiting) -> ShapeKey:
+    """Return the shape that *job* is of."""
+    spec = job.spec
+    task = spec.task
+    return ShapeKey(
+        job.user,
+        spec.project,
+        spec.request,
+        spec.group,
+        spec.group_limit if spec.group is not None else None,
+        task.array if task is not None else None,
+        task.max_running if task is not None else None,
+        spec.time_limit_ns,
+        job.executor_problem,
+    )
+
+
+def opens_at_ns(job: Waiting) -> int | None:
+    """Return the instant before which *job* may not start: its begin, or a retry's delay. None: there is none."""
+    spec = job.spec
+    latest = job.not_before_ns
+    if spec.start_after_ns is not None and (latest is None or spec.start_after_ns > latest):
+        latest = spec.start_after_ns
+    if spec.start_delay_ns is not None:
+        begins = job.arrived_at_ns + spec.start_delay_ns
+        if latest is None or begins > latest:
+            latest = begins
+    return latest
+
+
+def deadline_ns(job: Waiting) -> int | None:
+    """Return the last instant at which *job* has not yet waited longer than its scheduling timeout, or None.
+
+    None where it has no timeout (0 is none), and while its clock stands.
+    """
+    timeout = job.spec.scheduling_timeout_ns
+    if not timeout or job.clock_at_ns is None:
+        return None
+    return job.clock_at_ns + timeout - job.waited_ns_before
+
+
+def waited_ns(job: Waiting, now_ns: int) -> int:
+    """Return how long *job* has waited since it was (re)queued; a time held or paused does not count."""
+    if job.clock_at_ns is None:
+        return job.waited_ns_before
+    return job.waited_ns_before + max(now_ns - job.clock_at_ns, 0)
+
+
+class WaitingQueue(Mapping[str, Waiting]):
+    """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
+
+    `put` and `remove` tell the index that a name has come, changed or gone. That a name has started, stopped
+    running or ended is told by the view. Of any other change of what a name is doing (a record in `done/` that
+    appears or goes, a held job that goes) the owner tells by `changed`.
+    """
+
+    def __init__(self, jobs: Iterable[Waiting] = ()) -> None:
+        self.watch = Watch()
+        self._jobs: dict[str, Waiting] = {}
+        self._shapes: dict[ShapeKey, Shape] = {}
+        self._closed: dict[str, int] = {}  # jobs beside their shape, and why
+        self._times: list[tuple[int, str]] = []  # those of them that wait for an instant, by instant
+        self._deadlines: list[tuple[int, str]] = []
+        self._arrivals: dict[tuple[str, str], list[tuple[int, str]]] = {}  # made when first asked for
+        self._counts: dict[tuple[str, str], int] = {}
+        for job in jobs:
+            self.put(job)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._jobs
+
+    def __getitem__(self, name: str) -> Waiting:
+        return self._jobs[name]
+
+    def put(self, job: Waiting) -> None:
+        """Add *job*, or put it in the place of the one of its name."""
+        name = job.name
+        old = self._jobs.get(name)
+        if old is not None:
+            self._take_out(old)
+        self._jobs[name] = job
+        key = shape_key(job)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = Shape(key)
+        shape.members += 1
+        for owner in _owners(job):
+            self._counts[owner] = self._counts.get(owner, 0) + 1
+            arrivals = self._arrivals.get(owner)
+            if arrivals is not None:
+                insort(arrivals, (job.arrived_at_ns, name))
+        closed = 0
+        opens = opens_at_ns(job)
+        if opens is not None:
+            closed = _TIME
+            insort(self._times, (opens, name))
+        if job.spec.depends_on is not None:
+            closed |= _DEPENDENCY
+            self.watch.add(job)
+        if closed:
+            self._closed[name] = closed
+        else:
+            insort(shape.ready, place(job))
+        deadline = deadline_ns(job)
+        if deadline is not None:
+            insort(self._deadlines, (deadline, name))
+        self.watch.changed(name)
+
+    def remove(self, name: str) -> None:
+        """Take *name* out; a name that is not there is none of our business."""
+        job = self._jobs.pop(name, None)
+        if job is not None:
+            self._take_out(job)
+            self.watch.changed(name)
+
+    def changed(self, *names: str) -> None:
+        """Say that what these names are doing has changed; without names, that anything may have."""
+        if not names:
+            self.watch.changed_all()
+        for name in names:
+            self.watch.changed(name)
+
+    def _take_out(self, job: Waiting) -> None:
+        name = job.name
+        key = shape_key(job)
+        shape = self._shapes[key]
+        shape.members -= 1
+        closed = self._closed.pop(name, 0)
+        if not closed:
+            _discard(shape.ready, place(job))
+        if not shape.members:
+            del self._shapes[key]
+        if closed & _TIME:
+            opens = opens_at_ns(job)
+            if opens is not None:
+                _discard(self._times, (opens, name))
+        if job.spec.depends_on is not None:
+            self.watch.discard(job)
+        deadline = deadline_ns(job)
+        if deadline is not None:
+            _discard(self._deadlines, (deadline, name))
+        for owner in _owners(job):
+            self._counts[owner] -= 1
+            if not self._counts[owner]:
+                del self._counts[owner]
+            arrivals = self._arrivals.get(owner)
+            if arrivals is not None:
+                _discard(arrivals, (job.arrived_at_ns, name))
+
+    # What follows is for `decide`.
+
+    @property
+    def shapes(self) -> Iterable[Shape]:
+        """Every shape that has members."""
+        return self._shapes.values()
+
+    def ripen(self, now_ns: int) -> None:
+        """Let the jobs whose instant has come join their shapes."""
+        cut = bisect_left(self._times, (now_ns + 1,))
+        if not cut:
+            return
+        names = [name for _, name in self._times[:cut]]
+        del self._times[:cut]
+        self._open(names, _TIME)
+
+    def open_dependency(self, names: Iterable[str]) -> None:
+        """Let the jobs whose dependencies are satisfied join their shapes."""
+        self._open(names, _DEPENDENCY)
+
+    def close_dependency(self, name: str) -> None:
+        """Let a job whose dependencies are not satisfied (any more) stand beside its shape."""
+        job = self._jobs[name]
+        closed = self._closed.get(name, 0)
+        if not closed:
+            _discard(self._shapes[shape_key(job)].ready, place(job))
+        self._closed[name] = closed | _DEPENDENCY
+
+    def _open(self, names: Iterable[str], gate: int) -> None:
+        opened: dict[ShapeKey, list[Place]] = {}
+        for name in names:
+            before = self._closed.get(name, 0)
+            closed = before & ~gate
+            if closed:
+                self._closed[name] = closed
+            elif before:
+                del self._closed[name]
+                job = self._jobs[name]
+                opened.setdefault(shape_key(job), []).append(place(job))
+        for key, places in opened.items():
+            ready = self._shapes[key].ready
+            if len(places) < 8:
+                for one in places:
+                    insort(ready, one)
+            else:  # many at once: one sort of two sorted stretches
+                places.sort()
+                ready.extend(places)
+                ready.sort()
+
+    def overdue(self, now_ns: int) -> list[str]:
+        """Return the jobs that have waited longer than their scheduling timeout, longest overdue first."""
+        return [name for _, name in self._deadlines[: bisect_left(self._deadlines, (now_ns,))]]
+
+    def next_opening_ns(self, now_ns: int) -> int | None:
+        """Return the first instant after *now_ns* for which a job waits, or None."""
+        at = bisect_left(self._times, (now_ns + 1,))
+        return self._times[at][0] if at < len(self._times) else None
+
+    def next_overdue_ns(self, now_ns: int) -> int | None:
+        """Return the first instant after *now_ns* at which a scheduling timeout is over, or None."""
+        at = bisect_left(self._deadlines, (now_ns,))
+        return self._deadlines[at][0] + 1 if at < len(self._deadlines) else None
+
+    def with_scheduling_timeout(self) -> tuple[str, ...]:
+        """Return the jobs whose waiting clock matters: after a pause their owner puts them again, the clock set on."""
+        return tuple(name for name, job in self._jobs.items() if job.spec.scheduling_timeout_ns)
+
+    def queued(self, *, user: str | None = None, project: str | None = None) -> int:
+        """Return how many jobs wait in all, of a user, or of a project."""
+        if user is not None:
+            return self._counts.get(("user", user), 0)
+        if project is not None:
+            return self._counts.get(("project", project), 0)
+        return len(self._jobs)
+
+    def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
+        """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""
+        owner = ("project", job.spec.project or "") if by_project else ("user", job.user)
+        if self._counts.get(owner, 0) <= most:
+            return True
+        arrivals = self._arrivals.get(owner)
+        if arrivals is None:
+            arrivals = sorted((each.arrived_at_ns, each.name) for each in self._jobs.values() if owner in _owners(each))
+            self._arrivals[owner] = arrivals
+        return bisect_right(arrivals, (job.arrived_at_ns, job.name)) <= most
+
+
+def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
+    project = job.spec.project
+    return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
+
+
+def _discard(ordered: list[_Entry], entry: _Entry) -> None:
+    at = bisect_left(ordered, entry)
+    if at < len(ordered) and ordered[at] == entry:
+        del ordered[at]

@@ -1,0 +1,88 @@
+"""Why a job waits: a code for programs, a sentence with numbers for people.
+
+The codes, in the order in which the rules are asked:
+held, paused, scheduling_timeout, begins, retry, running, dependency, group, array, quota, never_fits, memory, cpus,
+gpus, reserved, left, disk, executor. (`invalid` comes before all of them; such a file never becomes a waiting job.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta, tzinfo
+
+CODES = (
+    "held",
+    "paused",
+    "scheduling_timeout",
+    "begins",
+    "retry",
+    "running",
+    "dependency",
+    "group",
+    "array",
+    "quota",
+    "never_fits",
+    "memory",
+    "cpus",
+    "gpus",
+    "reserved",
+    "left",
+    "disk",
+    "executor",
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Reason:
+    """One "no": `code` is one of CODES, `text` the sentence. The sentence is put together when it is asked for."""
+
+    __slots__ = ("_text", "code")
+
+    def __init__(self, code: str, text: str | Callable[[], str]) -> None:
+        self.code = code
+        self._text = text
+
+    @property
+    def text(self) -> str:
+        """The sentence, with numbers."""
+        if not isinstance(self._text, str):
+            self._text = self._text()
+        return self._text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Reason({self.code!r}, {self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reason) and (self.code, self.text) == (other.code, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.text))
+
+
+def show_instant(at_ns: int, now_ns: int, zone: tzinfo = UTC) -> str:
+    """Return the instant as a clock in *zone* shows it: "16:00", on another day "2026-01-31 16:00"."""
+    try:
+        at = (_EPOCH + timedelta(microseconds=at_ns // 1000)).astimezone(zone)
+        now = (_EPOCH + timedelta(microseconds=now_ns // 1000)).astimezone(zone)
+    except OverflowError:  # beyond the year 9999
+        return f"{at_ns // 1_000_000_000} s after 1970"
+    clock = at.strftime("%H:%M:%S" if at.second else "%H:%M")
+    return clock if at.date() == now.date() else f"{at.date().isoformat()} {clock}"
+
+
+def count_of(number: int, thing: str) -> str:
+    """Return "1 GPU", "3 GPUs"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def some_of(names: Iterable[str], most: int = 4) -> str:
+    """Return "a, b, c", and of a long list its beginning and how many more there are."""
+    listed = list(names)
+    rest = len(listed) - most
+    if rest <= 1:
+        return ", ".join(listed)
+    return f"{', '.join(listed[:most])} and {rest} more"

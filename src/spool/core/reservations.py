@@ -1,0 +1,210 @@
+"""GPUs that are kept for somebody: what others may still take, and which reservations cannot stand together.
+
+A reservation holds from its start up to, not including, its end. Jobs without GPUs are not touched by any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+
+from spool.core.estimates import promised_end_ns
+from spool.core.gpus import Card
+from spool.core.model import Policy, Reservation, Running
+from spool.core.reasons import count_of, show_instant
+
+NOBODY = "nobody"
+"""As a reservation's user: nobody's jobs, so the GPUs stay free for interactive use."""
+
+
+def holds(reservation: Reservation, user: str, project: str | None) -> bool:
+    """Tell whether *reservation* is for the jobs of that user and project."""
+    if reservation.user is not None:
+        return reservation.user == user and user != NOBODY
+    return reservation.project is not None and reservation.project == project
+
+
+def is_active(reservation: Reservation, at_ns: int) -> bool:
+    """Tell whether *reservation* holds at that instant."""
+    return reservation.start_at_ns <= at_ns < reservation.end_at_ns
+
+
+def overlap(one: Reservation, other: Reservation) -> bool:
+    """Tell whether there is an instant at which both hold."""
+    return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
+
+
+def conflict(new: Reservation, existing: Iterable[Reservation], gpu_count: int, zone: tzinfo = UTC) -> str | None:
+    """Return why *new* cannot stand beside *existing* on a machine of *gpu_count* GPUs, or None if it can.
+
+    Looked at moment by moment: reservations that never hold at once are not in each other's way. What stands does
+    not change but at a start, so the starts within *new* are the moments to look at.
+    """
+    if new.end_at_ns <= new.start_at_ns:
+        return "it ends before it begins"
+    if new.gpu_count is None and not new.gpu_indices:
+        return "it names no GPUs"
+    if new.gpu_count is not None and new.gpu_count < 1:
+        return "it must keep at least one GPU"
+    for index in new.gpu_indices:
+        if not 0 <= index < gpu_count:
+            return f"there is no GPU {index}, the machine has {count_of(gpu_count, 'GPU')}"
+    others = [each for each in existing if each.name != new.name and overlap(each, new)]
+    moments = {new.start_at_ns, *(each.start_at_ns for each in others if each.start_at_ns > new.start_at_ns)}
+    for moment in sorted(moments):
+        at_once = [each for each in others if is_active(each, moment)]
+        when = show_instant(moment, new.start_at_ns, zone)
+        wanted = set(new.gpu_indices)
+        for each in at_once:
+            both = sorted(wanted.intersection(each.gpu_indices))
+            if both:
+                return f"at {when} {_gpus(both)} is kept for {_holder(each)} already ({each.name})"
+        indices = wanted.union(*(each.gpu_indices for each in at_once))
+        counted = sum(each.gpu_count or 0 for each in at_once) + (new.gpu_count or 0)
+        if len(indices) + counted > gpu_count:
+            kept = f" beside {', '.join(sorted(each.name for each in at_once))}" if at_once else ""
+            return (
+                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be kept{kept}, the machine has {gpu_count}"
+            )
+    return None
+
+
+@dataclass(slots=True)
+class Moment:
+    """What one set of reservations that hold at once leaves to a job that runs then."""
+
+    at_ns: int
+    closed: Mapping[int, Reservation]  # GPU index -> whose it is
+    available: frozenset[str]  # GPUs that are free then and kept by no index
+    budget: int  # how many of these the job may take
+    counted: Sequence[Reservation]  # those by count that set the budget
+
+
+def moments(
+    reservations: Sequence[Reservation],
+    user: str,
+    project: str | None,
+    end_ns: int | None,
+    now_ns: int,
+    policy: Policy,
+    cards: Sequence[Card],
+    runs: Mapping[str, Running],
+) -> list[Moment]:
+    """Return every moment at which reservations bind a job that starts now and ends by *end_ns*.
+
+    *end_ns* None is a job without a limit. The moments are now, for the reservations that hold, and the start of
+    each that is to come within the horizon and before the job has ended.
+    """
+    relevant = [each for each in reservations if each.end_at_ns > now_ns]
+    if end_ns is None and policy.reservation_allows_unlimited:
+        end_ns = now_ns
+    starts = {
+        each.start_at_ns
+        for each in relevant
+        if now_ns < each.start_at_ns <= now_ns + policy.reservation_horizon_ns
+        and (end_ns is None or each.start_at_ns < end_ns)
+    }
+    found = []
+    for at_ns in sorted({now_ns, *starts}):
+        active = [each for each in relevant if is_active(each, at_ns)]
+        if any(not holds(each, user, project) for each in active):
+            found.append(_moment(active, user, project, at_ns, now_ns, cards, runs))
+    return found
+
+
+def _moment(
+    active: Sequence[Reservation],
+    user: str,
+    project: str | None,
+    at_ns: int,
+    now_ns: int,
+    cards: Sequence[Card],
+    runs: Mapping[str, Running],
+) -> Moment:
+    by_index = {index: each for each in active for index in each.gpu_indices}
+    closed = {index: each for index, each in by_index.items() if not holds(each, user, project)}
+    counted = [each for each in active if each.gpu_count]
+    left = {each.name: each.gpu_count or 0 for each in counted}
+    available = set()
+    for card in cards:
+        if card.gpu.index in by_index:
+            continue
+        here = [runs[name] for name in (*card.alone, *card.shares)]
+        if at_ns > now_ns:
+            here = [run for run in here if not _is_over(run, at_ns)]
+        for run in here:  # a GPU that the holder's run has counts for one of its reservations
+            mine = next((each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None)
+            if mine is not None:
+                left[mine.name] -= 1
+                break
+        if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
+            available.add(card.gpu.uuid)
+    others = [each for each in counted if not holds(each, user, project)]
+    need = sum(left[each.name] for each in others)
+    return Moment(at_ns, closed, frozenset(available), max(len(available) - need, 0), others)
+
+
+def _is_over(run: Running, at_ns: int) -> bool:
+    end = promised_end_ns(run)
+    return end is not None and end <= at_ns
+
+
+def choose(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> list[Card] | None:
+    """Return *number* of *cards*, the first that the reservations allow, or None if they allow too few."""
+    if not bound:
+        return list(cards[:number]) if len(cards) >= number else None
+    free = [card for card in cards if not any(card.gpu.index in moment.closed for moment in bound)]
+
+    def cost(card: Card) -> int:
+        return sum(card.gpu.uuid in moment.available for moment in bound)
+
+    # In the wanted order first; if that runs out of budget, the cheapest first, which fits if anything does.
+    for order in (free, sorted(free, key=cost)):
+        budgets = [moment.budget for moment in bound]
+        taken: list[Card] = []
+        for card in order:
+            if len(taken) == number:
+                break
+            pays = [at for at, moment in enumerate(bound) if card.gpu.uuid in moment.available]
+            if all(budgets[at] > 0 for at in pays):
+                taken.append(card)
+                for at in pays:
+                    budgets[at] -= 1
+        if len(taken) == number:
+            return taken
+    return None
+
+
+def why_reserved(
+    cards: Sequence[Card], number: int, bound: Sequence[Moment], now_ns: int, end_ns: int | None, zone: tzinfo
+) -> str:
+    """Return in words which reservation leaves fewer than *number* of *cards*."""
+    for upto in range(1, len(bound) + 1):
+        if choose(cards, number, bound[:upto]) is None:
+            return _in_words(bound[upto - 1], now_ns, end_ns, zone)
+    return _in_words(bound[-1], now_ns, end_ns, zone)
+
+
+def _in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> str:
+    kept: dict[str, Reservation] = {each.name: each for each in (*moment.closed.values(), *moment.counted)}
+    texts = []
+    for each in kept.values():
+        what = _gpus(sorted(each.gpu_indices)) if each.gpu_indices else count_of(each.gpu_count or 0, "GPU")
+        if each.start_at_ns <= now_ns:
+            texts.append(f"{what} for {_holder(each)} until {show_instant(each.end_at_ns, now_ns, zone)}")
+        else:
+            texts.append(f"{what} for {_holder(each)} from {show_instant(each.start_at_ns, now_ns, zone)}")
+    tail = ""
+    if moment.at_ns > now_ns:
+        could = "has no time limit" if end_ns is None else f"could run until {show_instant(end_ns, now_ns, zone)}"
+        tail = f", and this job {could}"
+    return " and ".join(texts) + tail
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    return f"GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+
+
+def _holder(reservation: Reservation) -> str:
+    return reservation.user if reservation.user is not None else f"project {reservation.project}"

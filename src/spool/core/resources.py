@@ -1,0 +1,232 @@
+"""What a machine has left at one instant, and whether a job fits into it.
+
+A room is summed afresh from the runs in every pass; nothing in it outlives the pass, so nothing in it can drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, tzinfo
+
+from spool.core import reservations as reserved
+from spool.core.gpus import Card, Cards
+from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
+from spool.core.quotas import SharedLimits, Tally
+from spool.core.reasons import Reason, count_of
+from spool.core.units import show_size
+
+
+class Room:
+    """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        policy: Policy,
+        limits: SharedLimits,
+        reservations: Sequence[Reservation],
+        now_ns: int,
+        runs: Iterable[Running] = (),
+        zone: tzinfo = UTC,
+    ) -> None:
+        self.machine = machine
+        self.policy = policy
+        self.limits = limits
+        self.reservations = reservations
+        self.now_ns = now_ns
+        self.zone = zone
+        self.runs: dict[str, Running] = {}
+        self.cpus = 0
+        self.memory_bytes = 0
+        self.available_bytes = machine.memory_available_bytes
+        self.tally = Tally(policy)
+        self.cards = Cards(machine, policy)
+        for run in runs:
+            self.claim(run)
+
+    def at(self, now_ns: int, runs: Iterable[Running]) -> Room:
+        """Return the room that those runs leave at another instant, when nobody knows what the kernel could give."""
+        room = Room(self.machine, self.policy, self.limits, self.reservations, now_ns, runs, self.zone)
+        room.available_bytes = None
+        return room
+
+    def claim(self, run: Running) -> None:
+        """Count what *run* holds."""
+        self.runs[run.name] = run
+        grant = run.grant
+        self.cpus += grant.cpus
+        self.memory_bytes += grant.memory_bytes or 0
+        self.tally.add(run)
+        self.cards.claim(run.name, grant)
+
+    def release(self, run: Running) -> None:
+        """Count it no more."""
+        del self.runs[run.name]
+        grant = run.grant
+        self.cpus -= grant.cpus
+        self.memory_bytes -= grant.memory_bytes or 0
+        self.tally.add(run, -1)
+        self.cards.release(run.name, grant)
+
+    def start(self, run: Running) -> None:
+        """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
+        self.claim(run)
+        if self.available_bytes is not None:
+            self.available_bytes -= run.grant.memory_bytes or 0
+
+    # The rules, in the order in which they are asked. Each returns its reason, or None.
+
+    def group(self, job: Waiting) -> Reason | None:
+        """At most so many of a group run at once."""
+        group = job.spec.group
+        limit = None if group is None else self.limits.groups.get(group)
+        if group is None or limit is None:
+            return None
+        running = self.tally.groups.get(group, 0)
+        return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} run")
+
+    def array(self, job: Waiting) -> Reason | None:
+        """At most so many tasks of an array run at once."""
+        task = job.spec.task
+        limit = None if task is None else self.limits.arrays.get(task.array)
+        if task is None or limit is None:
+            return None
+        running = self.tally.arrays.get(task.array, 0)
+        return None if running < limit else Reason("array", f"array limit: {running} of {limit} run")
+
+    def quota(self, job: Waiting) -> Reason | None:
+        """No user and no project runs more than so much at once."""
+        why = self.tally.why_quota_full(job)
+        return None if why is None else Reason("quota", f"quota: {why}")
+
+    def never_fits(self, job: Waiting) -> Reason | None:
+        """More than the whole machine has."""
+        request = job.spec.request
+        machine = self.machine
+        if request.cpus > machine.cpus:
+            why: str | None = f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
+        elif request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
+            why = f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
+        else:
+            why = self.cards.never(request)
+        return None if why is None else Reason("never_fits", f"never fits: {why}")
+
+    def memory(self, job: Waiting) -> Reason | None:
+        """Neither the sum of the grants nor what the kernel could really give may be exceeded."""
+        need = job.spec.request.memory_bytes
+        if need is None:
+            return None
+        free = self.machine.memory_bytes - self.memory_bytes
+        if need > free:
+            return Reason("memory", lambda: f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
+                          + self._held(lambda grant: grant.memory_bytes or 0, show_size))
+        available = self.available_bytes
+        if available is not None and need > available:
+            return Reason("memory", lambda: f"memory: needs {show_size(need)}, {show_size(max(available, 0))} really "
+                          f"free ({show_size(free)} not granted to runs)")
+        return None
+
+    def processors(self, job: Waiting) -> Reason | None:
+        """Nor may the sum of the grants here."""
+        need = job.spec.request.cpus
+        free = self.machine.cpus - self.cpus
+        if need <= free or not need:
+            return None
+        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free"
+                      + self._held(lambda grant: grant.cpus, str))
+
+    def gpus(self, job: Waiting) -> Reason | None:
+        """Enough GPUs have room, whoever they are kept for."""
+        request = job.spec.request
+        if len(self.cards.open_to(request)) >= request.gpus or not request.gpus:
+            return None
+        return Reason("gpus", lambda: f"gpus: {self.cards.full(request)}")
+
+    def kept(self, job: Waiting) -> Reason | None:
+        """Enough of them are kept for nobody else."""
+        request = job.spec.request
+        if not self.reservations or not request.gpus or self.choose(job) is not None:
+            return None
+        cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
+        end = self._end_ns(job)
+        return Reason("reserved", lambda: "reserved: " + reserved.why_reserved(
+            cards, request.gpus, self._moments(job), self.now_ns, end, self.zone))
+
+    def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
+        """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
+        for rule in (self.group, self.array, self.quota):
+            reason = rule(job)
+            if reason is not None:
+                yield reason
+        if ever:
+            reason = self.never_fits(job)
+            if reason is not None:
+                yield reason
+        full = None
+        for rule in (self.memory, self.processors, self.gpus):
+            full = rule(job)
+            if full is not None:
+                yield full
+        if full is None:  # there is room on the GPUs; is it kept for somebody?
+            reason = self.kept(job)
+            if reason is not None:
+                yield reason
+
+    def fits(self, job: Waiting) -> bool:
+        """Tell whether *job* could start here and now."""
+        return next(self.noes(job), None) is None
+
+    def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[Card] | None:
+        """Return the GPUs that *job* would get, those of *avoid* only if there are no others; None if too few."""
+        request = job.spec.request
+        if not request.gpus:
+            return []
+        cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
+        bound: Sequence[reserved.Moment] = ()
+        if self.reservations:
+            bound = self._moments(job)
+            mine = self._kept_for(job)
+            soon = {index for each in self.reservations for index in each.gpu_indices
+                    if not reserved.holds(each, job.user, job.spec.project) and each.end_at_ns > self.now_ns}
+            cards.sort(key=lambda card: (card.gpu.index not in mine, card.gpu.index in soon))
+        if avoid:
+            cards.sort(key=lambda card: card.gpu.uuid in avoid)
+        return reserved.choose(cards, request.gpus, bound)
+
+    def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
+        """Return what *job* gets, which must fit."""
+        request = job.spec.request
+        cards = sorted(self.choose(job, avoid) or [], key=lambda card: card.gpu.index)
+        return Grant(
+            cpus=request.cpus,
+            memory_bytes=request.memory_bytes,
+            gpu_uuids=tuple(card.gpu.uuid for card in cards),
+            gpu_indices=tuple(card.gpu.index for card in cards),
+            gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
+        )
+
+    def _end_ns(self, job: Waiting) -> int | None:
+        limit = job.spec.time_limit_ns
+        return None if limit is None else self.now_ns + limit
+
+    def _moments(self, job: Waiting) -> list[reserved.Moment]:
+        return reserved.moments(self.reservations, job.user, job.spec.project, self._end_ns(job), self.now_ns,
+                                self.policy, self.cards.cards, self.runs)
+
+    def _kept_for(self, job: Waiting) -> set[int]:
+        return {index for each in self.reservations
+                if reserved.is_active(each, self.now_ns) and reserved.holds(each, job.user, job.spec.project)
+                for index in each.gpu_indices}
+
+    def _held(self, of: Callable[[Grant], int], show: Callable[[int], str]) -> str:
+        holders = [held for held in (of(run.grant) for run in self.runs.values()) if held]
+        if not holders:
+            return ""
+        return f" ({count_of(len(holders), 'run')} hold{'s' if len(holders) == 1 else ''} {show(sum(holders))})"
+
+
+def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
+    """Tell whether the machine, with nothing on it, has what *request* asks for."""
+    if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
+        return False
+    return Cards(machine, policy).never(request) is None

@@ -1,0 +1,149 @@
+"""May it run at all? Every rule that says no, in the one order, for the pass and for whoever asks why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from datetime import tzinfo
+
+from spool.core.backfill import FULL, Protection
+from spool.core.cycles import Cycles
+from spool.core.dependencies import Names, Verdict, judge
+from spool.core.model import Policy, Waiting
+from spool.core.queue import WaitingQueue, deadline_ns, opens_at_ns, waited_ns
+from spool.core.reasons import Reason, show_instant
+from spool.core.resources import Room
+from spool.core.units import show_duration, show_size
+
+_BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
+
+
+class Rules:
+    """The rules of one pass, asked of one job at a time. They look, and change nothing."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        room: Room,
+        names: Names,
+        running: Set[str],
+        *,
+        paused: bool,
+        zone: tzinfo,
+    ) -> None:
+        self.room = room
+        self.now_ns = room.now_ns
+        self.policy: Policy = room.policy
+        self.protection: Protection | None = None
+        self.cycles: Cycles | None = None
+        self._queue = queue
+        self._names = names
+        self._running = running
+        self._paused = paused
+        self._zone = zone
+        limits = (self.policy.default_user_limits, self.policy.default_project_limits)
+        named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
+        self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
+
+    def noes(self, job: Waiting) -> Iterator[Reason]:
+        """Yield every "no" to *job*, in order."""
+        yield from self.own(job)
+        queued = self.queued_quota(job)
+        for reason in self.shared(job):
+            if queued is not None and reason.code not in _BEFORE_QUEUED_QUOTA:
+                yield queued
+                queued = None
+            yield reason
+        if queued is not None:
+            yield queued
+
+    def may_be_tried(self, job: Waiting) -> bool:
+        """Tell whether nothing of *job*'s own keeps it waiting; the same rules as `own`, without words."""
+        if job.name in self._running or job.name in self._names.ended_now:
+            return False
+        opens = opens_at_ns(job)
+        if opens is not None and opens > self.now_ns:
+            return False
+        if job.spec.depends_on is not None and judge(job, self._names).verdict is not Verdict.SATISFIED:
+            return False
+        return not self.counts_queued or self.queued_quota(job) is None
+
+    def own(self, job: Waiting) -> Iterator[Reason]:
+        """Yield what keeps *job* waiting that need not keep another of its shape."""
+        now_ns = self.now_ns
+        if self._paused:
+            yield Reason("paused", "spool paused")
+        deadline = deadline_ns(job)
+        if deadline is not None and now_ns > deadline and not self._paused:
+            allowed = show_duration(job.spec.scheduling_timeout_ns or 0)
+            waited = show_duration(waited_ns(job, now_ns))
+            yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, allowed are {allowed}")
+        opens = opens_at_ns(job)
+        if opens is not None and opens > now_ns:
+            retry_ns = job.not_before_ns
+            begins = _begins_at_ns(job)
+            if begins is not None and begins > now_ns:
+                yield Reason("begins", f"begins at {show_instant(begins, now_ns, self._zone)}")
+            if retry_ns is not None and retry_ns > now_ns:
+                yield Reason("retry", f"retry in {show_duration(retry_ns - now_ns)}")
+        if job.name in self._running:
+            yield Reason("running", "another run of this name is running")
+        if job.spec.depends_on is not None:
+            judgement = judge(job, self._names)
+            if judgement.verdict is not Verdict.SATISFIED:
+                yield Reason("dependency", f"dependency: {self._circle(job) or judgement.text}")
+
+    def queued_quota(self, job: Waiting) -> Reason | None:
+        """So many jobs of a user and of a project may wait: of more than that, the first to arrive are considered."""
+        if not self.counts_queued or job.name not in self._queue:
+            return None
+        tally = self.room.tally
+        most = tally.limits("user", job.user).max_queued_jobs
+        if most is not None and not self._queue.is_among_first(job, most):
+            count = self._queue.queued(user=job.user)
+            return Reason("quota", f"quota: {job.user} has {count} jobs queued, {most} may be")
+        project = job.spec.project
+        most = None if project is None else tally.limits("project", project).max_queued_jobs
+        if most is not None and not self._queue.is_among_first(job, most, by_project=True):
+            count = self._queue.queued(project=project)
+            return Reason("quota", f"quota: project {project} has {count} jobs queued, {most} may be")
+        return None
+
+    def in_the_way(self, job: Waiting) -> Iterator[Reason]:
+        """Yield what keeps every job of this shape waiting, whoever is protected."""
+        yield from self.room.noes(job)
+        yield from self._beyond(job)
+
+    def shared(self, job: Waiting) -> Iterator[Reason]:
+        """Yield what keeps every job of this shape and priority waiting."""
+        full = False
+        for reason in self.room.noes(job):
+            full = full or reason.code in FULL or reason.code == "never_fits"
+            yield reason
+        if self.protection is not None and not full:
+            left = self.protection.why_not(job, self.room)
+            if left is not None:
+                yield left
+        yield from self._beyond(job)
+
+    def _beyond(self, job: Waiting) -> Iterator[Reason]:
+        free = self.room.machine.disk_free_bytes
+        floor = self.policy.disk_floor_bytes
+        if free is not None and free < floor:
+            yield Reason("disk", f"disk: {show_size(free)} free, floor {show_size(floor)}")
+        if job.executor_problem is not None:
+            yield Reason("executor", f"executor: {job.executor_problem}")
+
+    def _circle(self, job: Waiting) -> str | None:
+        circle = () if self.cycles is None else self.cycles.through(job)
+        if not circle:
+            return None
+        shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
+        return f"a circle, {' waits for '.join(shown)}"
+
+
+def _begins_at_ns(job: Waiting) -> int | None:
+    spec = job.spec
+    begins = [] if spec.start_after_ns is None else [spec.start_after_ns]
+    if spec.start_delay_ns is not None:
+        begins.append(job.arrived_at_ns + spec.start_delay_ns)
+    return max(begins, default=None)

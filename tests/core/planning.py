@@ -1,0 +1,97 @@
+"""Builders for the planner's tests: values with everything left out that a test does not speak of."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
+from spool.core.plan import Plan, View, decide
+from spool.core.queue import WaitingQueue
+
+S = 1_000_000_000
+GIB = 1 << 30
+NOW = 1_767_268_800 * S  # 2026-01-01 12:00 UTC
+
+_REQUEST = {each.name for each in fields(Request)}
+
+
+def at(clock: str) -> int:
+    """Return the instant at which a clock shows *clock* ("HH:MM") on the day of NOW."""
+    hours, minutes = map(int, clock.split(":"))
+    return NOW + ((hours - 12) * 3600 + minutes * 60) * S
+
+
+def spec(**values: Any) -> Spec:
+    """Return a spec; request fields are given beside the others."""
+    asked = {key: values.pop(key) for key in list(values) if key in _REQUEST}
+    if "task" in values and not isinstance(values["task"], ArrayTask):
+        values["task"] = ArrayTask(*values["task"])
+    if "depends_on" in values and not isinstance(values["depends_on"], Dependencies):
+        names = values["depends_on"]
+        values["depends_on"] = Dependencies(all=(names,) if isinstance(names, str) else tuple(names))
+    return Spec(command="true", request=Request(**asked), **values)
+
+
+def job(name: str, *, user: str = "alice", waited: int = 0, arrived: int | None = None, **values: Any) -> Waiting:
+    """Return a job that has waited for *waited* seconds."""
+    since = NOW - waited * S
+    own = {key: values.pop(key) for key in ("waited_ns_before", "attempt", "not_before_ns", "executor_problem")
+           if key in values}
+    clock = values.pop("clock_at_ns", since)
+    arrived_at_ns = since if arrived is None else arrived
+    return Waiting(name, spec(**values), user, arrived_at_ns, clock_at_ns=clock, **own)
+
+
+def grant_of(request: Request, gpus: tuple[int, ...] = ()) -> Grant:
+    """Return what *request* gets, on the GPUs of these indices."""
+    return Grant(request.cpus, request.memory_bytes, tuple(f"GPU-{index}" for index in gpus), gpus,
+                 request.gpu_memory_bytes if gpus else None)
+
+
+def run(name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = (), stopping: bool = False,
+        **values: Any) -> Running:
+    """Return a run that started *ran* seconds ago, on the GPUs of the indices *on*."""
+    what = spec(gpus=len(on), **values)
+    return Running(name, 1, user, what, grant_of(what.request, on), NOW - ran * S, stopping=stopping)
+
+
+def gpus(number: int, name: str = "NVIDIA A100-SXM4-80GB", total: int | None = 80 * GIB, **values: Any) -> tuple[Gpu, ...]:
+    """Return *number* GPUs with nobody on them."""
+    free = values.pop("memory_free_bytes", total)
+    return tuple(Gpu(f"GPU-{index}", index, name, total, free, **values) for index in range(number))
+
+
+def machine(cpus: int = 4, memory: int = 64 * GIB, **values: Any) -> Machine:
+    """Return a machine."""
+    if isinstance(values.get("gpus"), int):
+        values["gpus"] = gpus(values["gpus"])
+    return Machine(cpus, memory, **values)
+
+
+def view(*jobs: Waiting, on: Machine | None = None, **values: Any) -> View:
+    """Return a view with these jobs in the queue."""
+    if not isinstance(values.get("held", {}), dict):
+        values["held"] = {each.name: each for each in values["held"]}
+    values["running"] = tuple(values.get("running", ()))
+    return View(on or machine(), WaitingQueue(jobs), **values)
+
+
+def plan(*jobs: Waiting, now: int = NOW, policy: Policy | None = None, **values: Any) -> Plan:
+    """Decide over these jobs."""
+    return decide(view(*jobs, **values), now, policy or Policy())
+
+
+def started(found: Plan) -> list[str]:
+    """Return who starts, in order."""
+    return [start.name for start in found.starts]
+
+
+def why(found: Plan, name: str) -> str:
+    """Return the first reason for which *name* waits."""
+    return str(found.reason(name))
+
+
+def later(one: Waiting, seconds: int) -> Waiting:
+    """Return the job as if it had arrived that much later."""
+    return replace(one, arrived_at_ns=one.arrived_at_ns + seconds * S)
