@@ -1,0 +1,98 @@
+"""The plain way: the wrapper is a child of the dispatcher, in a session of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from functools import cache
+
+from spool.core.errors import SpoolError, cannot
+from spool.executors.base import Launch, Started
+from spool.formats.wrapper import Surroundings
+from spool.machine import identity
+
+SHELL = "/bin/sh"
+
+_UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+_NULL_DEVICE = [
+    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+]
+
+
+class ProcessExecutor:
+    """Start `/bin/sh run.sh` in a session of its own, with nothing of the dispatcher's but its environment.
+
+    Every signal has its default effect in it again, and none is blocked: a dispatcher that was started in the
+    background has SIGINT ignored (under nohup SIGHUP too), and its jobs would ignore them for ever.
+    """
+
+    name = "process"
+
+    def __init__(self) -> None:
+        self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
+
+    def unavailable(self) -> str | None:
+        """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""
+        if not os.access(SHELL, os.X_OK):
+            return f"{SHELL} is not there"
+        try:
+            identity.boot_id()
+            identity.pid_namespace()
+        except OSError as error:
+            return f"/proc cannot be read: {error.strerror}"
+        return None
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text has to say on this machine."""
+        program, reset = reset_of_ignored_signals()
+        return Surroundings(
+            pid_namespace=identity.pid_namespace(), host=identity.host(), env_program=program, reset=reset
+        )
+
+    def start(self, launch: Launch) -> Started:
+        """Start the wrapper; it is a child of this process and has to be reaped.
+
+        Raises SpoolError if the machine has no room for another process.
+        """
+        try:
+            pid = os.posix_spawn(
+                SHELL,
+                [SHELL, str(launch.script)],
+                launch.inherited(),
+                file_actions=_NULL_DEVICE,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=self._catchable,
+            )
+        except OSError as error:
+            raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=SHELL)) from error
+        try:
+            return Started(pid, os.pidfd_open(pid))
+        except OSError:  # no descriptor left, or a kernel without them: the dispatcher polls
+            return Started(pid)
+
+
+@cache
+def reset_of_ignored_signals() -> tuple[str, str | None]:
+    """Return the path of env, and the option by which it gives SIGINT and SIGQUIT their default effect again.
+
+    GNU coreutils has it since 8.31; where there is none (busybox), jobs under a shell other than bash cannot be
+    interrupted by these two. What an option does is found out by running it, not by a version.
+    """
+    program = shutil.which("env") or "/usr/bin/env"
+    option = "--default-signal=INT,QUIT"
+    try:
+        tried = subprocess.run(
+            [program, option, "--", "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError:
+        return program, None
+    return program, option if tried.returncode == 0 else None

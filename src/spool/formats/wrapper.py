@@ -1,0 +1,184 @@
+"""The wrapper of a run: a constant script, `wrapper.sh`, with one hole for quoted assignments.
+
+What the script does, in its order, and what it leaves behind (docs/FORMAT.md has the grammar of the records):
+
+* `jid`, created exclusively. Who comes second leaves with `ALREADY_STARTED` and runs nothing; who can neither
+  create it nor find it leaves with `NO_JID`.
+* `status`; then the outputs are opened and the workdir is entered. If that fails, or a program cannot be
+  executed, `error` holds one line that says why, and the exit code is 125 (workdir, outputs), 126 or 127.
+* The prolog, the command and the epilog, each a child of its own (`SHELL -c TEXT`), so that an `exit` in a
+  prolog ends the prolog and not the wrapper, and none sees the other's variables. A prolog that fails gives
+  the run its exit code and the command is not run. The epilog runs whenever the prolog or the command was
+  tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code.
+* HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
+  or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
+  those four that the wrapper was sent.
+* `status`, and then `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
+  full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+from spool.core.layout import JOB_LOG
+from spool.core.model import Grant, Spec
+
+ALREADY_STARTED = 17
+"""The wrapper's exit code when `jid` was there before it: it has run nothing."""
+
+NO_JID = 73
+"""The wrapper's exit code when it could not create `jid`, or not find out who it is: it has run nothing."""
+
+OWN_VARIABLES = (
+    "SPOOL_DIR",
+    "SPOOL_JOB",
+    "SPOOL_RUN",
+    "SPOOL_ATTEMPT",
+    "SPOOL_METADIR",
+    "SPOOL_CPUS",
+    "SPOOL_MEMORY_MB",
+    "SPOOL_GPUS",
+    "SPOOL_ARRAY_INDEX",
+    "SPOOL_EXIT_CODE",
+)
+"""Every `SPOOL_*` variable that a job may find. The wrapper forgets those that it inherited."""
+
+_HOLE = b"# --- assignments ---\n"
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.
+_SPECIAL = re.compile(
+    r"IFS|PWD|OLDPWD|OPTIND|OPTARG|OPTERR|PPID|_|LINENO|PS[0-9]|ENV|FUNCNEST|POSIXLY_CORRECT|"
+    r"E?UID|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
+    r"spool_.*"
+)
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the wrapper has to know of the machine and of the executor that starts it."""
+
+    pid_namespace: str
+    host: str
+    stdin: str | None = "/dev/null"  # None: as the executor has it
+    inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
+    env_program: str = "env"
+    reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Assignments:
+    """What differs from run to run. All paths are absolute; nothing is expanded any more."""
+
+    metadir: str
+    command: str | tuple[str, ...]  # a text for the shell, or the arguments as they are
+    surroundings: Surroundings
+    environment: Mapping[str, str] = field(default_factory=dict)  # exported, over what is inherited
+    shell: str = "/bin/sh"
+    workdir: str = "/"
+    stdout: str | None = None  # None is the log in the metadir
+    stderr: str | None = None  # None is where stdout goes
+    prolog: str | None = None
+    epilog: str | None = None
+    cgroup: str | None = None  # the cgroup.procs file that the wrapper enters before anything is run
+
+
+def job_environment(
+    spec: Spec, grant: Grant, *, spool_dir: str, job: str, run: int, attempt: int, metadir: str
+) -> dict[str, str]:
+    """Return what a run finds in its environment, over what the dispatcher has: docs/FORMAT.md, "Environment".
+
+    The `env` table comes first and cannot replace what tells a run who it is and which GPUs it has.
+    `SPOOL_GPUS` is how many, `SPOOL_MEMORY_MB` whole MiB; it is absent where no memory was asked for.
+    """
+    environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
+    environment |= dict(spec.env)
+    environment |= {
+        "SPOOL_DIR": spool_dir,
+        "SPOOL_JOB": job,
+        "SPOOL_RUN": str(run),
+        "SPOOL_ATTEMPT": str(attempt),
+        "SPOOL_METADIR": metadir,
+        "SPOOL_CPUS": str(grant.cpus),
+        "SPOOL_GPUS": str(len(grant.gpu_uuids)),
+        "CUDA_VISIBLE_DEVICES": ",".join(grant.gpu_uuids),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if grant.memory_bytes is not None:
+        environment["SPOOL_MEMORY_MB"] = str(grant.memory_bytes // _MEBIBYTE)
+    if spec.task is not None:
+        environment["SPOOL_ARRAY_INDEX"] = str(spec.task.index)
+    return environment
+
+
+def render(assignments: Assignments) -> bytes:
+    """Return the text of `run.sh`.
+
+    Raises ValueError for what no process can be given: a NUL byte, an empty command.
+    """
+    before, after = _script()
+    return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
+
+
+@cache
+def _script() -> tuple[bytes, bytes]:
+    """Return the constant, cut at its hole."""
+    text = resources.files(__package__).joinpath("wrapper.sh").read_bytes()
+    before, hole, after = text.partition(_HOLE)
+    return before + hole, after
+
+
+def _hole(a: Assignments) -> str:
+    around = a.surroundings
+    words = (a.shell, "-c", _not_an_option(a.command)) if isinstance(a.command, str) else a.command
+    if not words or not words[0]:
+        raise ValueError("the command is empty")
+    log = f"{a.metadir}/{JOB_LOG}"
+    values = {
+        "metadir": a.metadir,
+        "pid_namespace": around.pid_namespace,
+        "host": around.host,
+        "workdir": a.workdir,
+        "stdin": around.stdin or "",
+        "stdout": "" if around.inherit_outputs else a.stdout or log,
+        "stderr": "" if around.inherit_outputs or a.stderr == (a.stdout or log) else a.stderr or "",
+        "shell": a.shell,
+        "prolog": _not_an_option(a.prolog or ""),
+        "epilog": _not_an_option(a.epilog or ""),
+        "cgroup": a.cgroup or "",
+        "env": around.env_program,
+        "reset": around.reset or "",
+    }
+    exported = {key: value for key, value in a.environment.items() if _exportable(key)}
+    odd = {key: value for key, value in a.environment.items() if key not in exported}
+    lines = [f"spool_{name}={_quote(value)}" for name, value in values.items()]
+    if odd:
+        lines.append("spool_odd=yes")
+    lines.append("spool_environment() {")
+    lines += [f"export {key}={_quote(value)}" for key, value in exported.items()]
+    lines.append(" ".join(["spool_exec", *(_quote(f"{key}={value}") for key, value in odd.items()), '"$@"']))
+    lines.append("}")
+    lines.append(" ".join(["set --", *map(_quote, words)]))
+    return "\n".join(lines) + "\n"
+
+
+def _exportable(key: str) -> bool:
+    """Tell whether every shell exports a variable of that name without being changed by it."""
+    return _IDENTIFIER.fullmatch(key) is not None and _SPECIAL.fullmatch(key) is None
+
+
+def _not_an_option(text: str) -> str:
+    """Return *text* such that a shell's `-c` cannot take it for another option; a line break means nothing to it."""
+    return "\n" + text if text.startswith(("-", "+")) else text
+
+
+def _quote(value: str) -> str:
+    """Return *value* as one word of the shell: single quotes, within which only they themselves are special."""
+    if "\0" in value:
+        raise ValueError("a NUL byte cannot be given to a process")
+    return "'" + value.replace("'", "'\\''") + "'"

@@ -1,0 +1,302 @@
+#!/bin/sh
+# The wrapper of one run. It proves who it is, runs the command as its child, passes signals on, and
+# writes the exit code down as the last thing. Everything here is the same for every run except the
+# assignments between the two lines of dashes. It may be run by hand. docs/FORMAT.md has its records.
+#
+# It starts no process of its own unless something is amiss: each would cost as much as a small job.
+set -f
+unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
+unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
+
+spool_metadir='' # the directory of this run, absolute, as are all paths here
+spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
+spool_workdir='/'
+spool_stdin='/dev/null' # empty: as this script has it
+spool_stdout=''         # appended to; empty: as this script has it
+spool_stderr=''         # appended to; empty: where stdout goes
+spool_shell='/bin/sh'   # runs the prolog and the epilog
+spool_prolog='' spool_epilog=''
+spool_cgroup='' # the cgroup.procs file to enter, if any
+spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
+spool_reset=''
+spool_odd='' # yes: spool_environment hands variables to env that not every shell can export
+spool_environment() { spool_exec "$@"; }
+
+# --- assignments ---
+# --- end of assignments ---
+
+spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created=''
+
+# spool_record NAME LINE: write one record of the metadir.
+spool_record() {
+    printf '%s\n' "$2" > "$spool_metadir/$1"
+}
+
+# spool_fail CODE WHY: the run ends with CODE, and the record `error` says why.
+spool_fail() {
+    spool_code=$1
+    spool_record error "$2"
+}
+
+# spool_signal NAME CODE: pass a signal on to the child. CODE is not 0 for those that end the run.
+# The record `signal` is for a child that is so young that it still has this script's own handlers: it would
+# not notice the signal, but looks for the record before it turns into the command.
+# shellcheck disable=SC2317  # the traps call it
+spool_signal() {
+    spool_interrupted=yes
+    if [ "$2" -ne 0 ]; then
+        spool_ended=$2 spool_pending=$1
+        spool_record signal "$1"
+    fi
+    if [ -n "$spool_child" ]; then
+        spool_pending=''
+        kill -s "$1" "$spool_child"
+    fi
+}
+
+# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST".
+spool_identify() {
+    IFS= read -r spool_line < "/proc/$$/stat" || return 1
+    IFS= read -r spool_boot < /proc/sys/kernel/random/boot_id || return 1
+    # The second field is the program's name in parentheses and may hold anything, so count from its end.
+    # shellcheck disable=SC2086  # to be split; `set -f` is in force
+    set -- ${spool_line##*) }
+    [ "$#" -ge 20 ] || return 1
+    spool_identity="$$ ${20} $spool_boot $spool_pid_namespace $spool_host"
+}
+
+# spool_find PROGRAM: true if it can be executed; else spool_code is 126 or 127 and spool_why says why.
+spool_find() {
+    spool_code=127 spool_why='no such file'
+    case $1 in
+    */*) spool_places='' ;;
+    *) spool_places="${PATH-/bin:/usr/bin}:" spool_why="not found in PATH ${PATH-}" ;;
+    esac
+    if [ -z "$spool_places" ]; then
+        spool_can_execute "$1"
+        return
+    fi
+    while [ -n "$spool_places" ]; do
+        spool_place=${spool_places%%:*} spool_places=${spool_places#*:}
+        if spool_can_execute "${spool_place:-.}/$1"; then return 0; fi
+    done
+    return 1
+}
+
+# spool_can_execute FILE: the test of spool_find for one file.
+spool_can_execute() {
+    [ -e "$1" ] || return 1
+    spool_code=126
+    if [ -d "$1" ]; then
+        spool_why='it is a directory'
+    elif [ -x "$1" ]; then
+        return 0
+    else
+        spool_why='it may not be executed'
+    fi
+    return 1
+}
+
+# spool_exec ARGUMENT...: the last step of a child, called by spool_environment: turn into the command.
+spool_exec() {
+    if ! spool_find "$spool_program"; then
+        spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why"
+        exit "$spool_code"
+    fi
+    # A shell without job control starts asynchronous children with SIGINT and SIGQUIT ignored. Only bash
+    # lets a trap undo that; elsewhere another program has to.
+    if [ -n "${BASH_VERSION-}" ]; then
+        trap - INT QUIT
+        spool_reset=''
+    fi
+    case $spool_program in
+    -*) spool_odd=yes ;; # not every exec knows the argument `--`
+    esac
+    if [ -n "$spool_reset$spool_odd" ]; then
+        exec "$spool_env" ${spool_reset:+"$spool_reset"} -- "$@"
+    fi
+    exec "$@"
+}
+
+# spool_enter ARGUMENT...: the first step of a child.
+spool_enter() {
+    if [ "$spool_phase" = epilog ]; then
+        export SPOOL_EXIT_CODE="$spool_result"
+    elif [ -e "$spool_metadir/stop" ] || [ -e "$spool_metadir/signal" ]; then
+        exit 143 # the run was stopped before this child could hear of it
+    fi
+    spool_environment "$@"
+}
+
+# spool_run PHASE PROGRAM ARGUMENT...: run a child and wait for it; its exit code is left in spool_code.
+spool_run() {
+    spool_phase=$1 spool_program=$2 spool_code=$spool_ended
+    shift
+    if [ "$spool_phase" != epilog ] && [ "$spool_ended" -ne 0 ]; then return; fi
+    # shellcheck disable=SC2016  # for that shell to expand
+    case $spool_program in
+    *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
+    esac
+    spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- &
+    spool_child=$!
+    if [ -n "$spool_pending" ]; then
+        kill -s "$spool_pending" "$spool_child"
+        spool_pending=''
+    fi
+    while :; do
+        spool_interrupted=''
+        wait "$spool_child"
+        spool_code=$?
+        if [ -z "$spool_interrupted" ]; then break; fi
+        # A trap ran: either the wait was cut short, or the child ended at the same time.
+        if kill -0 "$spool_child"; then continue; fi
+        # It is gone; what it ended with was given by this wait, or will be by the next. "Not known" is 127, and
+        # in bash sometimes -1.
+        spool_first=$spool_code
+        wait "$spool_child"
+        spool_code=$?
+        case $spool_code in
+        127 | -*) spool_code=$spool_first ;;
+        esac
+        break
+    done
+    spool_child=''
+}
+
+# spool_into DIRECTORY: enter it; if that fails, spool_why says why.
+spool_into() {
+    case $1 in
+    /*) ;;
+    *)
+        spool_why='it is not absolute'
+        return 1
+        ;;
+    esac
+    cd -- "$1" && return
+    if [ ! -e "$1" ]; then
+        spool_why='no such directory'
+    elif [ ! -d "$1" ]; then
+        spool_why='it is not a directory'
+    else
+        spool_why='it may not be entered'
+    fi
+    return 1
+}
+
+# spool_phases COMMAND...: everything between the first record and the last.
+spool_phases() {
+    spool_opened=yes
+    if ! spool_into "$spool_workdir"; then
+        spool_fail 125 "cannot enter the workdir: $spool_workdir: $spool_why"
+        return
+    fi
+    if [ -n "$spool_prolog" ]; then
+        spool_run prolog "$spool_shell" -c "$spool_prolog"
+        if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_metadir/error" ]; then
+            spool_fail "$spool_code" "cannot run the command: the prolog ended with exit code $spool_code"
+        fi
+    fi
+    if [ "$spool_code" -eq 0 ]; then
+        spool_run command "$@"
+    fi
+    if [ -n "$spool_epilog" ]; then
+        spool_result=$spool_code
+        spool_run epilog "$spool_shell" -c "$spool_epilog"
+        spool_code=$spool_result
+    fi
+}
+
+# spool_parent FILE: make the directory that it lies in.
+spool_parent() {
+    [ -d "${1%/*}" ] || mkdir -p -- "${1%/*}"
+}
+
+# spool_with_outputs COMMAND...: open what the children write to, as 4 and 5, and go on.
+spool_with_outputs() {
+    if [ -z "$spool_stdout" ]; then
+        { spool_phases "$@"; } 4>&1
+        return
+    fi
+    spool_parent "$spool_stdout"
+    if [ -z "$spool_stderr" ]; then
+        { spool_phases "$@"; } 4>> "$spool_stdout" 5>&4
+    else
+        spool_parent "$spool_stderr"
+        { spool_phases "$@"; } 4>> "$spool_stdout" 5>> "$spool_stderr"
+    fi
+}
+
+# spool_not_opened FILE NAME: if FILE may be what could not be opened, say why and be true.
+spool_not_opened() {
+    if [ -z "$1" ]; then
+        return 1
+    elif [ -d "$1" ]; then
+        spool_why='it is a directory'
+    elif [ ! -d "${1%/*}" ]; then
+        spool_why='its directory is not there and cannot be made'
+    elif [ ! -e "$1" ]; then
+        spool_why='it cannot be created'
+    elif [ ! -w "$1" ]; then
+        spool_why='it may not be written'
+    else
+        return 1
+    fi
+    spool_fail 125 "cannot open $2: $1: $spool_why"
+}
+
+trap 'spool_signal HUP 129' HUP
+trap 'spool_signal INT 130' INT
+trap 'spool_signal QUIT 131' QUIT
+trap 'spool_signal TERM 143' TERM
+trap 'spool_signal USR1 0' USR1
+trap 'spool_signal USR2 0' USR2
+
+# What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
+exec 5>&2 2> /dev/null
+
+# Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
+spool_identify || exit 73
+set -C
+{
+    spool_created=yes
+    printf '%s\n' "$spool_identity" || spool_created=broken
+} > "$spool_metadir/jid"
+set +C
+case $spool_created in
+yes) ;;
+broken)
+    rm -f -- "$spool_metadir/jid"
+    exit 73
+    ;;
+*)
+    if [ -e "$spool_metadir/jid" ]; then exit 17; fi
+    exit 73
+    ;;
+esac
+
+spool_record status running
+if [ -n "$spool_cgroup" ]; then
+    printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
+fi
+if [ -n "$spool_stdin" ]; then
+    { spool_with_outputs "$@"; } 3< "$spool_stdin"
+else
+    { spool_with_outputs "$@"; } 3<&0
+fi
+if [ -z "$spool_opened" ]; then
+    spool_not_opened "$spool_stdout" stdout || spool_not_opened "$spool_stderr" stderr ||
+        spool_fail 125 'cannot open stdin, stdout or stderr: is the disk full?'
+fi
+
+if [ "$spool_code" -eq 0 ]; then
+    spool_record status finished
+else
+    spool_record status failed
+fi
+# The exit code must not be lost to a disk that is full for a while.
+spool_ended=0
+until spool_record rc "$spool_code"; do
+    if [ ! -d "$spool_metadir" ] || [ "$spool_ended" -ne 0 ]; then break; fi
+    sleep 1
+done
+exit "$spool_code"

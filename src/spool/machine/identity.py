@@ -1,0 +1,158 @@
+"""Who a process is: its pid, when it started, in which boot, pid namespace and host.
+
+A pid alone proves nothing: on a machine with 32,768 of them the same one comes back within a minute. All is read
+from /proc directly; every function takes another root for it, so that tests can show any machine.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+
+from spool.core.model import Jid
+
+PROC = "/proc"
+
+_NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
+
+
+class Liveness(Enum):
+    """What a jid is to this machine, now."""
+
+    ALIVE = auto()  # a process with that pid and that start, and not a zombie
+    GONE = auto()  # this boot and pid namespace, and there is no such process any more
+    REBOOTED = auto()  # this host, but an earlier boot: nothing of it can be alive
+    ELSEWHERE = auto()  # another host or pid namespace: from here neither alive nor gone
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The part of /proc/PID/stat that spool uses; see proc_pid_stat(5). Times are clock ticks."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    user_ticks: int
+    system_ticks: int
+    children_user_ticks: int  # of children that ended and were waited for
+    children_system_ticks: int
+    threads: int
+    start_ticks: int  # since boot
+    rss_pages: int
+
+    @property
+    def dead(self) -> bool:
+        """True for a zombie: only its exit code is left. A leader that ended before its threads has more than one."""
+        return self.state in "ZXx" and self.threads <= 1
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the content of a file of /proc in as few system calls as possible. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(fd, 65536)
+        if len(content) < 4096:
+            return content
+        # /proc gives at most a page or so at a time, so a long answer does not mean that it was all.
+        parts = [content]
+        while more := os.read(fd, 1 << 20):
+            parts.append(more)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
+    """Return what /proc/PID/stat says, or None if there is no such process.
+
+    The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
+    """
+    try:
+        text = read_bytes(f"{proc}/{pid}/stat")
+    except OSError:  # ENOENT before, ESRCH after the file was opened
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 22:
+        return None
+    return Stat(
+        pid=pid,
+        state=fields[0].decode("ascii", "replace"),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        user_ticks=int(fields[11]),
+        system_ticks=int(fields[12]),
+        children_user_ticks=int(fields[13]),
+        children_system_ticks=int(fields[14]),
+        threads=int(fields[17]),
+        start_ticks=int(fields[19]),
+        rss_pages=int(fields[21]),
+    )
+
+
+def boot_id(*, proc: str = PROC) -> str:
+    """Return the id of this boot of the machine. Raises OSError where the kernel shows none."""
+    return _boot_id(proc)
+
+
+@cache
+def _boot_id(proc: str) -> str:
+    return read_bytes(f"{proc}/sys/kernel/random/boot_id").decode("ascii").strip()
+
+
+def pid_namespace(*, proc: str = PROC) -> str:
+    """Return the name of our pid namespace, as in "pid:[4026531836]". Raises OSError where the kernel shows none."""
+    return _pid_namespace(proc)
+
+
+@cache
+def _pid_namespace(proc: str) -> str:
+    return os.readlink(f"{proc}/self/ns/pid")
+
+
+@cache
+def host() -> str:
+    """Return the name of this host, without white space.
+
+    A machine that was never given a name would be mistaken for any other of that kind, so it is told apart by
+    /etc/machine-id.
+    """
+    name = "".join(os.uname().nodename.split())
+    if name not in _NAMELESS:
+        return name
+    try:
+        machine = read_bytes("/etc/machine-id").decode("ascii", "replace").strip()[:12]
+    except OSError:
+        machine = ""
+    return "-".join(part for part in ("localhost", machine) if part)
+
+
+def start_ticks(pid: int, *, proc: str = PROC) -> int | None:
+    """Return when the process started, in clock ticks since boot; None if there is no such process."""
+    stat = read_stat(pid, proc=proc)
+    return None if stat is None else stat.start_ticks
+
+
+def of_process(pid: int, *, proc: str = PROC) -> Jid | None:
+    """Return the identity of a process of ours, or None if there is no such process."""
+    ticks = start_ticks(pid, proc=proc)
+    if ticks is None:
+        return None
+    return Jid(pid, ticks, boot_id(proc=proc), pid_namespace(proc=proc), host())
+
+
+def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness:
+    """Tell what *jid* is to this machine, now; *here* is this host's name, by default `host()`.
+
+    In the same boot and pid namespace the host's name does not matter: it may have been changed since.
+    """
+    if jid.boot_id != boot_id(proc=proc):
+        return Liveness.REBOOTED if jid.host == (here or host()) else Liveness.ELSEWHERE
+    if jid.pid_namespace != pid_namespace(proc=proc):
+        return Liveness.ELSEWHERE
+    stat = read_stat(jid.pid, proc=proc)
+    if stat is None or stat.dead or stat.start_ticks != jid.start_ticks:
+        return Liveness.GONE
+    return Liveness.ALIVE

@@ -1,0 +1,146 @@
+"""The process executor starts real wrappers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spool.core.errors import InvalidValue, SpoolError
+from spool.executors import NAMES, Launch, Started, by_name
+from spool.executors.process import ProcessExecutor
+from spool.formats.wrapper import Assignments, render
+from spool.machine import identity
+
+
+class Starter:
+    """Starts wrappers and ends what is left of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.executor = ProcessExecutor()
+        self.started: list[Started] = []
+
+    def __call__(self, command: str | tuple[str, ...], **environment: str) -> Started:
+        """Write a wrapper and start it; *environment* is put into the dispatcher's."""
+        metadir = self.root / str(len(self.started))
+        metadir.mkdir()
+        script = metadir / "run.sh"
+        script.write_bytes(render(Assignments(str(metadir), command, self.executor.surroundings())))
+        launch = Launch("job", 3, self.root, metadir, script, dict(os.environ) | environment)
+        self.started.append(self.executor.start(launch))
+        return self.started[-1]
+
+    def finish(self, started: Started) -> str:
+        """Wait for its end and return its log."""
+        assert started.pid is not None
+        os.waitpid(started.pid, 0)
+        return (self.root / str(self.started.index(started)) / "log").read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Give what starts wrappers below the test's directory."""
+    starter = Starter(tmp_path)
+    yield starter
+    for started in starter.started:
+        assert started.pidfd is not None
+        try:
+            signal.pidfd_send_signal(started.pidfd, signal.SIGTERM)
+            os.waitpid(started.pid or 0, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        os.close(started.pidfd)
+
+
+def test_an_executor_is_found_by_its_name() -> None:
+    """Every name gives an executor of that name, and any other is an error that names them all."""
+    for name in NAMES:
+        assert by_name(name).name == name
+    with pytest.raises(InvalidValue, match=r"cannot use executor 'proces': .*process"):
+        by_name("proces")
+
+
+def test_it_is_available_here() -> None:
+    """On a machine with a shell and /proc nothing is in the way."""
+    assert ProcessExecutor().unavailable() is None
+
+
+def test_a_wrapper_has_a_session_of_its_own(start: Starter) -> None:
+    """The wrapper leads its session, so that no signal to the dispatcher's group reaches it, and is our child."""
+    started = start("echo hello; exec sleep 60")
+    assert started.pid is not None
+    stat = identity.read_stat(started.pid)
+    assert stat is not None
+    assert (stat.session, stat.parent) == (started.pid, os.getpid())
+
+
+def test_the_end_of_a_wrapper_can_be_waited_for_by_a_descriptor(start: Starter) -> None:
+    """The pidfd becomes readable when the wrapper has ended."""
+    started = start(("true",))
+    assert started.pidfd is not None
+    assert select.select([started.pidfd], [], [], 20)[0]
+    assert start.finish(started) == ""
+
+
+def test_what_the_dispatcher_ignores_or_blocks_is_not_inherited(start: Starter) -> None:
+    """A dispatcher started in the background ignores INT; its jobs do not, nor do they block any signal."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        started = start(("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    masks = [int(line.split()[1], 16) for line in start.finish(started).splitlines()]
+    # glibc keeps two signals to itself and starts every process with these ignored; they are no valid ones.
+    assert [number for mask in masks for number in signal.valid_signals() if mask >> (number - 1) & 1] == []
+    assert len(masks) == 2
+
+
+def test_a_job_can_be_interrupted_although_the_dispatcher_cannot(start: Starter) -> None:
+    """INT ends a command whose dispatcher ignores INT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        started = start("kill -INT $$; echo survived")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert start.finish(started) == ""
+    assert (start.root / "0/rc").read_text() == "130\n"
+
+
+def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
+    """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
+    started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
+    environ = Path(f"/proc/{started.pid}/environ").read_bytes().split(b"\0")
+    marks = sorted(entry for entry in environ if entry.startswith(b"SPOOL_"))
+    assert marks == [f"SPOOL_DIR={start.root}".encode(), b"SPOOL_JOB=job", b"SPOOL_RUN=3"]
+    assert b"KEPT=x" in environ
+    assert b"BASH_VERSION=5" not in environ
+
+
+def test_a_wrapper_has_no_descriptor_of_the_dispatchers(start: Starter) -> None:
+    """Nothing that the dispatcher has open is open in a job."""
+    reading, writing = os.pipe()
+    try:
+        started = start(("ls", "-l", "/proc/self/fd"))
+        assert f"pipe:[{os.fstat(writing).st_ino}]" not in start.finish(started)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_machine_without_room_is_an_error_in_words(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no process can be made, the error says for which job and why."""
+
+    def full(*_: object, **__: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "posix_spawn", full)
+    with pytest.raises(SpoolError, match=r"^cannot start job job: /bin/sh: Resource temporarily unavailable$"):
+        start("true")

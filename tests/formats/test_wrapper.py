@@ -1,0 +1,629 @@
+"""The wrapper, run by real shells."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spool.core import layout
+from spool.core.model import ArrayTask, Grant, Spec
+from spool.formats import wrapper
+from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
+from spool.machine import identity
+from support import wait_for
+from wrapper_runs import SHELLS, Runs, runs_below, surroundings
+
+SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
+LOOPS = "trap 'echo got TERM; exit 7' TERM; trap 'echo got USR1' USR1; trap 'echo got INT; exit 9' INT; echo ready; "
+LOOPS += "while :; do sleep 0.01; done"
+
+
+@pytest.fixture(params=["dash", "bash", "busybox"])
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+    """Make runs under each shell that there is."""
+    if request.param not in SHELLS:
+        pytest.skip(f"no {request.param} on this machine")
+    with runs_below(tmp_path, SHELLS[request.param]) as made:
+        yield made
+
+
+@pytest.fixture
+def dash_runs(tmp_path: Path) -> Iterator[Runs]:
+    """Make runs under one shell, for what costs time or is not about the shell."""
+    with runs_below(tmp_path, SHELLS.get("dash", ["/bin/sh"])) as made:
+        yield made
+
+
+# --- the text -------------------------------------------------------------------------------------------------
+
+
+def test_the_constant_is_a_valid_script_as_it_stands() -> None:
+    """Every shell that may run the wrapper can read it, assignments or not."""
+    for shell in SHELLS.values():
+        subprocess.run([*shell, "-n", str(SCRIPT)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
+def test_the_constant_is_clean_for_shellcheck() -> None:
+    """The constant gives shellcheck nothing to warn of."""
+    command = ["shellcheck", "-s", "sh", "-S", "warning", str(SCRIPT)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_rendered_wrapper_is_the_constant_with_one_more_block() -> None:
+    """What is rendered differs from the constant by the assignments alone."""
+    lines = SCRIPT.read_bytes().splitlines()
+    rendered = render(Assignments("/m", ("x",), surroundings())).splitlines()
+    hole = lines.index(b"# --- assignments ---") + 1
+    assert rendered[:hole] == lines[:hole]
+    assert rendered[-(len(lines) - hole) :] == lines[hole:]
+
+
+@pytest.mark.parametrize("command", [(), ("",), ("a\0b",), "a\0b"])
+def test_what_no_process_can_be_given_is_refused(command: str | tuple[str, ...]) -> None:
+    """An empty command and a NUL byte are errors when the wrapper is rendered, not when it runs."""
+    with pytest.raises(ValueError, match=r"empty|NUL"):
+        render(Assignments("/m", command, surroundings()))
+
+
+def test_the_script_names_its_records_as_the_layout_does() -> None:
+    """Each record that the script speaks of is one that the layout spells, but for its own mark of a signal."""
+    script = SCRIPT.read_text()
+    named = set(re.findall(r"\$spool_metadir/([a-z]+)", script)) | set(re.findall(r"spool_record ([a-z]+)", script))
+    assert named == {layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, "signal"}
+
+
+# --- how a run ends -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "rc"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 127", 127),
+        ("exit 255", 255),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+    ],
+)
+def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> None:
+    """The record rc holds the exit code of the command, 128+n where signal n ended it, and error is not there."""
+    run = runs.make(command)
+    assert run.run() == rc
+    assert run.text("rc") == f"{rc}\n"
+    assert run.text("status") == ("finished\n" if rc == 0 else "failed\n")
+    assert run.text("error") is None
+
+
+def test_the_jid_proves_the_wrapper(runs: Runs) -> None:
+    """While the wrapper lives its jid is alive, and once it has ended the jid is gone."""
+    os.mkfifo(runs.root / "fifo")
+    run = runs.make("echo ready; read line < fifo", workdir=str(runs.root)).start()
+    assert run.process is not None
+    wait_for(lambda: (run.text("jid") or "").endswith("\n"))
+    assert run.jid == identity.of_process(run.process.pid)
+    run.says("ready")
+    assert run.text("status") == "running\n"
+    assert run.rc is None
+    with open(runs.root / "fifo", "w") as fifo:
+        fifo.write("go\n")
+    run.finish()
+    assert run.rc == 0
+    assert identity.liveness(run.jid) is identity.Liveness.GONE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_to_the_wrapper_ends_the_command_and_is_its_exit_code(runs: Runs, number: signal.Signals) -> None:
+    """A wrapper that is sent TERM, HUP, INT or QUIT passes it on, and what it records is never 0."""
+    run = runs.make("echo ready; exec sleep 60").start()
+    run.says("ready")
+    run.kill(number)
+    run.finish()
+    assert run.rc == 128 + number
+    assert run.text("status") == "failed\n"
+    assert run.text("signal") == number.name.removeprefix("SIG") + "\n"
+
+
+def test_a_command_that_handles_the_signal_has_the_last_word(runs: Runs) -> None:
+    """The exit code of a command that catches TERM is what it chose, not 143."""
+    run = runs.make(LOOPS).start()
+    run.says("ready")
+    run.kill(signal.SIGTERM)
+    run.finish()
+    assert (run.rc, "got TERM" in (run.log or "")) == (7, True)
+
+
+def test_a_user_signal_reaches_the_command_and_ends_nothing(runs: Runs) -> None:
+    """USR1 is passed on as often as it comes, and the wrapper goes on to wait for the command."""
+    run = runs.make(LOOPS).start()
+    run.says("ready")
+    for count in (1, 2, 3):
+        run.kill(signal.SIGUSR1)
+        wait_for(lambda count=count: (run.log or "").count("got USR1") == count)  # type: ignore[misc]
+    assert run.alive()
+    run.kill(signal.SIGINT)
+    run.finish()
+    assert run.rc == 9
+
+
+def test_a_command_that_ignores_signals_is_waited_for(runs: Runs) -> None:
+    """However often TERM comes, the wrapper outlives a command that ignores it, and records its exit code."""
+    run = runs.make(
+        "trap '' TERM HUP; echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 5", workdir=str(runs.root)
+    )
+    run.start()
+    run.says("ready")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+        run.kill(number)
+        wait_for(lambda number=number: run.text("signal") == number.name.removeprefix("SIG") + "\n")  # type: ignore[misc]
+    assert run.alive()
+    assert run.rc is None
+    (runs.root / "go").touch()
+    run.finish()
+    assert run.rc == 5
+
+
+def test_a_killed_wrapper_leaves_no_exit_code(runs: Runs) -> None:
+    """After KILL to the wrapper there is a jid that is gone and no rc: the run is lost, not finished."""
+    run = runs.make("echo ready; exec sleep 60").start()
+    run.says("ready")
+    run.kill(signal.SIGKILL)
+    run.finish()
+    assert run.rc is None
+    assert run.text("status") == "running\n"
+    assert identity.liveness(run.jid) is identity.Liveness.GONE
+
+
+def test_term_to_the_whole_session_never_reads_as_finished(runs: Runs) -> None:
+    """When the wrapper and the command get TERM at the same moment, the exit code is 143."""
+    for _ in range(10):
+        run = runs.make("echo ready; exec sleep 60").start()
+        run.says("ready")
+        assert run.process is not None
+        os.killpg(run.process.pid, signal.SIGTERM)
+        run.finish()
+        assert run.rc == 143
+
+
+def test_a_signal_at_any_moment_of_the_start_ends_the_run(runs: Runs) -> None:
+    """TERM right after the launch leaves either no jid, or an exit code of 143: never a run that goes on."""
+    for step in range(12):
+        run = runs.make(("sleep", "60")).start()
+        for _ in range(step * 4000):  # moments that differ, from the first instruction to the command
+            pass
+        run.kill(signal.SIGTERM)
+        run.finish()
+        assert run.rc == (None if run.text("jid") is None else 143)
+
+
+# --- signal dispositions --------------------------------------------------------------------------------------
+
+
+def ignoring(*names: str) -> tuple[str, ...]:
+    """Return a prefix by which a program is started with these signals ignored, as from a script's `&`."""
+    return ("sh", "-c", f"trap '' {' '.join(names)}; exec \"$@\"", "sh")
+
+
+def test_a_command_has_every_signal_at_its_default(runs: Runs) -> None:
+    """No signal is ignored in the command, although shells start asynchronous commands without INT and QUIT."""
+    run = runs.make(("grep", "SigIgn", "/proc/self/status"))
+    run.run()
+    assert run.log == "SigIgn:\t0000000000000000\n"
+
+
+def test_a_command_can_be_interrupted(runs: Runs) -> None:
+    """A tool that ends its child by INT, as `timeout -s INT` does, is able to."""
+    run = runs.make("timeout -s INT 0.05 sleep 60; echo ended $?")
+    run.run()
+    assert run.log == "ended 124\n"
+
+
+# --- who may run ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_wrapper_runs_nothing(runs: Runs) -> None:
+    """Where a jid is, another wrapper leaves silently with a code of its own and changes nothing."""
+    run = runs.make("echo ran")
+    (run.metadir / "jid").write_text("settled\n")
+    assert run.run() == ALREADY_STARTED
+    assert sorted(p.name for p in run.metadir.iterdir()) == ["jid", "run.sh"]
+    assert run.text("jid") == "settled\n"
+
+
+def test_of_many_wrappers_one_runs(runs: Runs) -> None:
+    """Wrappers that are started at the same time on one metadir run the command once."""
+    run = runs.make("echo ran")
+    argv = [*run.shell, str(run.metadir / "run.sh")]
+    started = [subprocess.Popen(argv) for _ in range(8)]
+    assert sorted(process.wait(20) for process in started) == [0] + [ALREADY_STARTED] * 7
+    assert run.log == "ran\n"
+
+
+def test_without_a_metadir_nothing_runs(runs: Runs) -> None:
+    """A wrapper that cannot create its jid leaves with another code."""
+    run = runs.make("echo ran > proof", workdir=str(runs.root))
+    script = runs.root / "elsewhere.sh"
+    (run.metadir / "run.sh").rename(script)
+    run.metadir.rmdir()
+    assert subprocess.run([*run.shell, str(script)], check=False).returncode == NO_JID
+    assert not (runs.root / "proof").exists()
+
+
+def test_a_jid_that_cannot_be_written_is_taken_back(runs: Runs) -> None:
+    """Where the disk has no room for the jid, none is left behind, and nothing has run."""
+    run = runs.make("echo ran > proof", workdir=str(runs.root))
+    limited = [*ignoring("XFSZ"), *run.shell, str(run.metadir / "run.sh")]
+    done = subprocess.run(["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *limited], check=False)
+    assert done.returncode == NO_JID
+    assert sorted(p.name for p in run.metadir.iterdir()) == ["run.sh"]
+
+
+def test_an_exit_code_that_cannot_be_written_is_tried_again(dash_runs: Runs) -> None:
+    """While the disk is full the wrapper stays and tries; once there is room, the exit code is on record."""
+    run = dash_runs.make("while [ ! -e go ]; do sleep 0.01; done; exit 4", workdir=str(dash_runs.root))
+    run.start(*ignoring("XFSZ"))
+    assert run.process is not None
+    wait_for(lambda: run.text("status") == "running\n")
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    (dash_runs.root / "go").touch()
+    wait_for(lambda: run.text("rc") == "")
+    assert run.alive()
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    run.finish()
+    assert run.rc == 4
+
+
+@pytest.mark.parametrize("record", ["stop", "signal"])
+def test_a_run_that_was_stopped_before_it_began_runs_nothing(runs: Runs, record: str) -> None:
+    """When a stop is on record before the command has begun, the command is not run."""
+    run = runs.make("echo ran", prolog="echo prolog")
+    (run.metadir / record).write_text("cancel user 1 because\n")
+    assert run.run() == 143
+    assert run.log == ""
+
+
+# --- what cannot be started -----------------------------------------------------------------------------------
+
+
+def test_a_workdir_that_cannot_be_entered_is_an_error(runs: Runs) -> None:
+    """Without its workdir a command runs nowhere: exit code 125, and error says why."""
+    (runs.root / "file").touch()
+    for workdir, why in [
+        (f"{runs.root}/not there", "no such directory"),
+        (f"{runs.root}/file", "it is not a directory"),
+        ("relative", "it is not absolute"),
+    ]:
+        run = runs.make("echo ran", workdir=workdir, prolog="echo prolog", epilog="echo epilog")
+        assert run.run() == 125
+        assert run.rc == 125
+        assert run.text("error") == f"cannot enter the workdir: {workdir}: {why}\n"
+        assert run.log == ""
+
+
+@pytest.mark.parametrize(
+    "program", ["no-such-program", "/no/such/program", "echo-but-not-for-all", "./dir", "dir", "if", "cd"]
+)
+def test_a_program_that_cannot_be_executed_is_an_error(runs: Runs, program: str) -> None:
+    """126 for what may not be executed, 127 for what is not there, and error says which it was."""
+    (runs.root / "echo-but-not-for-all").touch(mode=0o644)
+    (runs.root / "dir").mkdir()
+    run = runs.make((program, "x"), workdir=str(runs.root), environment={"PATH": f"/nowhere:{runs.root}"})
+    code = 126 if "dir" in program or "echo" in program else 127
+    assert run.run() == code
+    assert run.rc == code
+    assert (run.text("error") or "").startswith(f"cannot run the command: {program}: ")
+
+
+def test_a_shell_that_is_not_there_is_an_error(runs: Runs) -> None:
+    """The shell of a command that is a text must be there too."""
+    run = runs.make("echo ran", shell="/bin/nosuchshell")
+    assert run.run() == 127
+    assert run.text("error") == "cannot run the command: /bin/nosuchshell: no such file\n"
+
+
+def test_a_program_is_found_on_the_jobs_own_path(runs: Runs) -> None:
+    """PATH of the job's environment decides which program runs, also with empty elements."""
+    (runs.root / "mine").write_text('#!/bin/sh\necho mine "$0"\n')
+    (runs.root / "mine").chmod(0o755)
+    for path in (str(runs.root), "/nowhere:", ":/nowhere", "/nowhere::/nowhere"):
+        run = runs.make(("mine",), workdir=str(runs.root), environment={"PATH": path + ""})
+        run.run()
+        assert (run.log or "").startswith("mine "), path
+
+
+def test_a_program_with_an_equals_sign_or_a_dash_is_run_as_any_other(runs: Runs) -> None:
+    """A program's name is never taken for a variable or an option."""
+    for name in ("a=b", "-i"):
+        (runs.root / name).write_text("#!/bin/sh\necho ran\n")
+        (runs.root / name).chmod(0o755)
+        path = f"{runs.root}:{os.environ['PATH']}"
+        run = runs.make((name, "x"), workdir=str(runs.root), environment={"PATH": path, "x.y": "1"})
+        run.run()
+        assert run.log == "ran\n"
+
+
+# --- outputs and stdin ----------------------------------------------------------------------------------------
+
+
+def test_both_outputs_go_to_one_log(runs: Runs) -> None:
+    """By default log holds what the command wrote to either, in its order, after what was there."""
+    run = runs.make("echo a; echo b >&2; echo c")
+    (run.metadir / "log").write_text("before\n")
+    run.run()
+    assert run.log == "before\na\nb\nc\n"
+
+
+def test_outputs_can_lie_elsewhere(runs: Runs) -> None:
+    """Each output has its own file if asked for, whose directory is made if it is not there."""
+    out, err = runs.root / "new dir" / "$x" / "out", runs.root / "err dir" / "err"
+    run = runs.make("echo a; echo b >&2", stdout=str(out), stderr=str(err))
+    run.run()
+    assert (out.read_text(), err.read_text(), run.log) == ("a\n", "b\n", None)
+    run = runs.make("echo a; echo b >&2", stderr=str(err))
+    run.run()
+    assert (err.read_text(), run.log) == ("b\nb\n", "a\n")
+
+
+def test_an_output_that_cannot_be_opened_is_an_error(runs: Runs) -> None:
+    """A command whose output has no place is not run: exit code 125, and error says why."""
+    (runs.root / "file").touch()
+    (runs.root / "dir").mkdir()
+    for values, error in [
+        ({"stdout": f"{runs.root}/dir"}, f"cannot open stdout: {runs.root}/dir: it is a directory"),
+        (
+            {"stderr": f"{runs.root}/file/x/err"},
+            f"cannot open stderr: {runs.root}/file/x/err: its directory is not there and cannot be made",
+        ),
+    ]:
+        run = runs.make("echo ran > proof", workdir=str(runs.root), **values)
+        assert run.run() == 125
+        assert run.text("error") == error + "\n"
+        assert not (runs.root / "proof").exists()
+
+
+def test_stdin_is_empty(runs: Runs) -> None:
+    """A command that reads its stdin gets the end of file, whatever the wrapper was started with."""
+    run = runs.make("cat; echo end")
+    run.start(stdin=subprocess.PIPE)
+    assert run.process is not None
+    run.process.communicate(b"hello\n", 20)
+    assert run.log == "end\n"
+
+
+def test_stdin_and_outputs_can_be_the_wrappers(runs: Runs) -> None:
+    """Where the executor gives a terminal, the command has it: its stdin, its stdout and its stderr."""
+    run = runs.inherit("cat; echo err >&2")
+    run.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.process is not None
+    assert run.process.communicate(b"hello\n", 20) == (b"hello\n", b"err\n")
+    assert (run.rc, run.log) == (0, None)
+
+
+def test_a_killed_command_leaves_no_words_of_the_shell(runs: Runs) -> None:
+    """The log is the command's alone: a shell's remark that a child was killed is not in it."""
+    run = runs.make(("sh", "-c", "echo mine; kill -KILL $$"))
+    run.run()
+    assert run.log == "mine\n"
+
+
+# --- prolog and epilog ----------------------------------------------------------------------------------------
+
+
+def test_prolog_and_epilog_frame_the_command(runs: Runs) -> None:
+    """All three run in the workdir with the run's environment; only the epilog is told the exit code."""
+    say = 'echo WHAT "$X" "${SPOOL_EXIT_CODE-none}" "$PWD"'
+    run = runs.make(
+        say.replace("WHAT", "command") + "; exit 3",
+        workdir=str(runs.root),
+        environment={"X": "x"},
+        prolog=say.replace("WHAT", "prolog") + "; exit 0",
+        epilog=say.replace("WHAT", "epilog") + "; exit 9",
+    )
+    assert run.run() == 3
+    assert run.rc == 3
+    assert run.log == f"prolog x none {runs.root}\ncommand x none {runs.root}\nepilog x 3 {runs.root}\n"
+
+
+def test_a_prolog_that_fails_stands_for_the_command(runs: Runs) -> None:
+    """The command is not run, the exit code is the prolog's, error says so, and the epilog cleans up."""
+    run = runs.make("echo ran", prolog="-x 2>/dev/null; exit 6", epilog="echo epilog $SPOOL_EXIT_CODE")
+    assert run.run() == 6
+    assert run.log == "epilog 6\n"
+    assert run.text("error") == "cannot run the command: the prolog ended with exit code 6\n"
+
+
+def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:
+    """A prolog that survives TERM and ends well does not let the command begin."""
+    run = runs.make(
+        "echo ran", prolog="trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done", epilog="echo epilog"
+    )
+    run.start()
+    run.says("ready")
+    run.kill(signal.SIGTERM)
+    run.finish()
+    assert run.rc == 143
+    assert run.log == "ready\nepilog\n"
+
+
+def test_the_epilog_is_over_before_the_exit_code_is_there(runs: Runs) -> None:
+    """The exit code is the last thing: while the epilog runs there is none."""
+    run = runs.make("exit 3", epilog='test ! -e "$M/rc" && echo absent; cat "$M/status"', environment={})
+    text = (run.metadir / "run.sh").read_bytes()
+    (run.metadir / "run.sh").write_bytes(
+        text.replace(
+            b"spool_environment() {\nspool_exec", b'spool_environment() {\nexport M="$spool_metadir"\nspool_exec'
+        )
+    )
+    run.run()
+    assert run.log == "absent\nrunning\n"
+    assert run.rc == 3
+
+
+# --- the environment, and hostile values ----------------------------------------------------------------------
+
+
+def given_environment(run_log: bytes) -> dict[str, str]:
+    """Return the environment that `cat /proc/self/environ` wrote down."""
+    pairs = (entry.split(b"=", 1) for entry in run_log.split(b"\0") if entry)
+    return {os.fsdecode(pair[0]): os.fsdecode(pair[1]) for pair in pairs}
+
+
+def test_the_marks_of_an_outer_run_do_not_leak(runs: Runs) -> None:
+    """What an outer run would have set is not in the environment of this one."""
+    run = runs.make(("cat", "/proc/self/environ"), environment={"SPOOL_JOB": "inner"})
+    run.run(env=os.environ | {"SPOOL_JOB": "outer", "SPOOL_ARRAY_INDEX": "7", "SPOOL_EXIT_CODE": "1", "OTHER": "kept"})
+    found = given_environment((run.metadir / "log").read_bytes())
+    assert {key: value for key, value in found.items() if key.startswith("SPOOL_")} == {"SPOOL_JOB": "inner"}
+    assert found["OTHER"] == "kept"
+    assert not [key for key in found if key.startswith("spool_")]
+
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "it's",
+    "''",
+    '"',
+    "$HOME `id` $(id) ${x}",
+    "*",
+    "?[a]",
+    "a\nb\n",
+    "\n",
+    "-n",
+    "--",
+    "\\",
+    "\\n",
+    "#",
+    ";&|<>",
+    "~",
+    "!",
+    "ā\u0081\u0088€😀",
+    "\t\r\x01\x7f",
+    "\udc81\udc88\udcff",
+    "%s%d",
+    "x" * 100_000,
+    "'" * 20_000,
+]
+SPECIAL_KEYS = ["a.b", "a-b", "1x", "é", "IFS", "UID", "PPID", "OPTIND", "spool_metadir", "spool_code", "LINENO", "-u"]
+
+
+def test_hostile_arguments_arrive_unchanged(runs: Runs) -> None:
+    """Every argument reaches the program byte for byte."""
+    run = runs.make(("printf", r"%s\0", *HOSTILE))
+    assert run.run() == 0
+    assert (run.metadir / "log").read_bytes().split(b"\0")[:-1] == [os.fsencode(a) for a in HOSTILE]
+
+
+def test_hostile_texts_and_values_arrive_unchanged(runs: Runs) -> None:
+    """A text reaches its shell as it is, and values of the environment reach the command byte for byte."""
+    environment = {f"V{i}": value for i, value in enumerate(HOSTILE)}
+    run = runs.make("-x 2>/dev/null\ncat /proc/self/environ # it's \"$(id)\n", environment=environment)
+    assert run.run() == 0
+    found = given_environment((run.metadir / "log").read_bytes())
+    assert {key: found.get(key) for key in environment} == environment
+
+
+def test_variables_that_no_shell_exports_reach_the_program(runs: Runs) -> None:
+    """Keys that are no identifiers, and those that mean something to a shell, arrive as any other."""
+    environment = dict.fromkeys(SPECIAL_KEYS, "a 'b'\n$c")
+    run = runs.make(("cat", "/proc/self/environ"), environment=environment)
+    assert run.run() == 0
+    found = given_environment((run.metadir / "log").read_bytes())
+    assert {key: found.get(key) for key in environment} == environment
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+keys = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1, max_size=10)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.lists(texts, max_size=5), environment=st.dictionaries(keys, texts, max_size=4))
+def test_any_argument_and_any_variable_arrive_unchanged(
+    runs: Runs, arguments: list[str], environment: dict[str, str]
+) -> None:
+    """Whatever can be passed to a process at all passes through the wrapper."""
+    environment.pop("PATH", None)
+    program = 'printf "%s\\0" "$@"; exec cat /proc/self/environ'
+    run = runs.make(("/bin/sh", "-c", program, "sh", *arguments), environment=environment)
+    assert run.run() == 0
+    found = (run.metadir / "log").read_bytes().split(b"\0")
+    count = len(arguments) or 1  # printf runs its format once even without arguments
+    assert found[:count] == [os.fsencode(a) for a in arguments] or not arguments
+    exported = set(found[count:])
+    shells_own = {"PWD", "OLDPWD", "_", "IFS", "OPTIND", "PPID", "LINENO", "PS1", "PS2", "PS4"}
+    for key, value in environment.items():
+        if key.isascii() and key.isidentifier() and key not in shells_own:
+            assert f"{key}={value}".encode() in exported
+
+
+# --- what a run finds -----------------------------------------------------------------------------------------
+
+
+def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
+    """The environment names the job, the run, the grant and the GPUs, by UUID."""
+    spec = Spec("x", env=(("A", "1"), ("SPOOL_JOB", "no"), ("CUDA_VISIBLE_DEVICES", "3")), task=ArrayTask("t", 4))
+    grant = Grant(cpus=3, memory_bytes=(5 << 20) + 1, gpu_uuids=("GPU-a", "GPU-b"))
+    assert job_environment(spec, grant, spool_dir="/s", job="t_4", run=2, attempt=1, metadir="/s/jobs/t_4/2") == {
+        "A": "1",
+        "OMP_NUM_THREADS": "3",
+        "SPOOL_DIR": "/s",
+        "SPOOL_JOB": "t_4",
+        "SPOOL_RUN": "2",
+        "SPOOL_ATTEMPT": "1",
+        "SPOOL_METADIR": "/s/jobs/t_4/2",
+        "SPOOL_CPUS": "3",
+        "SPOOL_MEMORY_MB": "5",
+        "SPOOL_GPUS": "2",
+        "SPOOL_ARRAY_INDEX": "4",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def test_a_run_without_gpus_sees_none_and_keeps_its_own_thread_count() -> None:
+    """CUDA_VISIBLE_DEVICES is empty on purpose, and OMP_NUM_THREADS is the job's where it set one."""
+    spec = Spec("x", env=(("OMP_NUM_THREADS", "1"),))
+    found = job_environment(spec, Grant(cpus=8), spool_dir="/s", job="j", run=1, attempt=1, metadir="/m")
+    assert (found["CUDA_VISIBLE_DEVICES"], found["SPOOL_GPUS"], found["OMP_NUM_THREADS"]) == ("", "0", "1")
+    assert "SPOOL_MEMORY_MB" not in found
+    assert set(found) - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(wrapper.OWN_VARIABLES)
+
+
+def test_the_script_forgets_every_variable_of_its_own() -> None:
+    """The list of the module and the list of the script are the same."""
+    forgotten = [
+        word for line in SCRIPT.read_text().splitlines() if line.startswith("unset ") for word in line.split()[1:]
+    ]
+    assert tuple(forgotten) == wrapper.OWN_VARIABLES
+
+
+def test_the_wrapper_enters_its_cgroup_before_anything_runs(dash_runs: Runs) -> None:
+    """The wrapper writes its own pid where it is told to; if it cannot, the command runs all the same."""
+    procs = dash_runs.root / "cgroup.procs"
+    run = dash_runs.make("true", cgroup=str(procs))
+    run.run()
+    assert procs.read_text() == f"{run.jid.pid}\n"
+    run = dash_runs.make("true", cgroup="/no/such/cgroup.procs")
+    run.run()
+    assert (run.rc, run.log) == (0, "")
+
+
+def test_a_wrapper_without_any_reset_still_runs(runs: Runs) -> None:
+    """Where env cannot undo ignored signals, commands run all the same."""
+    run = runs.make("echo ran", replace(surroundings(), reset=None))
+    assert run.run() == 0
+    assert run.log == "ran\n"

@@ -1,0 +1,141 @@
+"""Runs of the real wrapper under real shells, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spool.core.model import Jid
+from spool.executors.process import ProcessExecutor
+from spool.formats.wrapper import Assignments, Surroundings, render
+from spool.machine import identity
+from support import wait_for
+
+SHELLS = {
+    name: words
+    for name, words in {
+        "dash": ["dash"],
+        "bash": ["bash", "--posix"],
+        "busybox": ["busybox", "ash"],
+    }.items()
+    if shutil.which(words[0])
+}
+
+
+def surroundings() -> Surroundings:
+    """Return those of this machine."""
+    return ProcessExecutor().surroundings()
+
+
+@dataclass
+class Run:
+    """One metadir with its script."""
+
+    metadir: Path
+    shell: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def text(self, name: str) -> str | None:
+        """Return a record, or None if it is not there."""
+        try:
+            return (self.metadir / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    @property
+    def rc(self) -> int | None:
+        """The exit code that is on record."""
+        text = self.text("rc")
+        return int(text) if text is not None and text.endswith("\n") else None
+
+    @property
+    def jid(self) -> Jid:
+        """The identity that is on record."""
+        pid, ticks, boot, namespace, host = (self.text("jid") or "").split(" ")
+        return Jid(int(pid), int(ticks), boot, namespace, host.removesuffix("\n"))
+
+    @property
+    def log(self) -> str | None:
+        """What it has written."""
+        return self.text("log")
+
+    def start(self, *prefix: str, **options: Any) -> Run:
+        """Start the wrapper in a session of its own; *prefix* is put before the shell."""
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | options
+        argv = [*prefix, *self.shell, str(self.metadir / "run.sh")]
+        self.process = subprocess.Popen(argv, start_new_session=True, **options)
+        return self
+
+    def finish(self) -> int:
+        """Wait for the wrapper's end and return how it ended."""
+        assert self.process is not None
+        return self.process.wait(20)
+
+    def run(self, *prefix: str, **options: Any) -> int:
+        """Start the wrapper and wait for its end."""
+        return self.start(*prefix, **options).finish()
+
+    def kill(self, number: int) -> None:
+        """Send a signal to the wrapper alone."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def says(self, text: str) -> None:
+        """Wait until the log holds *text*."""
+        wait_for(lambda: text in (self.log or ""), what=f"{text!r} in the log")
+
+    def alive(self) -> bool:
+        """Tell whether the wrapper on record is."""
+        return identity.liveness(self.jid) is identity.Liveness.ALIVE
+
+
+@dataclass
+class Runs:
+    """Makes runs below one directory, and leaves no process of theirs behind."""
+
+    root: Path
+    shell: list[str]
+    made: list[Run]
+
+    def make(self, command: str | tuple[str, ...], around: Surroundings | None = None, **values: Any) -> Run:
+        """Write the script of a run with that command."""
+        metadir = self.root / f"run {len(self.made)} $x 'y'"  # a path that wants quoting, always
+        metadir.mkdir()
+        run = Run(metadir, self.shell)
+        written = Assignments(str(metadir), command, around or surroundings(), **values)
+        (metadir / "run.sh").write_bytes(render(written))
+        self.made.append(run)
+        return run
+
+    def inherit(self, command: str | tuple[str, ...], **values: Any) -> Run:
+        """Write the script of a run whose stdin and outputs are those of its wrapper."""
+        return self.make(command, replace(surroundings(), stdin=None, inherit_outputs=True), **values)
+
+
+@contextmanager
+def runs_below(root: Path, shell: list[str]) -> Iterator[Runs]:
+    """Give runs, and kill what is left of them."""
+    runs = Runs(root, shell, [])
+    try:
+        yield runs
+    finally:
+        for run in runs.made:
+            if run.process is not None:
+                kill_session(run.process.pid)
+                run.process.wait(20)
+
+
+def kill_session(session: int) -> None:
+    """Kill every process of the session; the caller is not one of them."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            stat = identity.read_stat(int(entry))
+            if stat is not None and stat.session == session and not stat.dead:
+                os.kill(stat.pid, signal.SIGKILL)
