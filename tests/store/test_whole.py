@@ -1,0 +1,367 @@
+"""A job file is read only when it is whole: real writers, and everything that is not a file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spool.store import whole
+from spool.store.whole import MAX_BYTES, NotWhole, Seen, ignore_lease_breaks, read_whole
+from support import wait_for
+
+TEXT = b'command = "true"\n'
+LONG_AGO_S = 1_000_000_000
+NOBODY = 65534
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Make a job file that has not changed for years."""
+    path = tmp_path / "job.toml"
+    path.write_bytes(TEXT)
+    age(path)
+    return path
+
+
+def age(path: Path) -> None:
+    """Let *path* look unchanged for years."""
+    os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+
+@contextmanager
+def no_leases(monkeypatch: pytest.MonkeyPatch, error: int = errno.EINVAL) -> Iterator[None]:
+    """Let leases be refused as a network file system refuses them."""
+    real = fcntl.fcntl
+
+    def refuse(fd: int, command: int, argument: int = 0) -> int:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(error, os.strerror(error))
+        return real(fd, command, argument)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", refuse)
+        yield
+
+
+def test_a_file_that_nobody_writes_is_read_with_its_identity(file: Path) -> None:
+    """A closed file is read at once, and recognised again until it changes."""
+    seen = read_whole(str(file))
+    assert isinstance(seen, Seen)
+    status = file.stat()
+    assert (seen.data, seen.inode, seen.size, seen.uid) == (TEXT, status.st_ino, len(TEXT), os.getuid())
+    assert seen.same_as(status)
+    file.write_bytes(TEXT + b"cpus = 2\n")
+    assert not seen.same_as(file.stat())
+
+
+def test_a_file_that_was_written_this_moment_is_whole_once_it_is_closed(tmp_path: Path) -> None:
+    """With leases there is no quiet time to wait for."""
+    path = tmp_path / "new.toml"
+    path.write_bytes(TEXT)
+    assert isinstance(read_whole(str(path)), Seen)
+
+
+@pytest.mark.parametrize("mode", ["r+b", "ab"])
+def test_a_file_that_this_process_has_open_for_writing_is_not_whole(file: Path, mode: str) -> None:
+    """Old or not, a file that is open for writing may still change; closed, it is whole."""
+    with file.open(mode):
+        assert read_whole(str(file)) is NotWhole.WRITING
+    assert isinstance(read_whole(str(file)), Seen)
+
+
+def test_a_writer_in_another_process_is_seen_until_it_closes(file: Path) -> None:
+    """A real second process that writes line by line: not whole while it has the file open, whole when it ends."""
+    writer = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec >> "$1"; echo "# one"; echo ready >&2; read line; echo "# two"', "sh", file],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with writer:
+        assert writer.stdin is not None
+        assert writer.stderr is not None
+        assert writer.stderr.readline() == b"ready\n"
+        age(file)
+        assert read_whole(str(file)) is NotWhole.WRITING
+        writer.stdin.close()
+        writer.wait()
+    seen = read_whole(str(file))
+    assert isinstance(seen, Seen)
+    assert seen.data == TEXT + b"# one\n# two\n"
+
+
+def test_a_writable_mapping_counts_as_a_writer(file: Path) -> None:
+    """A file that is mapped for writing is being written, although its descriptor is closed."""
+    with file.open("r+b") as opened:
+        mapping = mmap.mmap(opened.fileno(), 0)
+    assert read_whole(str(file)) is NotWhole.WRITING
+    mapping.close()
+    assert isinstance(read_whole(str(file)), Seen)
+
+
+def test_readers_are_in_nobodys_way(file: Path) -> None:
+    """A pager that has the file open does not keep the job from starting."""
+    with file.open("rb"):
+        assert isinstance(read_whole(str(file)), Seen)
+
+
+def test_a_writer_that_comes_while_we_read_does_not_end_us(file: Path) -> None:
+    """Writers that open the file again and again, against a reader that takes leases: nobody is killed by SIGIO."""
+    before = signal.getsignal(signal.SIGIO)
+    ignore_lease_breaks()
+    assert signal.getsignal(signal.SIGIO) is signal.SIG_IGN
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            with file.open("r+b") as opened:
+                opened.write(TEXT)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        answers = {type(read_whole(str(file))) for _ in range(300)}
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGIO, before)
+    assert answers <= {Seen, NotWhole}
+
+
+def test_a_lease_does_not_outlive_the_reading(file: Path) -> None:
+    """Right after it was read, a file can be opened for writing without waiting for us."""
+    assert isinstance(read_whole(str(file)), Seen)
+    os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # EWOULDBLOCK if a lease were left
+
+
+def test_a_name_that_is_gone_is_gone(tmp_path: Path) -> None:
+    """A file that vanished between the listing and the reading is GONE, not an error."""
+    assert read_whole(str(tmp_path / "gone.toml")) is NotWhole.GONE
+
+
+def test_a_fifo_cannot_hang_us(tmp_path: Path) -> None:
+    """A FIFO without a writer, and one with, are none of spool's business, and opening them does not block."""
+    path = tmp_path / "fifo.toml"
+    os.mkfifo(path)
+    assert read_whole(str(path)) is NotWhole.NOT_OURS
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.write(fd, TEXT)
+        assert read_whole(str(path)) is NotWhole.NOT_OURS
+        assert os.read(fd, 100) == TEXT  # and nothing was taken out of it
+    finally:
+        os.close(fd)
+
+
+def test_a_socket_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket of the right name is passed over."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.toml")
+        assert read_whole(str(tmp_path / "socket.toml")) is NotWhole.NOT_OURS
+
+
+def test_a_directory_is_not_ours(tmp_path: Path) -> None:
+    """A directory called x.toml is passed over."""
+    (tmp_path / "x.toml").mkdir()
+    assert read_whole(str(tmp_path / "x.toml")) is NotWhole.NOT_OURS
+
+
+@pytest.mark.parametrize("target", ["job.toml", "nowhere", "link.toml", "/dev/zero"])
+def test_a_link_is_not_followed(file: Path, target: str) -> None:
+    """A symbolic link, to a good file, to nothing, to itself or to a device, is none of spool's business."""
+    link = file.parent / "link.toml"
+    link.symlink_to(target)
+    assert read_whole(str(link)) is NotWhole.NOT_OURS
+
+
+def test_a_hard_link_is_a_file(file: Path) -> None:
+    """`ln` into queued/ is as good as `cp`."""
+    os.link(file, file.parent / "again.toml")
+    assert isinstance(read_whole(str(file.parent / "again.toml")), Seen)
+
+
+def test_a_huge_file_is_refused_by_its_size_and_not_read(tmp_path: Path) -> None:
+    """A terabyte of nothing is TOO_LARGE at once; exactly the limit is still read."""
+    path = tmp_path / "huge.toml"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert read_whole(str(path)) is NotWhole.TOO_LARGE
+    os.truncate(path, MAX_BYTES + 1)
+    assert read_whole(str(path)) is NotWhole.TOO_LARGE
+    os.truncate(path, MAX_BYTES)
+    seen = read_whole(str(path))
+    assert isinstance(seen, Seen)
+    assert len(seen.data) == MAX_BYTES
+
+
+def test_an_empty_file_is_whole(tmp_path: Path) -> None:
+    """`touch` makes an empty file; that it is no job is for the parser to say."""
+    (tmp_path / "empty.toml").touch()
+    seen = read_whole(str(tmp_path / "empty.toml"))
+    assert isinstance(seen, Seen)
+    assert seen.data == b""
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o200])
+def test_a_file_that_may_not_be_read_is_left_alone(mode: int) -> None:
+    """A file without permission to read is UNREADABLE; made readable, it is read."""
+    with shared_directory() as directory:
+        path = Path(directory) / "secret.toml"
+        path.write_bytes(TEXT)
+        age(path)
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, -1)
+        path.chmod(mode)
+        with without_privileges():
+            assert read_whole(str(path)) is NotWhole.UNREADABLE
+        path.chmod(0o600)
+        with without_privileges():
+            assert isinstance(read_whole(str(path)), Seen)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_file_is_whole_after_a_quiet_time() -> None:
+    """The kernel gives no lease on another user's file: what was written just now waits, what is old is read."""
+    with shared_directory() as directory:
+        path = Path(directory) / "theirs.toml"
+        path.write_bytes(TEXT)
+        path.chmod(0o644)
+        with without_privileges(), at_its_change(path):
+            assert read_whole(str(path)) is NotWhole.WRITING
+        age(path)
+        with without_privileges():
+            assert isinstance(read_whole(str(path)), Seen)
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.ENOLCK])
+def test_without_leases_a_file_is_whole_once_it_has_been_quiet(
+    file: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Where the file system has no leases: a file changed within the quiet time is not whole, afterwards it is."""
+    now = file.stat().st_mtime_ns
+    with no_leases(monkeypatch, error):
+        for passed, whole_by_then in [
+            (0, False),
+            (whole.QUIET_NS - 1, False),
+            (whole.QUIET_NS, True),
+            (1 << 60, True),
+        ]:
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time_ns", lambda passed=passed: now + passed)
+                assert isinstance(read_whole(str(file)), Seen) is whole_by_then
+
+
+def test_without_leases_a_clock_that_is_behind_does_not_stop_a_job_for_ever(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file from a server whose clock is an hour ahead counts as quiet: only the near past and future wait."""
+    os.utime(file, (time.time() + 3600, time.time() + 3600))
+    with no_leases(monkeypatch):
+        assert isinstance(read_whole(str(file)), Seen)
+
+
+@pytest.mark.parametrize("change", [b"cpus = 64\n", None])
+def test_a_file_that_changes_while_it_is_read_is_not_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch, change: bytes | None
+) -> None:
+    """Grown or rewritten between the first look and the last, the bytes that were read are not used."""
+    real = os.read
+
+    def read(fd: int, size: int) -> bytes:
+        data = real(fd, size)
+        if change is None:
+            file.write_bytes(data.upper())  # of the same size
+        else:
+            with file.open("ab") as opened:
+                opened.write(change)
+        return data
+
+    with no_leases(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(os, "read", read)
+        assert read_whole(str(file)) is NotWhole.WRITING
+
+
+def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that gives a few bytes at a time still gives the whole file."""
+    path = tmp_path / "job.toml"
+    path.write_bytes(TEXT * 10)
+    real = os.read
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda fd, size: real(fd, 7))
+        seen = read_whole(str(path))
+    assert isinstance(seen, Seen)
+    assert seen.data == TEXT * 10
+
+
+def test_a_growing_file_is_whole_only_when_it_has_stopped(tmp_path: Path) -> None:
+    """Against a process that writes 200 lines one by one, every text that is ever read is the whole of it."""
+    path = tmp_path / "grows.toml"
+    script = (
+        "import sys\n"
+        "with open(sys.argv[1], 'w', buffering=1) as file:\n"
+        "    for number in range(200):\n"
+        "        print(f'# line {number}', file=file)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, path]) as writer:
+        wait_for(path.exists)
+        answers = []
+        while writer.poll() is None:
+            answers.append(read_whole(str(path)))
+        answers.append(read_whole(str(path)))
+    texts = {answer.data for answer in answers if isinstance(answer, Seen)}
+    texts.discard(b"")  # created and not yet open, as far as a reader can tell
+    assert [text.count(b"\n") for text in texts] == [200]
+
+
+def test_no_descriptor_is_left_open(file: Path, tmp_path: Path) -> None:
+    """Whatever the answer, the file is closed again."""
+    os.mkfifo(tmp_path / "fifo.toml")
+    before = len(os.listdir("/proc/self/fd"))
+    with file.open("ab"):
+        for name in ("job.toml", "fifo.toml", "gone.toml", "."):
+            read_whole(str(tmp_path / name))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Be an ordinary user for a moment, where the tests run as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def shared_directory() -> Iterator[str]:
+    """Make a directory that an ordinary user can reach."""
+    with tempfile.TemporaryDirectory(prefix="spool-tests-") as directory:
+        os.chmod(directory, 0o755)
+        yield directory
+
+
+@contextmanager
+def at_its_change(path: Path) -> Iterator[None]:
+    """Let it be the moment at which *path* was changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = path.stat().st_mtime_ns
+        patch.setattr(time, "time_ns", lambda: now)
+        yield
