@@ -1,0 +1,109 @@
+"""The systemd units: systemd accepts them, and they do not end jobs."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+UNITS = ROOT / "contrib" / "systemd"
+NAMES = ["spool.service", "spool-once.service", "spool-once.path", "spool-once.timer"]
+
+
+def read(name: str) -> dict[str, dict[str, str]]:
+    """Return the sections of a unit; of a key that is given twice, the last value."""
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNITS / name)
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Copy the units to where nothing else is, with a home in which the program exists."""
+    program = tmp_path / "home" / ".local" / "bin" / "spool"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    units = tmp_path / "units"
+    units.mkdir()
+    for name in NAMES:
+        (units / name).write_text((UNITS / name).read_text().replace("%h", str(tmp_path / "home")))
+    return units
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_every_unit(installed: Path) -> None:
+    """`systemd-analyze verify --user` finds nothing to say about any of the units."""
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", *(installed / name for name in NAMES)],
+        capture_output=True,
+        text=True,
+        env={
+            "HOME": str(installed.parent / "home"),
+            "XDG_RUNTIME_DIR": str(installed.parent),
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+        },
+    )
+    said = [line for line in verified.stderr.splitlines() if "spool" in line]
+    assert (verified.returncode, said) == (0, []), verified.stderr
+
+
+def test_these_are_all_units() -> None:
+    """No unit lies in the folder that the tests do not know."""
+    assert sorted(path.name for path in UNITS.iterdir() if path.suffix != ".md") == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", ["spool.service", "spool-once.service"])
+def test_no_service_ends_jobs_with_itself(name: str) -> None:
+    """KillMode=process: stopping the dispatcher, or its pass ending, reaches no job; nor does a job out of memory."""
+    service = read(name)["Service"]
+    assert service["KillMode"] == "process"
+    assert service["OOMPolicy"] == "continue"
+    assert service["TasksMax"] == "infinity"
+
+
+@pytest.mark.parametrize("name", ["spool.service", "spool-once.service"])
+def test_no_service_binds_its_jobs(name: str) -> None:
+    """What children inherit (sandboxes, limits, umask, niceness) is not set, because jobs are children."""
+    inherited = re.compile(
+        r"Protect|Private|Restrict|NoNewPrivileges|UMask|Nice|Limit(?!Interval)|System|Capability|Memory|CPU|IO|Lock"
+        r"|ReadOnly|ReadWrite|Inaccessible|WorkingDirectory|RuntimeMaxSec|User|Group|OOMScore|IgnoreSIGPIPE"
+    )
+    assert [key for key in read(name)["Service"] if inherited.match(key)] == []
+
+
+def test_the_service_starts_the_dispatcher_and_comes_back_after_a_failure() -> None:
+    """It runs `spool dispatch`, and again after a crash, but not when it was called wrongly (exit code 2)."""
+    unit = read("spool.service")
+    assert unit["Service"]["ExecStart"] == "%h/.local/bin/spool dispatch"
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+def test_the_path_unit_cannot_loop_and_cannot_be_flooded() -> None:
+    """It waits for changes, not for a directory that is not empty; neither it nor its service has a start limit."""
+    path = read("spool-once.path")["Path"]
+    assert set(path) == {"PathChanged", "Unit", "TriggerLimitIntervalSec"}
+    assert path["TriggerLimitIntervalSec"] == "0"
+    assert read("spool-once.service")["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+@pytest.mark.parametrize("name", ["spool-once.path", "spool-once.timer"])
+def test_path_and_timer_start_the_single_pass(name: str) -> None:
+    """Both name spool-once.service, which makes one pass."""
+    assert read(name)[name.rpartition(".")[2].capitalize()]["Unit"] == "spool-once.service"
+    assert read("spool-once.service")["Service"]["ExecStart"] == "%h/.local/bin/spool dispatch --once"
+
+
+def test_the_readme_speaks_of_every_unit() -> None:
+    """Each unit is named on the page beside it."""
+    text = (UNITS / "README.md").read_text()
+    assert [name for name in NAMES if name not in text] == []
