@@ -183,7 +183,7 @@ def show_size(size_bytes: int) -> str:
     for unit, name in (("P", "PiB"), ("T", "TiB"), ("G", "GiB"), ("M", "MiB"), ("K", "KiB")):
         factor = 1 << 10 * _POWER[unit]
         if abs(size_bytes) >= factor:
-            tenths = size_bytes * 10 // factor
+            tenths = (size_bytes * 10 + factor // 2) // factor
             whole, tenth = divmod(tenths, 10)
             return f"{whole}.{tenth} {name}" if tenth and abs(whole) < 100 else f"{whole} {name}"
     return f"{size_bytes} B"

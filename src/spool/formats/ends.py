@@ -163,7 +163,7 @@ def render_history(result: Result) -> bytes:
     """Return the line of `history.jsonl` for *result*, newline included. CPU time is to the millisecond."""
     request, grant = result.request, result.grant
     line = HistoryLine(
-        job=result.job,
+        job=_clean(result.job),
         run=result.run,
         attempt=result.attempt,
         outcome=result.outcome.value,
@@ -173,33 +173,38 @@ def render_history(result: Result) -> bytes:
         ended_at=_at(result.ended_at_ns),
         exit_code=_known(result.exit_code),
         signal=UNSET if result.exit_code is None or not 128 < result.exit_code <= 192 else result.exit_code - 128,
-        user=_known(result.user),
-        project=_known(result.project),
-        group=_known(result.group),
-        tags=result.tags,
+        user=_text(result.user),
+        project=_text(result.project),
+        group=_text(result.group),
+        tags=tuple(map(_clean, result.tags)),
         cpus=request.cpus,
         memory_bytes=_known(request.memory_bytes),
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
-        gpu_type=_known(request.gpu_type),
+        gpu_type=_text(request.gpu_type),
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
         granted_gpu_memory_bytes=_known(grant.gpu_memory_bytes),
-        gpu_uuids=grant.gpu_uuids,
+        gpu_uuids=tuple(map(_clean, grant.gpu_uuids)),
         gpu_indices=grant.gpu_indices,
         peak_memory_bytes=_known(result.peak_memory_bytes),
         cpu_time_ms=_known(_to_ms(result.cpu_time_ns)),
         requeues=result.requeues,
-        again=_known(result.again),
+        again=_text(result.again),
         again_at=_at(result.again_at_ns),
-        executor=_known(result.executor),
-        host=_known(result.host),
+        executor=_text(result.executor),
+        host=_text(result.host),
     )
     return _encode(line) + b"\n"
 
 
 def _clean(text: str) -> str:
+    """Return *text* as UTF-8 can hold it: a line must always be written."""
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _text(text: str | None) -> str | UnsetType:
+    return UNSET if text is None else _clean(text)
 
 
 def _known(value: V | None) -> V | UnsetType:

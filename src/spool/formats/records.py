@@ -202,8 +202,7 @@ def grant_lines(grant: Grant) -> str:
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
         lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
-        lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes))
-    return lines
+    return lines + number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes))
 
 
 def grant_of(keys: dict[str, Any]) -> Grant:

@@ -1,0 +1,57 @@
+"""One tree of errors with an exit code for each branch."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from spool.core import errors
+from spool.core.names import why_not_name
+
+
+def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
+    """The table in the module names each class that the module defines, beside its own code."""
+    assert errors.__doc__ is not None
+    rows = {row.split("|")[1].strip(): row for row in errors.__doc__.splitlines() if row.startswith("| ")}
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(kind, errors.SpoolError) and not issubclass(kind, errors.InvalidFile):
+            assert f"`{name}`" in rows[str(int(kind.exit_code))]
+    for kind in (errors.InvalidJob, errors.InvalidConfig, errors.InvalidReservation):
+        assert kind.exit_code == 4
+
+
+def test_an_invalid_file_says_its_first_problem_and_how_many_more() -> None:
+    """The one-line form of an error with many problems stays one line."""
+    problems = [errors.Problem("a", 1, "first"), errors.Problem("b", 2, "second")]
+    assert str(errors.InvalidJob("job x", problems)) == "cannot use job x: first (and 1 more)"
+    assert str(errors.InvalidJob("job x", [])) == "cannot use job x: it is not valid"
+
+
+def test_messages_have_one_grammar() -> None:
+    """*cannot VERB THING: where: why; what to do*, the parts that are absent left out."""
+    assert errors.cannot("open", "the spool", "not a directory", where="/x", remedy="remove it") == (
+        "cannot open the spool: /x: not a directory; remove it"
+    )
+    assert errors.cannot("open", "the spool", "gone") == "cannot open the spool: gone"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("train", None),
+        ("0", None),
+        ("a" * 100, None),
+        ("", "at least one"),
+        ("a" * 101, "at most 100"),
+        ("a b", "' '"),
+        ("../x", "'/'"),
+        ("é", "none of them"),
+        (".x", "begins with"),
+        ("a\n", "none of them"),
+    ],
+)
+def test_a_name_that_is_refused_is_told_why(name: str, why: str | None) -> None:
+    """A job's name is 1-100 characters of A-Za-z0-9._-, the first a letter or a digit."""
+    found = why_not_name(name)
+    assert found is None if why is None else found is not None and why in found

@@ -1,0 +1,189 @@
+"""The configuration and reservations: every key, and what is said of each mistake."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spool.core.errors import InvalidConfig, InvalidReservation
+from spool.core.model import Limits, Policy, Reservation
+from spool.formats import config, reservation
+from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
+
+GOLDEN = Path(__file__).parent / "golden" / "configs"
+S = 1_000_000_000
+GIB = 1 << 30
+EXPECTED = {
+    "empty": Config(),
+    "everything": Config(
+        policy=Policy(
+            starvation_after_ns=0,
+            time_bonus=False,
+            fair_share=True,
+            fair_share_by="project",
+            half_life_ns=14 * 86400 * S,
+            cpu_weight=0.0,
+            disk_floor_bytes=5 * GIB,
+            gpu_strategy="spread",
+            gpu_use=("0", "2", "GPU-8f1c0b1e-0000-0000-0000-000000000001"),
+            reservation_horizon_ns=86400 * S,
+            reservation_allows_unlimited=True,
+            default_user_limits=Limits(max_running_jobs=8, max_running_gpus=2),
+            default_project_limits=Limits(max_queued_jobs=1000),
+            user_limits={"alice": Limits(max_running_gpus=config.UNLIMITED)},
+            project_limits={"big one": Limits(max_running_cpus=0)},
+            on_failure="pause",
+        ),
+        cpus=14,
+        memory_bytes=100 * GIB,
+        memory_reserve=Reserve(share_ppm=25_000),
+        executor="tmux",
+        durability="strict",
+        autostart=False,
+        idle_exit_ns=None,
+        look_every_ns=10 * S,
+        kill_grace_ns=20 * S,
+        max_requeues=1,
+        prolog="ulimit -c 0",
+        epilog="sync",
+        notifier='mail -s "$2" "$1"',
+        log_level="debug",
+        other_hosts_gone=("oldbox",),
+        gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
+        gc=GcConfig(30 * 86400 * S, 5, 10 * GIB),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_configurations_load_for_ever(name: str) -> None:
+    """A configuration that was right once keeps its meaning in every later version."""
+    assert {path.stem for path in GOLDEN.glob("*.toml")} == set(EXPECTED)
+    assert config.parse((GOLDEN / f"{name}.toml").read_bytes()) == EXPECTED[name]
+
+
+def test_the_documented_defaults_are_those_of_the_values() -> None:
+    """An empty file means what the types say a missing key means: the two tables of defaults are one."""
+    assert config.parse(b"") == Config()
+    assert config.parse(b"").policy == Policy()
+
+
+WRONG = [
+    ('executer = "tmux"', 'unknown key "executer" on line 1, did you mean "executor"?'),
+    ('executor = "tmx"', 'did you mean "tmux"?'),
+    ('durability = "none"', "one of grouped, strict"),
+    ("cpus = true", "must be a whole number, not true"),
+    ("memory = 100", "has no unit"),
+    ("memory_reserve = 5", "must be a text in quotes"),
+    ('memory_reserve = "5"', "has no unit"),
+    ('memory_reserve = "100%"', "would leave nothing"),
+    ('memory_reserve = "-1%"', "not a percentage"),
+    ("idle_exit = 600", "has no unit"),
+    ('look_every = "1ms"', "the least is 100ms"),
+    ('half_life = "0s"', "fair_share = false"),
+    ("cpu_weight = -1", ">= 0"),
+    ('fair_share_by = "group"', "one of user, project"),
+    ('on_failure = "stop"', "one of continue, pause"),
+    ("gpu.use = [-1]", "neither an index nor the UUID"),
+    ('gpu.use = ["all"]', "neither an index nor the UUID"),
+    ('gpu.strategy = "pack"', 'did you mean "packed"?'),
+    ('gpu.poll = "0s"', "the least is 100ms"),
+    ("gpu.ignore_processes.below = 600", "has no unit"),
+    ("gc.max_runs = 0", ">= 1"),
+    ("gc.max_age = 30", "has no unit"),
+    ('quotas.users.alice.max_running_jobs = "many"', 'neither a number nor "unlimited"'),
+    ("quotas.users.alice.max_running_jobs = -1", ">= 0"),
+    ("quotas.users.alice.max_running_job = 1", 'did you mean "quotas.users.alice.max_running_jobs"?'),
+    ("quotas.users.alice = 3", "must be a table, not 3"),
+    ("quotas.users = 3", "must be a table, not 3"),
+    ("a = nan", "not a number that can be counted with"),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_setting_that_cannot_be_meant_is_refused_with_the_reason(line: str, why: str) -> None:
+    """The configuration is read as strictly as a job file: one mistake, one problem, with its line."""
+    with pytest.raises(InvalidConfig) as error:
+        config.parse(line.encode())
+    (problem,) = error.value.problems
+    assert why in problem.message
+    assert problem.line == 1
+
+
+@pytest.mark.parametrize(
+    ("reserve", "total", "kept"),
+    [
+        (Reserve(), 100 * GIB, 5 * GIB),
+        (Reserve(), 2 * GIB, 512 << 20),
+        (Reserve(share_ppm=100_000), 100 * GIB, 10 * GIB),
+        (Reserve(share_ppm=10_000), 10 * GIB, 512 << 20),
+        (Reserve(share_ppm=0), 100 * GIB, 0),
+        (Reserve(size_bytes=0), 100 * GIB, 0),
+        (Reserve(size_bytes=8 * GIB), 4 * GIB, 8 * GIB),
+    ],
+)
+def test_the_reserve_is_a_share_or_a_size(reserve: Reserve, total: int, kept: int) -> None:
+    """5 % unless stated; a share is at least 512 MiB unless it is nothing; a size is just that."""
+    assert reserve.bytes_of(total) == kept
+
+
+_TEXTS = [path.read_bytes() for path in sorted(GOLDEN.glob("e*.toml"))]
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_configuration_with_one_byte_changed_is_read_or_refused(data: st.DataObject) -> None:
+    """A slip of the finger raises InvalidConfig or nothing, so that the last good one can stay in force."""
+    text = _TEXTS[-1]
+    at = data.draw(st.integers(0, len(text) - 1))
+    with suppress(InvalidConfig):
+        config.parse(text[:at] + data.draw(st.binary(max_size=1)) + text[at + 1 :])
+
+
+def reserved(text: str) -> Reservation:
+    """Return the reservation of a file that was written at 1000 s."""
+    return reservation.parse(text.encode(), name="demo", created_at_ns=1000 * S)
+
+
+def test_a_reservation_begins_now_unless_it_says_when() -> None:
+    """ "now" is the moment of the file, so that reading it later changes nothing."""
+    expected = Reservation("demo", "alice", None, 1000 * S, 4600 * S, gpu_count=2, created_at_ns=1000 * S)
+    assert reserved('user = "alice"\ngpus = 2\nduration = "1h"') == expected
+    assert reserved('user = "alice"\ngpus = 2\nduration = "1h"\nstart = "now"') == expected
+    found = reserved(
+        'project = "llm"\ngpus = [2, 0, 2]\ncomment = "demo"\n'
+        'start = 1970-01-01T01:00:00Z\nend = "1970-01-01T02:00:00Z"'
+    )
+    assert found == Reservation(
+        "demo", None, "llm", 3600 * S, 7200 * S, gpu_indices=(0, 2), comment="demo", created_at_ns=1000 * S
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('user = "a"\nproject = "b"\ngpus = 1\nduration = "1h"', "one of the two"),
+        ('gpus = 1\nduration = "1h"', "one of the two"),
+        ('user = "a"\nduration = "1h"', '"gpus": is required'),
+        ('user = "a"\ngpus = 0\nduration = "1h"', "no number of GPUs"),
+        ('user = "a"\ngpus = []\nduration = "1h"', "empty list"),
+        ('user = "a"\ngpus = [-1]\nduration = "1h"', "no index"),
+        ('user = "a"\ngpus = ["0"]\nduration = "1h"', "must be a whole number"),
+        ('user = "a"\ngpus = 1', "one of the two"),
+        ('user = "a"\ngpus = 1\nduration = "1h"\nend = 2026-01-31T00:00:00Z', "one of the two"),
+        ('user = "a"\ngpus = 1\nduration = "0s"', "more than nothing"),
+        ('user = "a"\ngpus = 1\nend = 1970-01-01T00:00:01Z', "not after the start"),
+        ('user = "a"\ngpus = 1\nend = "2h"', "is not a date and time"),
+        ('user = "a"\ngpu = 1\ngpus = 1\nduration = "1h"', 'did you mean "gpus"?'),
+        ("= 1", "not valid TOML"),
+    ],
+)
+def test_a_reservation_that_cannot_be_meant_is_refused(text: str, why: str) -> None:
+    """As strictly as a job file."""
+    with pytest.raises(InvalidReservation) as error:
+        reserved(text)
+    assert why in error.value.problems[0].message

@@ -1,0 +1,441 @@
+"""Job files: what each key means, and what is said of each mistake."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spool.core.errors import InvalidJob, InvalidValue
+from spool.core.model import (
+    ArraySpec,
+    ArrayTask,
+    Dependencies,
+    Notify,
+    Request,
+    Retry,
+    Spec,
+    WarningSignal,
+)
+from spool.formats import jobfile
+
+GOLDEN = Path(__file__).parent / "golden" / "jobs"
+S = 1_000_000_000
+EXPECTED = {
+    "minimal": Spec(command="echo hello"),
+    "everything": Spec(
+        command="python train.py --lr 0.1",
+        shell="/bin/bash",
+        workdir="~/projects/train",
+        env=(("OMP_NUM_THREADS", "2"), ("EMPTY", "")),
+        request=Request(4, 16 << 30, 2, 10 << 30, "A100"),
+        time_limit_ns=36 * 3600 * S,
+        signal=WarningSignal("USR1", 60 * S),
+        kill_grace_ns=30 * S,
+        priority=200,
+        depends_on=Dependencies(("prepare", "download"), ("mirror-1",), ("cleanup",), ("canary",)),
+        cancel_on_dependency_failure=False,
+        start_after_ns=1769846400 * S,
+        scheduling_timeout_ns=86400 * S,
+        group="night",
+        group_limit=2,
+        retry=Retry(3, 10 * S, 3.0, 600 * S, frozenset({"failed", "timeout", 75})),
+        requeue=False,
+        stdout="logs/%n.%r.out",
+        stderr="logs/%n.%r.err",
+        prolog="module load cuda",
+        epilog="rm -rf $TMPDIR",
+        executor="tmux",
+        project="llm",
+        tags=("paper", "ablation"),
+        comment="Überprüfung\tnach dem Umzug",
+        notify=Notify(("alice@example.org",), ("started", "failed")),
+    ),
+    "list-command": Spec(
+        command=("python", "-c", 'print("a b", "$HOME")', ""),
+        depends_on=Dependencies(all=("prepare",)),
+        start_delay_ns=5400 * S,
+        notify=Notify(("alice@example.org",), ("ended",)),
+    ),
+    "array": Spec(
+        command="./step $SPOOL_ARRAY_INDEX",
+        array=ArraySpec((0, 2, 4, 6, 8, 20), 4),
+        stdout="out.%a",
+        depends_on=Dependencies(each="prepare"),
+    ),
+    "matrix": Spec(
+        command="python train.py --lr {lr} --seed {seed}",
+        max_running=2,
+        matrix=(("lr", ("0.1", "0.001")), ("seed", ("1", "2")), ("flag", ("true",)), ("name", ("a b",))),
+    ),
+    "task": Spec(command="./step $SPOOL_ARRAY_INDEX", task=ArrayTask("sweep", 7, 4)),
+    "dotted": Spec(
+        command="set -e\nmake\n",
+        retry=Retry(max=1),
+        env=(("A", "1"), ("B", "2")),
+        start_after_ns=1769846400 * S + S // 2,
+        request=Request(memory_bytes=3 << 29),
+    ),
+}
+
+
+def test_every_golden_file_has_an_expectation() -> None:
+    """No file lies among the golden ones without being read by the next test."""
+    assert {path.stem for path in GOLDEN.glob("*.toml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_job_files_load_for_ever(name: str) -> None:
+    """A job file that was right once keeps its meaning in every later version."""
+    assert jobfile.parse((GOLDEN / f"{name}.toml").read_bytes(), name=name) == EXPECTED[name]
+
+
+def problems(text: str | bytes, name: str = "train") -> list[str]:
+    """Return the messages about a job file that must be wrong."""
+    with pytest.raises(InvalidJob) as error:
+        jobfile.parse(text if isinstance(text, bytes) else text.encode(), name=name)
+    return [problem.message for problem in error.value.problems]
+
+
+def parsed(text: str, name: str = "train") -> Spec:
+    """Return the spec of a command with one more key."""
+    return jobfile.parse(f'command = "x"\n{text}\n'.encode(), name=name)
+
+
+def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
+    """The message a user sees most often."""
+    assert problems('command = "x"\n\ngpu = 1\n') == ['unknown key "gpu" on line 3, did you mean "gpus"?']
+
+
+def test_every_problem_is_told_in_the_order_of_the_lines() -> None:
+    """One look at `NAME.toml.error` is enough to mend a file, however much is wrong in it."""
+    text = """command = ["a", 3]
+gpu = 2
+memory = 16
+cpus = true
+time_limit = "5"
+depends_on = { all = ["a", "b!"], any = 3, eny = "x" }
+group_limit = 0
+signal = "USR1@60s"
+[retry]
+max = "3"
+on = ["failed", "foo", 300]
+bakoff = 2
+[env]
+A = 1
+"b-c" = "x"
+"""
+    found = problems(text)
+    assert [message.split(" on line ")[0] for message in found] == [
+        '"command[1]"',
+        'unknown key "gpu"',
+        '"memory"',
+        '"cpus"',
+        '"time_limit"',
+        '"depends_on.any"',
+        'unknown key "depends_on.eny"',
+        '"depends_on.all[1]"',
+        '"group_limit"',
+        '"retry.max"',
+        '"retry.on"',
+        'unknown key "retry.bakoff"',
+        '"env.A"',
+    ]
+    assert 'did you mean "retry.backoff"?' in found[11]
+    assert "16 has no unit" in found[2]
+    assert found[3] == '"cpus" on line 4: must be a whole number, not true'
+
+
+def test_the_error_file_is_plain_text_with_one_problem_a_line() -> None:
+    """What lies beside a bad job file can be read with `cat`, whatever the job file holds."""
+    with pytest.raises(InvalidJob) as error:
+        jobfile.parse(b'gpu = 1\n"a\\u001b[31m" = 2\n', name="train")
+    text = jobfile.render_errors("train", error.value.problems)
+    assert text.splitlines()[0] == "The job train cannot run: its file has 3 problems."
+    assert '- "command": is required' in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert text.endswith("goes away when the job file is mended or removed.\n")
+
+
+WRONG = {
+    "no command": ("", "is required"),
+    "empty command": ('command = " "', "is empty"),
+    "empty list": ("command = []", "empty list"),
+    "no program": ('command = ["", "x"]', "no program"),
+    "long text": (f'command = "{"x" * 131072}"', "the kernel refuses a single argument"),
+    "long argument": (f'command = ["echo", "{"x" * 131072}"]', "the kernel refuses a single argument"),
+    "number": ("command = 3", "must be a text in quotes or a list, not 3"),
+}
+
+
+@pytest.mark.parametrize(("text", "why"), WRONG.values(), ids=WRONG)
+def test_a_command_that_no_kernel_runs_is_refused(text: str, why: str) -> None:
+    """Empty ones, and single arguments of more than 128 KiB, the text for the shell being one argument too."""
+    assert why in problems(text)[0]
+
+
+def test_the_longest_argument_that_the_kernel_takes_is_taken() -> None:
+    """128 KiB less the NUL at its end."""
+    assert len(jobfile.parse(f'command = "{"x" * 131071}"'.encode(), name="a").command) == 131071
+
+
+REFUSED = [
+    ('shell = "bash"', 'an absolute path, as in "/bin/bash"'),
+    ('workdir = "proj"', 'as in "~/proj"'),
+    ('workdir = ""', "length >= 1"),
+    ("env = { A = 1 }", "must be a text in quotes, not 1"),
+    ('env = { "" = "x" }', "cannot be a variable"),
+    ('env = { "A=B" = "x" }', "cannot be a variable"),
+    ('env = { "A-B" = "x" }', "shells pass on only"),
+    ('env = { SPOOL_JOB = "x" }', "set by spool itself"),
+    ('env = { CUDA_VISIBLE_DEVICES = "0" }', "set by spool itself"),
+    (f'env = {{ A = "{"x" * 131070}" }}', "kernel refuses"),
+    ("cpus = -1", "a whole number >= 0, not -1"),
+    ("cpus = 1.0", "must be a whole number, not 1.0"),
+    ("cpus = 1000001", "<= 1000000"),
+    ('cpus = "2"', 'must be a whole number, not "2"'),
+    ("memory = 16", 'write "16G" for GiB'),
+    ('memory = "16"', 'write "16G" for GiB'),
+    ('memory = "0G"', "is nothing"),
+    ("gpus = -1", ">= 0"),
+    ('gpu_memory = "10G"', 'needs "gpus"'),
+    ('gpu_type = "A100"', 'needs "gpus"'),
+    ("time_limit = 60", 'write "60s" for seconds'),
+    ('time_limit = "0s"', "is nothing"),
+    ('time_limit = "10:00"', "write HH:MM:SS"),
+    ('signal = "USR1@60s"', 'needs "time_limit"'),
+    ('signal = "USR1@2h"\ntime_limit = "1h"', "before the run begins"),
+    ('signal = "KILL@1s"\ntime_limit = "1h"', "no program can take KILL"),
+    ('signal = "FOO"\ntime_limit = "1h"', 'as in "USR1@60s"'),
+    ('signal = "USR1@60"\ntime_limit = "1h"', "has no unit"),
+    ('kill_grace = "-1s"', "negative"),
+    ("priority = 256", "<= 255"),
+    ("priority = -1", ">= 0"),
+    ('depends_on = "train"', "itself"),
+    ('depends_on = ["a/b"]', "no job's name"),
+    ('depends_on = ["a.toml"]', 'the job\'s is "a"'),
+    ('depends_on = { each = "a" }', "this job is none"),
+    ('depends_on = { al = "a" }', 'did you mean "depends_on.all"?'),
+    ('on_dependency_failure = "wiat"', 'did you mean "wait"?'),
+    ('start_after = "tomorrow"', "is not a duration"),
+    ('start_after = "2026-01-31"', "is not a date and time"),
+    ('start_after = "2026-02-30T00:00:00Z"', "no date and time that exists"),
+    ("start_after = 2026-01-31", "a date without a time"),
+    ("start_after = 09:00:00", "a time without a date"),
+    ("start_after = 60", "has no unit"),
+    ("start_after = true", "must be a date and time or a duration"),
+    ("start_after = 0001-01-01T00:00:00+01:00", "before 1970"),
+    ("start_after = 9999-12-31T23:59:59-23:00", "after 2262"),
+    ("group_limit = 1", 'needs "group"'),
+    ('group = "a\\nb"', "on one line"),
+    ('array = "9-0"', "ends before it begins"),
+    ('array = "0-9:0"', "never ends"),
+    ('array = "0-9%0"', "at least 1"),
+    ('array = "0-9%x"', "at least 1"),
+    ('array = "a"', "is not an array"),
+    ('array = ""', "is not an array"),
+    ('array = "1,,2"', "is not an array"),
+    ('array = "0-100000"', "makes more than 100000 jobs"),
+    ('array = "0-999999999"', "no index is larger"),
+    ('array = "0-9%2"\nmax_running = 3', 'says 3, and "array" says 2'),
+    ('array = "0-9"\n[matrix]\na = [1]', 'cannot stand beside "matrix"'),
+    ('array = "0-9"\n[task]\narray = "a"\nindex = 1', "is written by spool"),
+    ("max_running = 3", 'needs "array" or "matrix"'),
+    ("[matrix]", "is empty"),
+    ("matrix = { a = [] }", "empty list"),
+    ("matrix = { a = [[1]] }", "must be true or false or a number or a text in quotes, not a list"),
+    ("matrix = { a = 1 }", "must be a list, not 1"),
+    ("matrix = { '0x' = [1] }", "a letter first"),
+    (f"matrix = {{ a = {[*range(1000)]}, b = {[*range(101)]} }}", "makes 101000 jobs"),
+    ("retry = 3", "must be a table, not 3"),
+    ("retry = { max = -1 }", ">= 0"),
+    ("retry = { backoff = 0.5 }", ">= 1"),
+    ("retry = { on = [0] }", "not an exit code"),
+    ("retry = { on = [true] }", "not true"),
+    ('retry = { on = ["lost"] }', 'by "requeue"'),
+    ('retry = { on = ["time_out"] }', 'did you mean "timeout"?'),
+    ("retry = { delay = 10 }", "has no unit"),
+    ("requeue = 3", "must be true or false, not 3"),
+    ('stdout = "a%x"', "only %n (name)"),
+    ('stdout = "a%"', "only %n (name)"),
+    ('stdout = "a%a"', "of no array"),
+    ('executor = "tmx"', 'did you mean "tmux"?'),
+    ("tags = [1]", "must be a text"),
+    ("notify = []", 'needs "to"'),
+    ('notify = { to = "a", on = ["end"] }', 'did you mean "ended"?'),
+    ("task = { array = 'a' }", "is required"),
+    ("task = { array = 'a', index = -1 }", ">= 0"),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), REFUSED, ids=[line.split("\n")[0][:40] for line, _ in REFUSED])
+def test_a_value_that_cannot_be_meant_is_refused_with_the_reason(line: str, why: str) -> None:
+    """Types are strict, ranges are checked, keys that need each other are asked for; one mistake gives one problem."""
+    found = problems(f'command = "x"\n{line}\n')
+    assert len(found) == 1
+    assert why in found[0]
+    assert "on line" in found[0] or "is required" in found[0]
+
+
+def test_a_name_too_long_for_its_tasks_is_refused() -> None:
+    """`NAME_INDEX` must be a job's name too."""
+    name = "a" * 96
+    assert jobfile.parse(b'command = "x"\narray = "0-999"', name=name).array is not None
+    assert "longer than 100" in problems('command = "x"\narray = "0-1000"', name)[0]
+    assert "longer than 100" in problems('command = "x"\nmatrix = { a = [1, 2], b = [1, 2] }', "a" * 99)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "at_once"),
+    [
+        ("0-99%4", tuple(range(100)), 4),
+        ("0-99:2", tuple(range(0, 100, 2)), None),
+        ("1,3,7-9", (1, 3, 7, 8, 9), None),
+        ("7-9, 1, 8", (1, 7, 8, 9), None),
+        ("5", (5,), None),
+        ("0-10:5%1", (0, 5, 10), 1),
+        ("0-99999", tuple(range(100_000)), None),
+    ],
+)
+def test_array_grammar(text: str, indices: tuple[int, ...], at_once: int | None) -> None:
+    """Ranges, steps, lists and a limit; indices come out ascending, each once."""
+    assert parsed(f'array = "{text}"').array == ArraySpec(indices, at_once)
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("USR1@60s", WarningSignal("USR1", 60 * S)),
+        ("SIGTERM@5m", WarningSignal("TERM", 300 * S)),
+        ("int", WarningSignal("INT", 60 * S)),
+    ],
+)
+def test_signal_grammar(text: str, warning: WarningSignal) -> None:
+    """A name, with or without SIG, and how long before; 60 seconds if not said."""
+    assert parsed(f'signal = "{text}"\ntime_limit = "1h"').signal == warning
+
+
+@pytest.fixture
+def new_york() -> Iterator[None]:
+    """Live in a time zone with an offset."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "EST5EDT,M3.2.0,M11.1.0"
+    time.tzset()
+    yield
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+@pytest.mark.parametrize(
+    "value", ["2026-01-31T03:00:00", '"2026-01-31 03:00:00"', "2026-01-31T09:00:00+01:00", '"2026-01-31t08:00:00z"']
+)
+def test_a_moment_without_an_offset_is_local_time(value: str) -> None:
+    """As for `at`; with an offset it is the same moment everywhere, in quotes or not."""
+    assert parsed(f"start_after = {value}").start_after_ns == 1769846400 * S
+
+
+def test_defaults_are_shared_between_jobs() -> None:
+    """A hundred thousand jobs that ask for the same hold one request, one retry and one workdir between them."""
+    text = 'cpus = 2\nmemory = "4G"\nworkdir = "/w"\nretry = { max = 2 }'
+    first, second = parsed(text), parsed(text)
+    assert first.request is second.request
+    assert first.retry is second.retry
+    assert first.workdir is second.workdir
+    assert parsed("").request is parsed("").request
+
+
+def test_zero_is_never_a_scheduling_timeout() -> None:
+    """`"0s"` and absence are the same."""
+    assert parsed('scheduling_timeout = "0s"').scheduling_timeout_ns is None
+
+
+def test_any_gpu_type_is_no_type() -> None:
+    """`"auto"` asks for nothing."""
+    assert parsed('gpus = 1\ngpu_type = "auto"').request == Request(gpus=1)
+
+
+def test_the_default_kill_grace_is_the_configurations() -> None:
+    """Only a job that says nothing takes it; one that states the usual value keeps that."""
+    assert jobfile.parse(b'command = "x"', name="a", default_kill_grace_ns=7).kill_grace_ns == 7
+    text = b'command = "x"\nkill_grace = "10s"'
+    assert jobfile.parse(text, name="a", default_kill_grace_ns=7).kill_grace_ns == 10 * S
+
+
+def test_a_dumped_file_parses_and_names_its_schema() -> None:
+    """What `spool submit` writes is an ordinary job file, with a hint for editors on its first line if wanted."""
+    keys = {"command": ["a", "b c"], "env": {"A": "1"}, "cpus": 2, "retry": {"max": 1}}
+    text = jobfile.dump(keys, schema="https://example.org/s.json")
+    assert text.startswith(b"#:schema https://example.org/s.json\n")
+    assert jobfile.parse(text, name="a") == Spec(
+        command=("a", "b c"), env=(("A", "1"),), request=Request(cpus=2), retry=Retry(max=1)
+    )
+
+
+def test_what_utf_8_cannot_hold_cannot_be_dumped() -> None:
+    """A file name that is not UTF-8 is refused with a reason, not written wrong."""
+    with pytest.raises(InvalidValue, match="UTF-8"):
+        jobfile.dump({"command": "x\udcff"})
+
+
+def reads_or_refuses(text: bytes) -> bool:
+    """Return whether *text* is a job file, or is refused with problems that can be told."""
+    try:
+        jobfile.parse(text, name="train")
+    except InvalidJob as error:
+        return bool(jobfile.render_errors("train", error.problems)) and bool(error.problems)
+    return True
+
+
+_FILES = [path.read_bytes() for path in sorted(GOLDEN.glob("*.toml"))]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(_FILES), st.data())
+def test_a_file_with_one_byte_changed_is_read_or_refused(text: bytes, data: st.DataObject) -> None:
+    """No mutation of a valid file raises anything but InvalidJob, and each problem says something."""
+    at = data.draw(st.integers(0, len(text) - 1))
+    byte = data.draw(st.binary(max_size=1) | st.sampled_from([bytes([char]) for char in b'"[]{}=.,-09%#\n']))
+    cut = data.draw(st.booleans())
+    assert reads_or_refuses(text[:at] + byte + text[at + cut :])
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(_FILES), st.data())
+def test_a_file_cut_anywhere_is_read_or_refused(text: bytes, data: st.DataObject) -> None:
+    """Half a file is never a crash."""
+    assert reads_or_refuses(text[: data.draw(st.integers(0, len(text)))])
+
+
+_ANY = st.recursive(
+    st.text(st.characters(codec="utf-8"), max_size=8)
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["all", "max", "on", "to", "a"]), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+_KEYS = [key for key in Spec.__slots__ if key not in ("request", "time_limit_ns")] + [
+    "cpus",
+    "gpus",
+    "memory",
+    "time_limit",
+]
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(_KEYS), _ANY, max_size=4))
+def test_any_value_for_any_key_is_read_or_refused(keys: dict[str, object]) -> None:
+    """Types are checked all the way down: no value makes the reader fail."""
+    assert reads_or_refuses(jobfile.dump({"command": "x"} | keys))

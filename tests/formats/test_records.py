@@ -1,0 +1,339 @@
+"""The records of a run: what is written reads back, what is torn is not there yet, what is senseless is told."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spool.core.errors import InvalidRecord
+from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind
+from spool.formats import ends, records
+from spool.formats.instants import parse_instant, render_instant
+
+GOLDEN = Path(__file__).parent / "golden" / "records"
+
+BOOT = "6a0c1d9e-7c1e-4c55-9d5c-0a4b6f0d3a11"
+GRANT = Grant(2, 1 << 34, ("GPU-8f1c0b1e-0000-0000-0000-000000000001",), (0,), None)
+RESULT = Result(
+    "train",
+    3,
+    2,
+    State.FAILED,
+    'exit code 3: "no such file"',
+    submitted_at_ns=1795232626504843735,
+    started_at_ns=1795232627000000001,
+    ended_at_ns=1795232687999999999,
+    exit_code=3,
+    peak_memory_bytes=123456789,
+    cpu_time_ns=55_123_000_000,
+    requeues=1,
+    again="retry",
+    again_at_ns=1795232697999999999,
+    user="alice",
+    project="llm",
+    group="night",
+    tags=("paper",),
+    request=Request(2, 1 << 34, 1, None, "A100"),
+    grant=GRANT,
+    executor="process",
+    host="box",
+)
+NEVER = Result(
+    "never",
+    1,
+    1,
+    State.UNSCHEDULABLE,
+    "waited 1 h 00 m",
+    submitted_at_ns=1795232626504843735,
+    ended_at_ns=1795236226504843735,
+)
+
+
+def test_golden_records_load_for_ever() -> None:
+    """What an older version wrote in a metadir is understood by every later one."""
+    assert records.parse_jid((GOLDEN / "jid").read_bytes()) == Jid(4711, 1234567, BOOT, "pid:[4026531836]", "box")
+    assert records.parse_rc((GOLDEN / "rc").read_bytes()) == 143
+    assert records.parse_status((GOLDEN / "status").read_bytes()) is State.RUNNING
+    stop = Stop(StopKind.CANCEL, "alice", 1795232626504843735, "no longer needed")
+    assert records.parse_stop((GOLDEN / "stop").read_bytes()) == stop
+    assert records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == records.GrantRecord(
+        "train", 3, 2, 1, "process", GRANT, "alice", 1795232626504843735, 1795232627000000001, "box", BOOT, 12345678
+    )
+    assert ends.parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
+    assert list(ends.read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
+
+
+@pytest.mark.parametrize(
+    ("parse", "whole"),
+    [
+        (records.parse_jid, f"1 2 {BOOT} pid:[1] box\n".encode()),
+        (records.parse_rc, b"137\n"),
+        (records.parse_stop, b"cancel alice 5 why\n"),
+        (records.parse_status, b"running\n"),
+    ],
+)
+def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], object], whole: bytes) -> None:
+    """However much of a line was written, until the newline it says nothing, and never something else."""
+    for end in range(len(whole)):
+        assert parse(whole[:end]) is None
+    assert parse(whole) is not None
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (records.parse_jid, b"abc\n"),
+        (records.parse_jid, b"0 1 b n h\n"),
+        (records.parse_jid, b"1 2 b\n"),
+        (records.parse_jid, b"\xff\n"),
+        (records.parse_jid, b"\n"),
+        (records.parse_jid, records.VOID_JID),
+        (records.parse_rc, b"256\n"),
+        (records.parse_rc, b"-1\n"),
+        (records.parse_rc, b"\n"),
+        (records.parse_rc, "\u0661\n".encode()),
+        (records.parse_stop, b"explode alice 5\n"),
+        (records.parse_grant, b"job = 1"),
+        (records.parse_grant, b"\xff"),
+        (ends.parse_result, b""),
+        (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "exploded"'),
+        (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "running"'),
+        (ends.parse_history_line, b'{"job":"a","run":1,"outcome":"exploded"}'),
+        (ends.parse_history_line, b'{"job":"a","run":1,"outc'),
+        (ends.parse_history_line, b"[" * 10_000),
+    ],
+)
+def test_a_whole_record_that_says_nothing_is_told(parse: Callable[[bytes], object], text: bytes) -> None:
+    """Evidence that cannot be understood is never taken for no evidence."""
+    with pytest.raises(InvalidRecord):
+        parse(text)
+
+
+def test_people_may_write_a_stop_by_hand() -> None:
+    """`echo cancel > stop` is enough: then the file's time is when."""
+    assert records.parse_stop(b"cancel\n", at_ns=7) == Stop(StopKind.CANCEL, "-", 7)
+    assert records.parse_stop(b"requeue bob\n", at_ns=7) == Stop(StopKind.REQUEUE, "bob", 7)
+    assert records.parse_stop(b"hold bob tired of it\n", at_ns=7) == Stop(StopKind.HOLD, "bob", 7, "tired of it")
+
+
+def test_an_unknown_status_is_no_status() -> None:
+    """Nothing decides by it, so a word of a later version is simply not shown."""
+    assert records.parse_status(b"dreaming\n") is None
+    assert records.parse_status(b"\xff\n") is None
+
+
+def test_readers_pass_over_what_later_versions_add() -> None:
+    """Unknown keys, unknown tables, further words at the end of a line."""
+    assert ends.parse_result(ends.render_result(RESULT) + b"mood = 'good'\n[weather]\nrain = true\n") == RESULT
+    line = json.loads(ends.render_history(RESULT)) | {"mood": "good"}
+    assert ends.parse_history_line(json.dumps(line).encode()) == RESULT
+    assert records.parse_jid(f"1 2 {BOOT} pid:[1] box more words\n".encode()) == Jid(1, 2, BOOT, "pid:[1]", "box")
+
+
+def test_readers_do_without_what_older_versions_did_not_write() -> None:
+    """Only the job, the run and the outcome are required."""
+    expected = Result("a", 1, 1, State.LOST, "")
+    assert ends.parse_result(b'job = "a"\nrun = 1\noutcome = "lost"') == expected
+    assert ends.parse_history_line(b'{"job":"a","run":1,"outcome":"lost"}') == expected
+    assert records.parse_grant(b'job = "a"\nrun = 1') == records.GrantRecord("a", 1)
+
+
+def test_a_date_and_time_alone_is_enough() -> None:
+    """A result that another tool wrote, without the exact instants, still has its times; CPU time likewise."""
+    text = b'job = "a"\nrun = 1\noutcome = "lost"\nended_at = 2026-11-21T03:43:46.5+00:00\ncpu_time_ms = 5'
+    assert ends.parse_result(text).ended_at_ns == 1795232626500000000
+    assert ends.parse_result(text).cpu_time_ns == 5_000_000
+
+
+def test_a_torn_history_loses_only_its_torn_lines() -> None:
+    """A line that a crash cut short, or that a later version wrote, hides no other."""
+    line = ends.render_history(RESULT)
+    data = line + line[:40] + b"\n\xff\n\n" + b'{"job":"b","run":1,"outcome":"evaporated"}\n' + line + line[:100]
+    assert list(ends.read_history(data)) == [RESULT, RESULT]
+
+
+def test_a_history_line_is_flat_json_that_says_the_signal() -> None:
+    """Accounting tools need no library: times are RFC 3339, sizes whole numbers, absent is unknown."""
+    result = Result("a", 1, 1, State.CANCELLED, "cancelled by bob", exit_code=143, started_at_ns=0)
+    assert json.loads(ends.render_history(result)) == {
+        "job": "a",
+        "run": 1,
+        "outcome": "cancelled",
+        "reason": "cancelled by bob",
+        "started_at": "1970-01-01T00:00:00.000000000Z",
+        "exit_code": 143,
+        "signal": 15,
+    }
+
+
+def test_a_result_is_toml_that_people_read() -> None:
+    """Dates as dates beside the exact instants; nothing unknown is written."""
+    document = tomllib.loads(ends.render_result(NEVER).decode())
+    assert document["submitted_at"].isoformat() == "2026-11-21T03:43:46.504843+00:00"
+    assert document["submitted_at_ns"] == NEVER.submitted_at_ns
+    assert set(document) == {
+        "job",
+        "run",
+        "attempt",
+        "outcome",
+        "reason",
+        "submitted_at",
+        "submitted_at_ns",
+        "ended_at",
+        "ended_at_ns",
+        "request",
+    }
+
+
+_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+_word = st.from_regex(r"[!-~]{1,20}", fullmatch=True)
+_at = st.none() | st.integers(0, (1 << 63) - 1)
+_size = st.none() | st.integers(0, (1 << 63) - 1)
+_request = st.builds(Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.none() | _text)
+_grant = st.builds(
+    Grant,
+    st.integers(0, 64),
+    _size,
+    st.lists(_text, max_size=3).map(tuple),
+    st.lists(st.integers(0, 64), max_size=3).map(tuple),
+    _size,
+)
+_result = st.builds(
+    Result,
+    job=_text,
+    run=st.integers(1, 10**6),
+    attempt=st.integers(1, 99),
+    outcome=st.sampled_from(sorted(OUTCOMES)),
+    reason=_text,
+    submitted_at_ns=_at,
+    started_at_ns=_at,
+    ended_at_ns=_at,
+    exit_code=st.none() | st.integers(0, 255),
+    peak_memory_bytes=_size,
+    cpu_time_ns=st.none() | st.integers(0, 10**12).map(lambda ms: ms * 1_000_000),
+    requeues=st.integers(0, 9),
+    again=st.none() | st.sampled_from(["retry", "requeue", "hold"]),
+    again_at_ns=_at,
+    user=st.none() | _text,
+    project=st.none() | _text,
+    group=st.none() | _text,
+    tags=st.lists(_text, max_size=3).map(tuple),
+    request=_request,
+    grant=_grant,
+    executor=st.none() | _text,
+    host=st.none() | _text,
+)
+
+
+@settings(max_examples=100)
+@given(_result)
+def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
+    """`result.toml` and the history line lose nothing, CPU time in the history to the millisecond."""
+    assert ends.parse_result(ends.render_result(result)) == result
+    line = ends.render_history(result)
+    assert line.count(b"\n") == 1
+    assert ends.parse_history_line(line) == result
+
+
+@settings(max_examples=50)
+@given(
+    st.builds(
+        records.GrantRecord,
+        job=_text,
+        run=st.integers(1, 10**6),
+        attempt=st.integers(1, 99),
+        requeues=st.integers(0, 9),
+        executor=_text.filter(bool),
+        grant=_grant,
+        user=st.none() | _text,
+        submitted_at_ns=_at,
+        granted_at_ns=_at,
+        host=st.none() | _text,
+        boot_id=st.none() | _text,
+        inode=st.none() | st.integers(0, (1 << 64) - 1),
+    )
+)
+def test_a_grant_reads_back(record: records.GrantRecord) -> None:
+    """`grant.toml` loses nothing, also an inode number that needs all of 64 bits."""
+    assert records.parse_grant(records.render_grant(record)) == record
+
+
+@given(st.integers(1, 1 << 22), st.integers(0, 1 << 62), _word, _word, _word)
+def test_a_jid_reads_back(pid: int, ticks: int, boot_id: str, namespace: str, host: str) -> None:
+    """One line of five words."""
+    jid = Jid(pid, ticks, boot_id, namespace, host)
+    line = records.render_jid(jid)
+    assert line.endswith(b"\n")
+    assert records.parse_jid(line) == jid
+
+
+@given(st.sampled_from(StopKind), st.text(max_size=10), st.integers(0, 1 << 62), st.text(max_size=30))
+def test_a_stop_is_one_line_whatever_people_say(kind: StopKind, by: str, at_ns: int, reason: str) -> None:
+    """Names with spaces and reasons of several lines are put on one line; kind and moment are always exact."""
+    line = records.render_stop(Stop(kind, by, at_ns, reason))
+    stop = records.parse_stop(line)
+    assert stop is not None
+    assert (stop.kind, stop.at_ns) == (kind, at_ns)
+    assert records.render_stop(stop) == line
+
+
+def test_rc_and_status_read_back() -> None:
+    """Every exit code and every word."""
+    assert [records.parse_rc(records.render_rc(code)) for code in range(256)] == list(range(256))
+    assert [records.parse_status(records.render_status(state)) for state in State] == list(State)
+
+
+@given(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            records.parse_jid,
+            records.parse_rc,
+            records.parse_stop,
+            records.parse_status,
+            records.parse_grant,
+            ends.parse_result,
+            ends.parse_history_line,
+        ]
+    ),
+)
+def test_readers_of_records_are_total(data: bytes, parse: Callable[[bytes], object]) -> None:
+    """Any bytes give a value, "not there yet", or InvalidRecord."""
+    with suppress(InvalidRecord):
+        parse(data)
+
+
+def test_what_utf_8_cannot_hold_is_written_all_the_same() -> None:
+    """A record must always be written: a lone surrogate becomes a replacement character."""
+    result = Result("a", 1, 1, State.LOST, "x\udcff", user="\udcff", tags=("\udcff",))
+    assert "\udcff" not in ends.parse_result(ends.render_result(result)).reason
+    assert ends.parse_history_line(ends.render_history(result)).reason == "x?"
+    jid = records.parse_jid(records.render_jid(Jid(1, 2, "b", "n", "h\udcff")))
+    assert jid is not None
+    assert jid.host == "h?"
+
+
+@given(st.integers(0, (1 << 63) - 1))
+def test_an_instant_as_text_is_exact(at_ns: int) -> None:
+    """Nine digits lose nothing; fewer are rounded down."""
+    assert parse_instant(render_instant(at_ns)) == at_ns
+    assert parse_instant(render_instant(at_ns, digits=0)) == at_ns // 10**9 * 10**9
+    assert parse_instant(render_instant(at_ns, digits=6)) == at_ns // 1000 * 1000
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-01-31", "2026-02-30T00:00:00Z", "2026-01-31T00:00:00"])
+def test_what_is_no_instant_is_none(text: str) -> None:
+    """Dates alone, days that do not exist and times without an offset are no instants."""
+    assert parse_instant(text) is None
+
+
+def test_an_instant_may_have_any_offset() -> None:
+    """Other tools may write local time with its offset."""
+    assert parse_instant("2026-11-21 05:43:46.5+02:00") == 1795232626500000000

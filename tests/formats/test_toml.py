@@ -1,0 +1,181 @@
+"""Reading TOML never hurts, and every refusal names its line."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.errors import InvalidFile
+from spool.formats import toml
+from spool.formats.lines import find_line, key_lines
+
+HOSTILE = {
+    "latin-1": 'command = "ü"\n'.encode("latin-1"),
+    "utf-16": 'command = "x"\n'.encode("utf-16"),
+    "nested lists": b"a = " + b"[" * 5000,
+    "nested tables": b"a = " + b"{a=" * 5000,
+    "not a number": b"a = nan\n",
+    "infinity": b"a = -inf\n",
+    "overflow": b"a = 1e999\n",
+    "huge integer": b"a = 100000000000000000000000\n",
+    "5,000 digits": b"a = " + b"1" * 5000 + b"\n",
+    "hexadecimal": b"a = 0x" + b"f" * 5000 + b"\n",
+    "NUL by escape": b'a = "x\\u0000y"\n',
+    "NUL in a key": b'"a\\u0000" = 1\n',
+    "NUL": b"a = 1\n\0",
+    "control character": b'a = "\x01"\n',
+    "too large": b"#" * (toml.MAX_BYTES + 1),
+    "dots": b"a" + b".a" * 400_000 + b" = 1\n",
+    "dots in a table": b"[" + b".".join([b"a"] * 70) + b"]\n",
+    "quoted dots": b'"a"' + b' . "a"' * 100_000 + b" = 1\n",
+    "open string": b'a = "x\n',
+    "twice": b"a = 1\na = 2\n",
+    "half a key": b"comm",
+    "carriage return": b"a = 1\rb = 2",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_input_raises_one_kind_of_error(data: bytes) -> None:
+    """Whatever the parser makes of it, what comes out is InvalidFile, at once."""
+    with pytest.raises(InvalidFile) as error:
+        toml.read(data, "job x")
+    assert len(error.value.problems) == 1
+    assert "\n" not in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_mistake() -> None:
+    """Editors of other systems write one; it is taken off."""
+    assert toml.read(b"\xef\xbb\xbfa = 1\r\n", "x") == {"a": 1}
+
+
+def test_many_dots_in_values_and_comments_are_no_mistake() -> None:
+    """Only keys are limited to 64 parts: texts, numbers and comments may hold as many dots as they like."""
+    dots = ".".join(["a"] * 200)
+    text = f"a = \"{dots}\" # {dots}\nb = '''{dots}'''\nc = [{', '.join(['0.5'] * 200)}]\n"
+    assert toml.read(text.encode(), "x")["c"][199] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"a = 1\nb = \n", 2),
+        (b"a = 1\n\n\nb = nan\n", 4),
+        (b"a = 1\n[b]\nc = { d = [1,\n 99999999999999999999999] }\n", 4),
+        (b'a = 1\nb = """x', 2),
+        (b"a = 1\nb = '\xff'\n", 2),
+        (b"a = [1,\n2\n", 2),
+    ],
+)
+def test_a_refusal_names_its_line(data: bytes, line: int) -> None:
+    """Syntax, encoding and values alike: the problem knows the line, and the message says it."""
+    with pytest.raises(InvalidFile) as error:
+        toml.read(data, "x")
+    assert error.value.problems[0].line == line
+    assert f"line {line}" in error.value.problems[0].message
+
+
+SOURCE = '''# a comment with a = 1
+command = [   # first
+  "a",
+  "b = 2",
+]
+"quoted key" = 1
+text = """
+gpus = 3
+"""
+depends_on = { all = ["x"], "any" = [
+  "y" ] }
+[retry]
+max = 1
+on.x = 2
+[[list]]
+k = 1
+[[list]]
+k = 2
+[a.b.c]
+"\\u0064" = 1
+'''
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("command",), 2),
+        (("command", 1), 4),
+        (("quoted key",), 6),
+        (("text",), 7),
+        (("gpus",), None),
+        (("depends_on", "all"), 10),
+        (("depends_on", "any", 0), 11),
+        (("depends_on", "any", 5), 10),
+        (("retry",), 12),
+        (("retry", "max"), 13),
+        (("retry", "on", "x"), 14),
+        (("list", 1, "k"), 18),
+        (("a", "b"), 19),
+        (("a", "b", "c", "d"), 20),
+        (("a", "x"), None),
+    ],
+)
+def test_the_line_of_any_key_is_found(path: tuple[str | int, ...], line: int | None) -> None:
+    """Tables, dotted and quoted keys, inline tables, lists of several lines; text that looks like a key is none."""
+    tomllib.loads(SOURCE)
+    assert find_line(SOURCE, path) == line
+
+
+@given(st.text(st.sampled_from(list("ab=[]{}\"'#.,\n\\ 1")), max_size=40))
+def test_looking_for_lines_never_fails(text: str) -> None:
+    """Whatever the text, valid or not, the search ends and raises nothing; of valid text it finds every key."""
+    lines = key_lines(text)
+    try:
+        document = tomllib.loads(text)
+    except ValueError:
+        return
+    for key in document:
+        assert (key,) in lines
+
+
+_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+_values = st.recursive(
+    _texts | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_texts, _values, max_size=5))
+def test_what_is_written_reads_back(document: dict[str, object]) -> None:
+    """Writing loses nothing, also texts of several lines and carriage returns."""
+    assert toml.read(toml.write(document), "x") == document
+
+
+@given(st.text(max_size=30))
+def test_a_quoted_text_reads_back(text: str) -> None:
+    """Any text can be quoted on one line; only what UTF-8 cannot hold is replaced, and NUL is as everywhere refused."""
+    line = toml.quote(text)
+    assert "\n" not in line
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert tomllib.loads(f"a = {line}") == {"a": expected}
+
+
+def test_texts_of_several_lines_are_written_on_several_lines() -> None:
+    """A script in a job file stays readable."""
+    assert toml.write({"command": "set -e\nmake\n"}) == b'command = """\nset -e\nmake\n"""\n'
+    assert toml.read(toml.write({"command": "a\r\nb"}), "x") == {"command": "a\r\nb"}
+
+
+def test_values_in_messages_are_short() -> None:
+    """An error message shows what stands in the file, cut to one line."""
+    assert toml.show("x" * 100) == '"' + "x" * 55 + '..."'
+    assert [toml.show(value) for value in (True, 3, 0.5, [1], {"a": 1}, 10**30)] == [
+        "true",
+        "3",
+        "0.5",
+        "a list",
+        "a table",
+        "a huge number",
+    ]
