@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cache
 
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 
 PROC = "/proc"
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
-
-
-class Liveness(Enum):
-    """What a jid is to this machine, now."""
-
-    ALIVE = auto()  # a process with that pid and that start, and not a zombie
-    GONE = auto()  # this boot and pid namespace, and there is no such process any more
-    REBOOTED = auto()  # this host, but an earlier boot: nothing of it can be alive
-    ELSEWHERE = auto()  # another host or pid namespace: from here neither alive nor gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +147,21 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
     if stat is None or stat.dead or stat.start_ticks != jid.start_ticks:
         return Liveness.GONE
     return Liveness.ALIVE
+
+
+class MachineProber:
+    """What a look at a spool asks of this machine. *gone_hosts* are those of which the user says that they are no more."""
+
+    def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
+        self._gone_hosts = gone_hosts
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        return boot_id()
+
+    def liveness(self, jid: Jid) -> Liveness:
+        """Return what became of the process *jid*; on a host that is no more, nothing is alive."""
+        found = liveness(jid)
+        if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
+            return Liveness.REBOOTED
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from spool.formats import records
 from spool.store.disk import Disk
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes
-from spool.store.whole import Seen
 
 if TYPE_CHECKING:
     from filelock import UnixFileLock
@@ -111,11 +111,49 @@ class LockedSpool(Spool):
 
     def put_back(self, name: str, place: str) -> bool:
         """Move a job file from `running/` to *place* without replacing a newer one of that name."""
+        running, back = self.layout.job_file(layout.RUNNING, name), self.layout.job_file(place, name)
         try:
-            self.disk.move(self.layout.job_file(layout.RUNNING, name), self.layout.job_file(place, name))
-        except (FileExistsError, FileNotFoundError):
+            self.disk.move(running, back)
+        except FileExistsError:
+            if not same_file(running, back):
+                return False
+            self.disk.discard(running)  # a move that was cut off between its two halves
+        except FileNotFoundError:
             return False
         return True
+
+    def put_forward(self, name: str) -> None:
+        """Make the claim of a job file again that a power cut took back."""
+        try:
+            self.disk.move(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
+        except (FileExistsError, FileNotFoundError):
+            return
+
+    def complete_moves(self) -> None:
+        """Undo or complete every move between `queued/` and `running/` that was cut off between its halves.
+
+        The file has both names then. It is taken for running, and the evidence of its newest run says the rest.
+        """
+        for name in self.names(layout.RUNNING):
+            queued = self.layout.job_file(layout.QUEUED, name)
+            if same_file(self.layout.job_file(layout.RUNNING, name), queued):
+                self.disk.discard(queued)
+
+    def sweep_staging(self) -> None:
+        """Remove what processes that are no more left in the staging directory."""
+        for entry in os.listdir(self.disk.staging):
+            pid = entry.split(".", 1)[0]
+            if pid.isdecimal() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+                path = f"{self.disk.staging}/{entry}"
+                if os.path.isdir(path) and not os.path.islink(path):
+                    self.disk.remove_tree(path)
+                else:
+                    self.disk.discard(path)
+
+    def pause(self, why: str) -> None:
+        """Have nothing started any more until a person deletes `paused`."""
+        with contextlib.suppress(FileExistsError):
+            self.disk.publish(self.layout.at(layout.PAUSED), f"{why}\n".encode())
 
     # Telling users what is wrong with a file.
 
@@ -135,6 +173,9 @@ class LockedSpool(Spool):
             return {}
 
 
-def identity(seen: Seen) -> tuple[int, int, int]:
-    """Return what tells one version of a file from another."""
-    return seen.inode, seen.mtime_ns, seen.size
+def same_file(one: str, other: str) -> bool:
+    """Whether two names are of one file."""
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except OSError:
+        return False

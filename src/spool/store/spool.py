@@ -11,13 +11,14 @@ from spool.core import layout
 from spool.core.errors import InvalidRecord, SpoolUnusable
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove
-from spool.core.model import Jid, Result, State, Stop
+from spool.core.model import SECOND_NS, Jid, Result, State, Stop
 from spool.formats import ends, records
 from spool.store.lock import dispatcher_lives
 
 T = TypeVar("T")
 
 _MAX_RECORD = 4 << 20
+_HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 
 
 class Spool:
@@ -48,6 +49,16 @@ class Spool:
         """Return the state directories in which job *name* has a file now."""
         return [place for place in layout.PLACES if os.path.lexists(self.layout.job_file(place, name))]
 
+    def holds(self, inode: int, name: str, *places: str) -> bool:
+        """Whether the file of that inode lies under job *name* in one of *places*."""
+        for place in places:
+            try:
+                if os.lstat(self.layout.job_file(place, name)).st_ino == inode:
+                    return True
+            except OSError:
+                continue
+        return False
+
     def job_text(self, place: str, name: str) -> bytes | None:
         """Return the bytes of a job file, None if it is not there."""
         return read_bytes(self.layout.job_file(place, name))
@@ -66,6 +77,13 @@ class Spool:
         try:
             return sorted(int(run) for run in os.listdir(self.layout.runs(name)) if run.isdecimal())
         except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def jobs_with_runs(self) -> list[str]:
+        """Return every name that was ever started here, but for what `spool gc` removed."""
+        try:
+            return os.listdir(self.layout.at(layout.JOBS))
+        except FileNotFoundError:
             return []
 
     def latest_run(self, name: str) -> int | None:
@@ -144,6 +162,20 @@ class Spool:
     def prove(self, name: str, run: int, prober: Prober) -> Proof:
         """Return what the evidence of a run proves now."""
         return prove(self.evidence(name, run, prober))
+
+    def accounted(self, result: Result) -> bool:
+        """Whether the history has the line of *result* already. Looks back as far as such a line could be."""
+        for line in history_lines(self.root):
+            try:
+                known = ends.parse_history_line(line)
+            except InvalidRecord:
+                continue
+            if (known.job, known.run) == (result.job, result.run):
+                return True
+            if known.ended_at_ns is not None and result.ended_at_ns is not None:
+                if known.ended_at_ns < result.ended_at_ns - _HISTORY_SLACK_NS:
+                    return False
+        return False
 
     # The dispatcher.
 

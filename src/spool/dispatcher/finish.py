@@ -1,0 +1,253 @@
+"""The end of a run: what became of it, whether the job goes on, and the paperwork.
+
+Three steps, so that nothing waits for paper: `conclude` says how the run ended, the caller then gives its
+resources to the next, and `file` writes the records: result.toml, history, the move of the job file. Each can be
+cut off anywhere and done again by the next dispatcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from spool.core import layout
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lifecycle import Liveness, Proof, Verdict, exit_words, prove
+from spool.core.model import Result, State, StopKind
+from spool.core.retries import again
+from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
+from spool.formats import ends, journal, records
+from spool.formats.wrapper import ALREADY_STARTED, NO_JID
+from spool.machine import identity
+from spool.store.locked import LockedSpool
+from spool.store.spool import Prober
+
+log = logging.getLogger(__name__)
+
+COULD_NOT_START = "could not start: "
+
+
+class Finisher:
+    """Ends runs. `lines` gathers what the journal is to be told; *revisit* has a job's files looked at anew,
+    *outcome* is told of every job that has ended for good."""
+
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        prober: Prober,
+        revisit: Callable[[Job], None],
+        outcome: Callable[[str, State], None],
+    ) -> None:
+        self._spool = spool
+        self._table = table
+        self._prober = prober
+        self._revisit = revisit
+        self._outcome = outcome
+        self.lines: list[journal.Line] = []
+
+    def conclude(self, live: Live) -> bool:
+        """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
+        if live.failure is not None:
+            live.proof = Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}")
+            return True
+        evidence = self._spool.evidence(live.name, live.run, self._prober)
+        if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
+            # Our own child, and it is gone without a jid: no other process can come to create one.
+            code = os.waitstatus_to_exitcode(live.exit_status)
+            live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
+            self._spool.take_jid(live.name, live.run)
+            return self.conclude(live)
+        proof = prove(
+            replace(
+                evidence,
+                grace=time.monotonic_ns() < live.silent_until_ns,
+                remains=live.remains,
+                oom_killed=live.oom_killed,
+            )
+        )
+        if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
+            # The record exists and says nothing: it was cut short, and whoever wrote it has had time enough.
+            liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
+            proof = prove(replace(evidence, liveness=liveness, grace=False, remains=live.remains))
+        elif proof.verdict is Verdict.SILENT:
+            proof = Proof(Verdict.VOID)
+        if proof.verdict is Verdict.VOID:
+            live.proof = proof
+            return True
+        if proof.verdict is not Verdict.ENDED:
+            return False
+        live.proof = self._explained(live, proof)
+        return True
+
+    def _explained(self, live: Live, proof: Proof) -> Proof:
+        stop = live.stop or self._spool.stop(live.name, live.run)
+        if proof.outcome is State.FAILED:
+            failure = self._spool.failure(live.name, live.run)
+            if failure:
+                return replace(proof, reason=f"{COULD_NOT_START}{failure}")
+        elif stop is not None and proof.outcome is not State.LOST:
+            why = f": {stop.reason}" if stop.reason else ""
+            by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
+            return replace(proof, reason=f"{proof.reason}{by}{why}")
+        return proof
+
+    def file(self, ended: list[Live], account: Callable[[bytes], None], now_ns: int) -> None:
+        """Do the paperwork of runs that are over: every result, then the history, then every move.
+
+        *account* appends to the history. In this order a crash can leave something to be done again, which the
+        next dispatcher sees, and never something that is left out.
+        """
+        results: list[tuple[Live, Result]] = []
+        lines: list[bytes] = []
+        for live in ended:
+            proof = live.proof
+            assert proof is not None
+            if proof.outcome is None:
+                continue
+            recorded = self._spool.result(live.name, live.run)
+            result = recorded or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
+            if recorded is None:
+                self._write(live, result)
+            if recorded is None or not self._spool.accounted(result):
+                lines.append(ends.render_history(result))
+            results.append((live, result))
+        account(b"".join(lines))
+        for live, result in results:
+            self._move(self._table.job(live.name), live, result)
+        for live in ended:
+            if live.proof is not None and live.proof.verdict is Verdict.VOID:
+                self._void(self._table.job(live.name), live)
+
+    def _write(self, live: Live, result: Result) -> None:
+        self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
+        status = records.render_status(result.outcome)
+        if self._spool.record(live.name, live.run, layout.STATUS) != status:
+            self._spool.put_record(live.name, live.run, layout.STATUS, status)
+
+    def _move(self, job: Job, live: Live, result: Result) -> None:
+        """Put the job's file where it belongs after *result*, and the job where it stands."""
+        spool, name = self._spool, live.name
+        final = result.again is None
+        if result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD):
+            final = not (spool.put_back(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
+        if final and not spool.holds(live.inode, name, QUEUED, HELD, DONE):
+            text = spool.record(name, live.run, layout.SPEC_COPY)
+            spool.file_away(name, RUNNING, text)
+        self.lines.append(journal.Over(name, live.run, final))
+        live.final = final
+        if final:
+            self._outcome(name, result.outcome)
+        self._table.end_run(live)
+        job.live = None
+        if not final:
+            job.series = series_after(result, live.stop_kind)
+            if job.wait is None:
+                job.wait = Wait(live.wait.arrived_at_ns, 0, None)
+        self._revisit(job)
+
+    def _void(self, job: Job, live: Live) -> None:
+        """A run that never started and never will: the job goes back, and nothing is counted."""
+        self._table.end_run(live)
+        job.live = None
+        self.lines.append(journal.Over(live.name, live.run, False))
+        if self._spool.put_back(live.name, QUEUED):
+            job.series = live.series
+            job.wait = Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None)
+        else:
+            self._spool.file_away(live.name, RUNNING, None)
+        self._revisit(job)
+
+    def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
+        ended = now_ns
+        result = Result(
+            job=live.name,
+            run=live.run,
+            attempt=live.series.attempt,
+            outcome=outcome,
+            reason=reason,
+            submitted_at_ns=live.wait.arrived_at_ns,
+            started_at_ns=live.started_at_ns,
+            ended_at_ns=max(ended, live.started_at_ns),
+            exit_code=self._spool.exit_code(live.name, live.run),
+            peak_memory_bytes=live.peak_memory_bytes,
+            cpu_time_ns=live.cpu_time_ns,
+            requeues=live.series.requeues,
+            user=live.user,
+            project=live.spec.project,
+            group=live.spec.group,
+            tags=live.spec.tags,
+            request=live.spec.request,
+            grant=live.grant,
+            executor=live.executor,
+            host=identity.host(),
+        )
+        kind = live.stop_kind
+        if kind not in (StopKind.REQUEUE, StopKind.HOLD) and self._superseded(job, live):
+            return result
+        goes_on = again(
+            live.spec,
+            outcome,
+            exit_code=result.exit_code,
+            attempt=result.attempt,
+            requeues=result.requeues,
+            ended_at_ns=now_ns,
+            stopped_by=kind,
+            could_not_start=reason.startswith(COULD_NOT_START),
+        )
+        return result if goes_on is None else replace(result, again=goes_on.kind, again_at_ns=goes_on.at_ns)
+
+    def _superseded(self, job: Job, live: Live) -> bool:
+        """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""
+        newer = job.queued is not None and job.queued.inode != live.inode
+        return newer or live.file_missing_ns is not None
+
+    def end_unstarted(
+        self, job: Job, place: str, outcome: State, reason: str, account: Callable[[bytes], None], now_ns: int
+    ) -> None:
+        """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
+        spool, name = self._spool, job.name
+        file = job.queued or job.held
+        text = spool.job_text(place, name)
+        run = spool.next_run(name)
+        spec = file.spec if file is not None else None
+        result = Result(
+            job=name,
+            run=run,
+            attempt=job.series.attempt,
+            outcome=outcome,
+            reason=reason,
+            submitted_at_ns=job.wait.arrived_at_ns if job.wait else None,
+            ended_at_ns=now_ns,
+            requeues=job.series.requeues,
+            user=self._table.user_of(job),
+            host=identity.host(),
+        )
+        if spec is not None:
+            result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
+        files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(outcome)}
+        if text is not None:
+            files[layout.SPEC_COPY] = text
+        spool.publish_metadir(name, run, files)
+        account(ends.render_history(result))
+        if place != DONE:
+            spool.file_away(name, place, text)
+        self._outcome(name, outcome)
+        self.lines.append(journal.Left(name))
+        job.queued = job.held = job.wait = None
+        job.series = FRESH
+        self._table.settle(job)
+
+
+def series_after(result: Result, stopped_by: StopKind | None) -> Series:
+    """Return how far a submission has come after a run that is not its last."""
+    requeued = result.again == "requeue" and stopped_by is None
+    return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+
+
+def _words(code: int) -> str:
+    known = {ALREADY_STARTED: "finding another wrapper's jid", NO_JID: "being unable to write its jid"}
+    return known.get(code, f"signal {-code}" if code < 0 else exit_words(code))

@@ -1,0 +1,98 @@
+"""Time limits and memory limits: when a run is warned, and when it is stopped for being over one.
+
+Enforced from the grant and the evidence, so it is the same for adopted runs and right after a restart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spool.core.model import SECOND_NS, Stop, StopKind
+from spool.core.units import format_duration, format_size
+from spool.dispatcher.stop import Stopper, processes_of
+from spool.dispatcher.table import Live, Table
+
+
+log = logging.getLogger(__name__)
+
+MEMORY_EVERY_NS = SECOND_NS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Moment:
+    at_ns: int  # on the clock since boot
+    key: tuple[str, int]
+    warning: bool
+
+
+class Limits:
+    """Watches the limits of live runs. *order* orders a run to be stopped."""
+
+    def __init__(self, table: Table, stopper: Stopper, order: Callable[[Live, Stop], None]) -> None:
+        self._table = table
+        self._stopper = stopper
+        self._order = order
+        self._moments: list[_Moment] = []
+        self._with_memory: set[tuple[str, int]] = set()
+        self._memory_at_ns = 0
+
+    def add(self, live: Live) -> None:
+        """Watch a run that has been started or adopted."""
+        limit = live.spec.time_limit_ns
+        if limit is not None:
+            end = live.started_boot_ns + limit
+            heapq.heappush(self._moments, _Moment(end, live.key, False))
+            signal = live.spec.signal
+            if signal is not None:
+                # Later than that when it was adopted is better than never.
+                heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
+        if live.grant.memory_bytes is not None:
+            self._with_memory.add(live.key)
+
+    def next_due_ns(self) -> int | None:
+        """Return how long until :meth:`check` has something to do."""
+        waits = []
+        if self._moments:
+            waits.append(self._moments[0].at_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        if self._with_memory:
+            waits.append(self._memory_at_ns - time.monotonic_ns())
+        return max(0, min(waits)) if waits else None
+
+    def check(self) -> None:
+        """Warn and stop what is over a limit."""
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        while self._moments and self._moments[0].at_ns <= now:
+            moment = heapq.heappop(self._moments)
+            live = self._table.live.get(moment.key)
+            if live is None or live.proof is not None or live.stop is not None:
+                continue
+            if moment.warning and live.spec.signal is not None:
+                log.info("job %s: %s before its time limit", live.name, live.spec.signal.name)
+                self._stopper.warn(live, live.spec.signal.name)
+            elif not moment.warning:
+                limit = live.spec.time_limit_ns or 0
+                self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
+        if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
+            self._check_memory()
+            self._memory_at_ns = time.monotonic_ns() + MEMORY_EVERY_NS
+
+    def _check_memory(self) -> None:
+        from spool.machine import memory
+
+        self._with_memory &= self._table.live.keys()
+        runs = [self._table.live[key] for key in self._with_memory]
+        for live, members in processes_of(runs, self._stopper.spool_dir).items():
+            limit = live.grant.memory_bytes
+            pids = [process.pid for process in members]
+            # Resident sizes count shared pages once for each process: cheap, and never too low.
+            used = memory.rss_bytes(pids)
+            if limit is not None and used > limit:
+                used = memory.pss_bytes(pids)
+            live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
+            if limit is not None and used > limit and live.stop is None:
+                words = f"used {format_size(used)} of {format_size(limit)}"
+                self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))

@@ -1,0 +1,298 @@
+"""Look: bring the table up to date with the state directories.
+
+Events say where to look first; a look at everything finds what they missed. Nothing is changed here but the
+`.error` files beside bad job files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from spool.core import layout
+from spool.core.errors import InvalidJob
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.model import Spec
+from spool.dispatcher.table import FRESH, Job, JobFile, Table, Wait
+from spool.formats import jobfile, journal
+from spool.store.locked import LockedSpool
+from spool.store.whole import NotWhole, Seen, read_whole
+
+log = logging.getLogger(__name__)
+
+RECHECK_NS = 50_000_000  # how soon a file that is being written is tried again, where no event tells
+RECHECK_MAX_NS = 2_000_000_000
+FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
+_SAME_TEXT = 512
+
+
+class Look:
+    """The dispatcher's eyes. `lines` are the journal lines that what was seen gives rise to."""
+
+    def __init__(self, spool: LockedSpool, table: Table, default: Callable[[Spec], Spec] = lambda spec: spec) -> None:
+        self._spool = spool
+        self._layout = spool.layout
+        self._table = table
+        self._default = default
+        self._parsed: dict[bytes, Spec] = {}
+        self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
+        self._vanished: dict[str, int] = {}
+        self._gone: list[str] = []
+        self.lines: list[journal.Line] = []
+        self.strays: set[str] = set()  # files in running/ that belong to no live run
+        self.moved: set[str] = set()  # live runs whose file in running/ changed
+
+    # What to look at.
+
+    def everything(self) -> None:
+        """Look at every file of the state directories, as if no event had ever been raised."""
+        for place in (QUEUED, HELD):
+            found, marks = self._scan(place)
+            gone = [
+                job.name
+                for job in self._table.jobs.values()
+                if (job.queued if place == QUEUED else job.held) is not None and job.name not in found
+            ]
+            for name in gone:
+                self._set(place, name, None)
+            for name in found:
+                self.examine(place, name, marks)
+        running = set(self._spool.names(RUNNING))
+        live = {live.name for live in self._table.live.values()}
+        self.strays |= running - live
+        self.moved |= live
+
+    def hint(self, place: str, filename: str) -> None:
+        """Look at what one event was about."""
+        name = layout.job_of(filename) or _of_editor_mark(filename) or _of_error_file(filename)
+        if name is None:
+            return
+        if place in (QUEUED, HELD):
+            self.examine(place, name)
+            job = self._table.jobs.get(name)
+            if job is not None and job.live is not None:
+                self.moved.add(name)
+        elif place == RUNNING:
+            job = self._table.jobs.get(name)
+            if job is not None and job.live is not None:
+                self.moved.add(name)
+            elif layout.job_of(filename) is not None:
+                self.strays.add(name)
+
+    def due(self, now_ns: int) -> None:
+        """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
+        for (place, name), (when, _) in list(self._recheck.items()):
+            if when <= now_ns:
+                self.examine(place, name)
+        for name, since in list(self._vanished.items()):
+            if since + FORGET_NS <= now_ns:
+                del self._vanished[name]
+                self.forget(name)
+
+    def next_due_ns(self) -> int | None:
+        """Return when :meth:`due` has something to do, on the monotonic clock."""
+        times = [when for when, _ in self._recheck.values()]
+        times += [since + FORGET_NS for since in self._vanished.values()]
+        return min(times, default=None)
+
+    def gone(self) -> list[str]:
+        """Return the waiting jobs whose files are in neither directory any more, since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def examine(self, place: str, name: str, marks: set[str] | None = None, *, anew: bool = False) -> None:
+        """Look at one job file; *marks* are the editors' files in *place* if they were listed already.
+
+        *anew*: take it for a file that was never seen, because what its name stands for has changed.
+        """
+        path = self._layout.job_file(place, name)
+        job = self._table.jobs.get(name)
+        known = (job.queued if place == QUEUED else job.held) if job is not None else None
+        try:
+            status = os.lstat(path)
+        except OSError:
+            self._recheck.pop((place, name), None)
+            if known is not None:
+                self._set(place, name, None)
+            return
+        if not stat.S_ISREG(status.st_mode):
+            if known is not None:
+                self._set(place, name, None)
+            return
+        edited = self._in_editor(place, name, marks)
+        if (
+            known is not None
+            and not anew
+            and (known.inode, known.mtime_ns, known.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
+            and (known.problem == _IN_EDITOR) == edited
+            and (place, name) not in self._recheck
+        ):
+            return
+        seen = read_whole(path)
+        if isinstance(seen, NotWhole):
+            self._not_whole(place, name, seen, status)
+        else:
+            self._recheck.pop((place, name), None)
+            self._take(place, name, seen, edited)
+
+    # What was seen.
+
+    def _take(self, place: str, name: str, seen: Seen, edited: bool) -> None:
+        problem = _IN_EDITOR if edited else None
+        spec: Spec | None = None
+        if not edited:
+            try:
+                spec = self._parse(name, seen.data)
+            except InvalidJob as error:
+                problem = _INVALID
+                self._complain(place, name, jobfile.render_errors(name, error.problems))
+        file = JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
+        self._set(place, name, file)
+
+    def _parse(self, name: str, data: bytes) -> Spec:
+        spec = self._parsed.get(data)
+        if spec is None:
+            spec = self._default(jobfile.parse(data, name=name))
+            if len(self._parsed) >= _SAME_TEXT:
+                self._parsed.clear()
+            self._parsed[data] = spec
+        return spec
+
+    def _not_whole(self, place: str, name: str, why: NotWhole, status: os.stat_result) -> None:
+        if why is NotWhole.WRITING:
+            _, last = self._recheck.get((place, name), (0, 0))
+            wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+            self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
+            self._hide(place, name)
+            return
+        self._recheck.pop((place, name), None)
+        if why in (NotWhole.GONE, NotWhole.NOT_OURS):
+            self._set(place, name, None)
+            return
+        self._complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
+        identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
+        self._set(place, name, JobFile(*identity, None, _INVALID))
+
+    def _complain(self, place: str, name: str, text: str) -> None:
+        try:
+            self._spool.complain(self._layout.error_file(place, name), text)
+        except OSError as error:
+            log.warning("cannot say what is wrong with job %s: %s", name, error.strerror)
+
+    def _hide(self, place: str, name: str) -> None:
+        """While a file is being written its old version is not started, and its place is kept."""
+        job = self._table.jobs.get(name)
+        file = (job.queued if place == QUEUED else job.held) if job is not None else None
+        if job is not None and file is not None:
+            file.spec, file.problem = None, "being written"
+            self._table.settle(job)
+
+    def _set(self, place: str, name: str, file: JobFile | None) -> None:
+        job = self._table.job(name)
+        before = job.queued if place == QUEUED else job.held
+        if place == QUEUED:
+            job.queued = file
+        else:
+            job.held = file
+        if before is not None and before.problem == _INVALID and (file is None or file.problem is None):
+            self._spool.disk.discard(self._layout.error_file(place, name))
+        now = time.time_ns()
+        if job.queued is None and job.held is None:
+            if job.wait is not None and before is not None:
+                self._vanished[name] = time.monotonic_ns()
+                self._gone.append(name)
+        else:
+            self._vanished.pop(name, None)
+            job.last_inode = (job.queued or job.held or _NO_FILE).inode
+            self._clock(job, now)
+        self._table.settle(job)
+
+    def _clock(self, job: Job, now: int) -> None:
+        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
+        file = job.queued or job.held
+        assert file is not None
+        runs = job.queued is not None
+        if job.wait is None:
+            if job.live is not None and job.live.inode == file.inode:
+                # moved out of running/ by a person: the same submission goes on
+                arrived = job.live.wait.arrived_at_ns
+                job.series = job.live.series
+            else:
+                arrived = min(file.changed_at_ns, now)
+                job.series = FRESH
+            job.wait = Wait(arrived, 0, now if runs else None)
+        elif runs and job.wait.clock_at_ns is None:
+            job.wait = Wait(job.wait.arrived_at_ns, job.wait.waited_ns_before, now)
+        elif not runs and job.wait.clock_at_ns is not None:
+            waited = job.wait.waited_ns_before + max(0, now - job.wait.clock_at_ns)
+            job.wait = Wait(job.wait.arrived_at_ns, waited, None)
+        else:
+            return
+        self.remember(job)
+
+    def remember(self, job: Job) -> None:
+        """Note the job's place and clock for the journal."""
+        wait = job.wait
+        if wait is not None:
+            self.lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
+
+    def forget(self, name: str) -> None:
+        """A job that waited is in no directory any more, and will not come back as the same submission."""
+        job = self._table.jobs.get(name)
+        if job is not None and job.queued is None and job.held is None and job.wait is not None:
+            job.wait, job.series = None, FRESH
+            self.lines.append(journal.Left(name))
+            self._table.settle(job)
+
+    # The disk.
+
+    def _scan(self, place: str) -> tuple[set[str], set[str]]:
+        try:
+            listed = os.listdir(self._layout.at(place))
+        except OSError as error:
+            log.warning("cannot look into %s/: %s", place, error.strerror)
+            return set(), set()
+        found: set[str] = set()
+        marks: set[str] = set()
+        complaints: set[str] = set()
+        for filename in listed:
+            name = layout.job_of(filename)
+            if name is not None:
+                found.add(name)
+            elif filename.startswith("."):
+                marks.add(filename)
+            elif (name := _of_error_file(filename)) is not None:
+                complaints.add(name)
+        for name in complaints:
+            job = self._table.jobs.get(name)
+            file = (job.queued if place == QUEUED else job.held) if job is not None else None
+            if name not in found or (file is not None and file.problem != _INVALID):
+                self._spool.disk.discard(self._layout.error_file(place, name))
+        return found, marks
+
+    def _in_editor(self, place: str, name: str, marks: set[str] | None) -> bool:
+        swap, lock = layout.editor_marks(name)
+        if marks is not None:
+            return swap in marks or lock in marks
+        directory = self._layout.at(place)
+        return os.path.lexists(f"{directory}/{swap}") or os.path.lexists(f"{directory}/{lock}")
+
+
+_NO_FILE = JobFile(0, 0, 0, 0, 0, None)
+_IN_EDITOR = "open in an editor"
+_INVALID = "invalid"
+
+
+def _of_editor_mark(filename: str) -> str | None:
+    if filename.startswith(".#"):
+        return layout.job_of(filename[2:])
+    if filename.startswith(".") and filename.endswith(".swp"):
+        return layout.job_of(filename[1 : -len(".swp")])
+    return None
+
+
+def _of_error_file(filename: str) -> str | None:
+    return layout.job_of(filename[: -len(layout.ERROR_SUFFIX)]) if filename.endswith(layout.ERROR_SUFFIX) else None

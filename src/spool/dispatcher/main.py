@@ -1,0 +1,99 @@
+"""The dispatcher as a process: `spool dispatch`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from spool.core.errors import LockHeld
+from spool.core.model import SECOND_NS
+from spool.dispatcher.loop import Dispatcher
+from spool.store.locked import LockedSpool
+from spool.store.whole import ignore_lease_breaks
+
+log = logging.getLogger(__name__)
+
+# What systemd's journal makes of the first characters of a line (sd-daemon(3)).
+_LEVELS = {
+    logging.DEBUG: "<7>",
+    logging.INFO: "<6>",
+    logging.WARNING: "<4>",
+    logging.ERROR: "<3>",
+    logging.CRITICAL: "<2>",
+}
+
+
+class _Lines(logging.Formatter):
+    """One line for each message; with a time for people, with a level for the journal."""
+
+    def __init__(self, *, journald: bool) -> None:
+        super().__init__("%(message)s" if journald else "%(asctime)s %(levelname)s %(message)s")
+        self._journald = journald
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return _LEVELS.get(record.levelno, "<6>") + text.replace("\n", " ") if self._journald else text
+
+
+def set_up_logging(level: str, *, journald: bool) -> None:
+    """Send the log to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(journald=journald))
+    root = logging.getLogger("spool")
+    root.handlers[:] = [handler]
+    root.propagate = False
+    root.setLevel(level.upper())
+
+
+def serve(
+    root: str,
+    *,
+    once: bool = False,
+    until_idle: bool = False,
+    idle_exit_ns: int | None = None,
+    lock_wait_s: float = 1.0,
+) -> int:
+    """Be the dispatcher of the spool at *root* until told to leave; return the exit code.
+
+    *once*: one pass, and what follows from it at once. *until_idle*: leave when nothing waits or runs.
+    *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
+    but with *once* that is no error: it does what is to be done.
+    """
+    ignore_lease_breaks()
+    try:
+        spool = LockedSpool(root, wait_s=lock_wait_s)
+    except LockHeld:
+        if once:
+            return 0
+        raise
+    dispatcher = None
+    try:
+        dispatcher = Dispatcher(spool)
+        logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
+        dispatcher.open()
+        log.info("dispatcher serves %s", spool.root)
+        _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
+        log.info("dispatcher leaves; what runs goes on")
+    finally:
+        if dispatcher is not None:
+            dispatcher.close()
+        spool.release()
+    return 0
+
+
+def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
+    while not dispatcher.wakes.leaving:
+        more = dispatcher.turn()
+        if more:
+            dispatcher.sleep(0)
+            continue
+        if once or (until_idle and dispatcher.idle):
+            return
+        limit = None
+        if idle_exit_ns is not None:
+            limit = dispatcher.busy_at_ns + idle_exit_ns - time.monotonic_ns()
+            if dispatcher.idle and limit <= 0:
+                return
+            limit = max(limit, SECOND_NS)
+        dispatcher.sleep(limit)

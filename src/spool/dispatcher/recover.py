@@ -1,0 +1,200 @@
+"""The first look of a new dispatcher: find every run that is not over, and finish what was cut off.
+
+What the files prove counts. The journal adds what they cannot say: the places in the queue, and after a power cut
+the starts and ends whose file moves did not reach the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+
+from spool.core import layout
+from spool.core.errors import SpoolUnusable, cannot
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.lifecycle import Liveness, Verdict
+from spool.core.model import SECOND_NS, Grant, Jid, Running, Spec
+from spool.dispatcher.finish import series_after
+from spool.dispatcher.start import spec_of_text
+from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
+from spool.formats import journal, records
+from spool.formats.records import GrantRecord
+from spool.machine import identity
+from spool.store.locked import LockedSpool
+from spool.store.spool import Prober
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Memory:
+    """What the journal says."""
+
+    waits: dict[str, journal.Waits] = field(default_factory=dict)
+    open: dict[tuple[str, int], journal.Started] = field(default_factory=dict)  # started and not over
+    closed: dict[str, journal.Started] = field(default_factory=dict)  # the newest that is over for good
+
+
+def recall(lines: list[journal.Line]) -> Memory:
+    """Return what is still true of what the journal says."""
+    memory = Memory()
+    for line in lines:
+        match line:
+            case journal.Waits():
+                memory.waits[line.job] = line
+            case journal.Left():
+                memory.waits.pop(line.job, None)
+            case journal.Started():
+                memory.open[line.job, line.run] = line
+                memory.closed.pop(line.job, None)
+                waits = memory.waits.get(line.job)
+                if waits is not None and waits.arrived_at_ns == line.arrived_at_ns:
+                    del memory.waits[line.job]
+            case journal.Over():
+                started = memory.open.pop((line.job, line.run), None)
+                if line.final and started is not None:
+                    memory.closed[line.job] = started
+    return memory
+
+
+class Recovery:
+    """Fills an empty table from a spool."""
+
+    def __init__(self, spool: LockedSpool, table: Table, prober: Prober) -> None:
+        self._spool = spool
+        self._table = table
+        self._prober = prober
+
+    def runs(self, memory: Memory) -> None:
+        """Put every run that is not known to be over into the table.
+
+        Raises SpoolUnusable if runs of another host may be alive.
+        """
+        self._spool.complete_moves()
+        in_running = set(self._spool.names(RUNNING))
+        for name in sorted(in_running | {name for name, _ in memory.open}):
+            live = self._unfinished_run(name, memory, in_running=name in in_running)
+            if live is not None:
+                self._refuse_other_hosts(live)
+                self._table.add_run(self._table.job(name), live)
+
+    def places(self, memory: Memory) -> None:
+        """Give the waiting jobs their places in the queue back, before the first look finds their files."""
+        waiting = set(self._spool.names(QUEUED)) | set(self._spool.names(HELD))
+        ran_before = waiting & set(self._spool.jobs_with_runs())
+        for name, line in memory.waits.items():
+            job = self._table.job(name)
+            job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+            if name in ran_before and job.live is None:
+                job.series = self._series(name, line.arrived_at_ns)
+
+    def unfinished_moves(self, memory: Memory) -> None:
+        """File away what had ended for good before a power cut that took the move back."""
+        for name, started in memory.closed.items():
+            if started.boot_id != self._prober.boot_id() and self._spool.holds(started.inode, name, QUEUED):
+                log.warning("job %s had ended before the power cut; its file goes to done/", name)
+                self._spool.file_away(name, QUEUED, None)
+
+    # One name.
+
+    def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> Live | None:
+        spool = self._spool
+        remembered = max((run for job, run in memory.open if job == name), default=None)
+        if remembered is not None:
+            started = memory.open[name, remembered]
+            if remembered not in spool.runs(name):
+                self._restore_metadir(name, remembered, started)
+            return self._adopt(name, remembered, started)
+        run = spool.latest_run(name)
+        if run is not None:
+            grant = spool.grant(name, run)
+            if spool.result(name, run) is None or (
+                grant is not None and grant.inode is not None and spool.holds(grant.inode, name, RUNNING)
+            ):
+                return self._adopt(name, run, None)
+        # Claimed and not started, or put there by hand: there is no run that it could belong to.
+        if in_running and spool.put_back(name, QUEUED):
+            log.warning("job %s lay in running/ without a run; it is queued", name)
+        return None
+
+    def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
+        """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
+        spool = self._spool
+        text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
+        record = GrantRecord(
+            job=name,
+            run=run,
+            submitted_at_ns=started.arrived_at_ns,
+            granted_at_ns=started.at_ns,
+            boot_id=started.boot_id,
+            inode=started.inode,
+        )
+        spool.disk.ensure_directory(spool.layout.runs(name))
+        spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record)})
+        if spool.holds(started.inode, name, QUEUED):
+            # The claim was taken back with the rest: it is made again, so that the end finds the file in its place.
+            spool.put_forward(name)
+
+    def _adopt(self, name: str, run: int, started: journal.Started | None) -> Live:
+        spool = self._spool
+        text = spool.record(name, run, layout.SPEC_COPY)
+        # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
+        spec = spec_of_text(text, name) or spec_of_text(spool.job_text(RUNNING, name), name) or Spec(command="true")
+        record = spool.grant(name, run) or GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+        at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
+        inode = record.inode or (started.inode if started else 0)
+        if spool.prove(name, run, self._prober).verdict in (Verdict.STARTING, Verdict.SILENT):
+            spool.take_jid(name, run)
+        found = spool.jid(name, run)
+        jid = found if isinstance(found, Jid) else None
+        user = record.user or this_user()
+        return Live(
+            name=name,
+            run=run,
+            spec=spec,
+            grant=record.grant,
+            user=user,
+            wait=Wait(record.submitted_at_ns or at_ns),
+            series=Series(record.attempt, record.requeues),
+            inode=inode,
+            started_at_ns=at_ns,
+            started_boot_ns=_started_boot_ns(jid, at_ns),
+            executor=record.executor,
+            view=Running(name, run, user, spec, record.grant, at_ns, record.attempt),
+            jid=jid,
+            stop=spool.stop(name, run),
+            adopted=True,
+        )
+
+    def _series(self, name: str, arrived_at_ns: int) -> Series:
+        """Return how far the submission that waits has come: its newest result says so if it is of the same one."""
+        run = self._spool.latest_run(name)
+        result = self._spool.result(name, run) if run is not None else None
+        if result is None or result.again is None or result.submitted_at_ns != arrived_at_ns:
+            return FRESH
+        stop = self._spool.stop(name, result.run)
+        return series_after(result, stop.kind if stop is not None else None)
+
+    def _refuse_other_hosts(self, live: Live) -> None:
+        jid = live.jid
+        if jid is None or jid.host == identity.host() or self._prober.liveness(jid) is not Liveness.ELSEWHERE:
+            return
+        raise SpoolUnusable(
+            cannot(
+                "start the dispatcher",
+                "for this spool",
+                f"run {live.run} of job {live.name} was started on host {jid.host} and may be alive there",
+                where=self._spool.root,
+                remedy=f'stop the jobs there; if that host is no more, set other_hosts_gone = ["{jid.host}"] '
+                "in config.toml",
+            )
+        )
+
+
+def _started_boot_ns(jid: Jid | None, at_ns: int) -> int:
+    """Return when the run started, on the clock that counts since boot and that nobody sets."""
+    if jid is not None:
+        return jid.start_ticks * SECOND_NS // os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)

@@ -1,0 +1,68 @@
+"""The configuration in force: read again when it changes; a broken one is reported and the last good one stays."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+from spool.core import layout
+from spool.core.errors import InvalidConfig
+from spool.core.model import DEFAULT_KILL_GRACE_NS, Spec
+from spool.formats import config
+from spool.formats.config import Config
+from spool.store.spool import Spool, read_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Settings:
+    """The last good `config.toml` of a spool. `problem` says what is wrong with the one on disk now."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._path = spool.layout.at(layout.CONFIG)
+        self.config = Config()
+        self.problem: str | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self.reload(force=True)
+
+    def reload(self, *, force: bool = False) -> bool:
+        """Read the file if it changed; return whether what is in force changed."""
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+        except FileNotFoundError:
+            seen = None
+        if seen == self._seen and not force:
+            return False
+        self._seen = seen
+        try:
+            new = config.parse(read_bytes(self._path) or b"")
+        except InvalidConfig as error:
+            self.problem = str(error)
+            log.warning("%s; the last good configuration stays in force", error)
+            return False
+        self.problem = None
+        changed, self.config = new != self.config, new
+        return changed
+
+    @property
+    def executor(self) -> str:
+        """The executor of jobs that name none."""
+        return self.config.executor
+
+    @property
+    def prolog(self) -> str | None:
+        """What runs before every job."""
+        return self.config.prolog
+
+    @property
+    def epilog(self) -> str | None:
+        """What runs after every job."""
+        return self.config.epilog
+
+    def filled(self, spec: Spec) -> Spec:
+        """Return *spec* with the configuration's values where the job says nothing."""
+        if spec.kill_grace_ns == DEFAULT_KILL_GRACE_NS != self.config.kill_grace_ns:
+            return replace(spec, kill_grace_ns=self.config.kill_grace_ns)
+        return spec

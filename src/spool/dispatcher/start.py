@@ -1,0 +1,234 @@
+"""Start what the plan says: metadir, claim, memory, launch, in the order of docs/FORMAT.md 5.
+
+All starts of a pass are prepared and remembered before the first is launched, so that one line of the journal,
+and where durability asks for it one sync, serves them all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from spool.core import layout
+from spool.core.errors import SpoolError
+from spool.core.model import Grant, Running, Spec
+from spool.core.plan import Start
+from spool.dispatcher.settings import Settings
+from spool.dispatcher.table import FRESH, Job, Live, Table, user_name
+from spool.executors import Executor, Launch, by_name
+from spool.formats import journal, records, wrapper
+from spool.machine import identity
+from spool.store.disk import disk_is_full
+from spool.store.locked import LockedSpool
+from spool.store.logs import Logs
+from spool.store.spool import read_bytes
+
+log = logging.getLogger(__name__)
+
+SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A job that cannot be started for a reason that no plan can know."""
+
+    name: str
+    why: str
+
+
+class Starter:
+    """Turns the starts of a plan into live runs."""
+
+    def __init__(self, spool: LockedSpool, table: Table, logs: Logs, settings: Settings) -> None:
+        self._spool = spool
+        self._table = table
+        self._logs = logs
+        self._settings = settings
+        self._executors: dict[str, Executor] = {}
+
+    def executor(self, name: str) -> Executor:
+        """Return the executor of that name."""
+        if name not in self._executors:
+            self._executors[name] = by_name(name)
+        return self._executors[name]
+
+    def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked]]:
+        """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
+
+        A job whose file was changed, moved or deleted since it was looked at is passed over: the next look sees why.
+        """
+        prepared: list[Live] = []
+        blocked: list[Blocked] = []
+        for start in starts:
+            job = self._table.jobs.get(start.name)
+            if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+                continue
+            try:
+                live = self._prepare(job, start.grant, now_ns)
+            except OSError as error:
+                full = " (the disk is full)" if disk_is_full(error) else ""
+                blocked.append(Blocked(start.name, f"cannot make its metadir: {error.strerror}{full}"))
+                continue
+            if live is not None:
+                prepared.append(live)
+        if prepared:
+            self._logs.remember(
+                [
+                    journal.Started(
+                        live.name, live.run, identity.boot_id(), live.inode, live.wait.arrived_at_ns, now_ns
+                    )
+                    for live in prepared
+                ]
+            )
+            if not self._logs.strict and not all(live.spec.requeue for live in prepared):
+                self._logs.sync()
+            for live in prepared:
+                self._launch(live)
+        return prepared, blocked
+
+    def _prepare(self, job: Job, grant: Grant, now_ns: int) -> Live | None:
+        file = job.queued
+        assert file is not None
+        assert file.spec is not None
+        assert job.wait is not None
+        spool, spec, name = self._spool, file.spec, job.name
+        text = read_bytes(spool.layout.job_file(layout.QUEUED, name))
+        if text is None:
+            return None
+        run = spool.next_run(name)
+        user = user_name(file.uid)
+        executor = spec.executor or self._settings.executor
+        record = records.GrantRecord(
+            job=name,
+            run=run,
+            grant=grant,
+            attempt=job.series.attempt,
+            requeues=job.series.requeues,
+            executor=executor,
+            boot_id=identity.boot_id(),
+            inode=file.inode,
+            user=user,
+            submitted_at_ns=job.wait.arrived_at_ns,
+            granted_at_ns=now_ns,
+            host=identity.host(),
+        )
+        live = Live(
+            name=name,
+            run=run,
+            spec=spec,
+            grant=grant,
+            user=user,
+            wait=job.wait,
+            series=job.series,
+            inode=file.inode,
+            started_at_ns=now_ns,
+            started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            executor=executor,
+            view=Running(name, run, user, spec, grant, now_ns, job.series.attempt),
+            silent_until_ns=time.monotonic_ns() + SILENT_NS,
+        )
+        try:
+            script = self._script(live)
+        except SpoolError as error:
+            live.failure, script = str(error), b"#!/bin/sh\n"
+        files = {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record), layout.WRAPPER: script}
+        spool.publish_metadir(name, run, files)
+        if not spool.claim(name, file.inode, file.mtime_ns, file.size):
+            spool.withdraw(name, run)
+            return None
+        job.queued, job.wait, job.series = None, None, FRESH
+        self._table.add_run(job, live)
+        self._table.settle(job)
+        return live
+
+    def _script(self, live: Live) -> bytes:
+        spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
+        environment = wrapper.job_environment(
+            spec,
+            live.grant,
+            spool_dir=self._spool.root,
+            job=live.name,
+            run=live.run,
+            attempt=live.series.attempt,
+            metadir=metadir,
+        )
+        return wrapper.render(
+            wrapper.Assignments(
+                metadir=metadir,
+                command=spec.command,
+                surroundings=self.executor(live.executor).surroundings(),
+                environment=environment,
+                shell=spec.shell,
+                workdir=expanded(spec.workdir) if spec.workdir else home(),
+                stdout=output_path(spec.stdout, live),
+                stderr=output_path(spec.stderr, live),
+                prolog=_both(self._settings.prolog, spec.prolog),
+                epilog=_both(spec.epilog, self._settings.epilog),
+            )
+        )
+
+    def _launch(self, live: Live) -> None:
+        if live.failure is not None:
+            return
+        metadir = self._spool.layout.metadir(live.name, live.run)
+        launch = Launch(
+            job=live.name,
+            run=live.run,
+            spool_dir=Path(self._spool.root),
+            metadir=Path(metadir),
+            script=Path(f"{metadir}/{layout.WRAPPER}"),
+        )
+        try:
+            started = self.executor(live.executor).start(launch)
+        except SpoolError as error:
+            live.failure = str(error)
+            return
+        live.pid, live.pidfd = started.pid, started.pidfd
+
+
+def home() -> str:
+    """Return the home directory of whoever runs this process."""
+    return os.path.expanduser("~")
+
+
+def expanded(path: str) -> str:
+    """Return *path* with `~` and variables expanded; a relative one is taken from the home directory."""
+    return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
+
+
+def output_path(template: str | None, live: Live) -> str | None:
+    """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
+
+    A relative path is taken from the workdir.
+    """
+    if template is None:
+        return None
+    index = str(live.spec.task.index) if live.spec.task is not None else ""
+    values = {"%n": live.name, "%r": str(live.run), "%a": index, "%%": "%"}
+    out, rest = [], template
+    while "%" in rest:
+        before, _, after = rest.partition("%")
+        word = "%" + after[:1]
+        out.append(before + values.get(word, word))
+        rest = after[1:]
+    path = "".join(out) + rest
+    workdir = expanded(live.spec.workdir) if live.spec.workdir else home()
+    return os.path.normpath(os.path.join(workdir, os.path.expanduser(os.path.expandvars(path))))
+
+
+def _both(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text) or None
+
+
+def spec_of_text(text: bytes | None, name: str) -> Spec | None:
+    """Return what a run's copy of its job file says; None if it was lost or cannot be read."""
+    from spool.core.errors import InvalidJob  # noqa: PLC0415
+    from spool.formats import jobfile  # noqa: PLC0415
+
+    try:
+        return jobfile.parse(text, name=name) if text else None
+    except InvalidJob:
+        return None

@@ -1,0 +1,154 @@
+"""Stopping: TERM to the whole tree, the grace, KILL to the whole tree, until nothing of it is left.
+
+The wrapper is spared as long as something else is left, so that it can write the exit code down. A run whose
+command has ended and left processes behind goes the same way: its resources are free when all are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from spool.core.model import SECOND_NS, Jid
+from spool.dispatcher.table import Live
+from spool.machine import identity, tree
+from spool.machine.tree import Process, Wanted
+
+log = logging.getLogger(__name__)
+
+_FIRST_LOOK_NS = 10_000_000
+_LONGEST_LOOK_NS = 250_000_000
+_WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone, for the epilog and the exit code
+
+
+@dataclass(slots=True, eq=False)
+class _Stopping:
+    live: Live
+    kill_at_ns: int  # monotonic
+    look_at_ns: int = 0
+    pause_ns: int = _FIRST_LOOK_NS
+    told: set[Process] = field(default_factory=set)  # these have had TERM
+    alone_since_ns: int | None = None  # the wrapper is all that is left since then
+
+
+class Stopper:
+    """The runs that are being ended. Call :meth:`tick` when it is due."""
+
+    def __init__(self, spool_dir: str) -> None:
+        self.spool_dir = spool_dir
+        self._runs: dict[tuple[str, int], _Stopping] = {}
+
+    def add(self, live: Live, since_ns: int | None = None) -> None:
+        """Begin to end *live*. *since_ns*, on the wall clock, is when it was ordered: the grace runs from there."""
+        if live.key in self._runs:
+            return
+        elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
+        kill_at = time.monotonic_ns() + max(0, live.spec.kill_grace_ns - elapsed)
+        self._runs[live.key] = _Stopping(live, kill_at)
+
+    def forget(self, live: Live) -> None:
+        """The run is over."""
+        self._runs.pop(live.key, None)
+
+    def __contains__(self, live: Live) -> bool:
+        return live.key in self._runs
+
+    def warn(self, live: Live, name: str) -> None:
+        """Send the warning signal to what the job runs; not to the shell of a command that is waiting for it."""
+        members = processes_of([live], self.spool_dir)[live]
+        wrapper = _wrapper_pid(live)
+        spared = {wrapper}
+        if isinstance(live.spec.command, str):
+            parents = {process.pid: _parent(process) for process in members}
+            waited_for = set(parents.values())
+            spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
+        tree.send([process for process in members if process.pid not in spared], signal.Signals[f"SIG{name}"])
+
+    def next_due_ns(self) -> int | None:
+        """Return when :meth:`tick` has something to do, on the monotonic clock."""
+        return min((stopping.look_at_ns for stopping in self._runs.values()), default=None)
+
+    def tick(self) -> list[Live]:
+        """Go on with every run that is due; return those of which no process is left."""
+        now = time.monotonic_ns()
+        due = [stopping for stopping in self._runs.values() if stopping.look_at_ns <= now]
+        if not due:
+            return []
+        members = processes_of([stopping.live for stopping in due], self.spool_dir, self._known(due))
+        gone = []
+        for stopping in due:
+            left = members[stopping.live]
+            if not left:
+                gone.append(stopping.live)
+                continue
+            self._press(stopping, left, now)
+            stopping.look_at_ns = now + stopping.pause_ns
+            stopping.pause_ns = min(2 * stopping.pause_ns, _LONGEST_LOOK_NS)
+        return gone
+
+    @staticmethod
+    def _known(due: list[_Stopping]) -> dict[tuple[str, int], frozenset[Process]]:
+        return {stopping.live.key: frozenset(stopping.told) for stopping in due}
+
+    def _press(self, stopping: _Stopping, left: set[Process], now: int) -> None:
+        wrapper = _wrapper_pid(stopping.live)
+        others = {process for process in left if process.pid != wrapper}
+        if others:
+            stopping.alone_since_ns = None
+            if now >= stopping.kill_at_ns:
+                tree.send(others, signal.SIGKILL)
+            elif news := self._untold(stopping, others, left):
+                tree.send(news, signal.SIGTERM)
+                stopping.told |= news
+            return
+        if stopping.alone_since_ns is None:
+            stopping.alone_since_ns = now
+            if not left <= stopping.told:  # between two of its children: no later one is to be started
+                tree.send(left, signal.SIGTERM)
+                stopping.told |= left
+        elif now >= max(stopping.kill_at_ns, stopping.alone_since_ns + _WRAPPER_GRACE_NS):
+            tree.send(left, signal.SIGKILL)
+
+    def _untold(self, stopping: _Stopping, others: set[Process], left: set[Process]) -> set[Process]:
+        """Return who is to have TERM now: everybody once, and later those whose parent died before they were seen.
+
+        What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over.
+        """
+        if not stopping.told:
+            return others
+        pids = {process.pid for process in left}
+        return {process for process in others - stopping.told if _parent(process) not in pids}
+
+
+def _wrapper_pid(live: Live) -> int | None:
+    return live.jid.pid if live.jid is not None else live.pid
+
+
+def _parent(process: Process) -> int | None:
+    stat = identity.read_stat(process.pid)
+    return stat.parent if stat is not None else None
+
+
+def processes_of(
+    runs: Iterable[Live], spool_dir: str, known: Mapping[tuple[str, int], frozenset[Process]] = MappingProxyType({})
+) -> dict[Live, set[Process]]:
+    """Return the processes of each run: its session, its descendants and what carries its marks."""
+    wanted = {live.key: live for live in runs}
+    found = tree.scan(
+        Wanted(live.name, live.run, spool_dir, _identity(live), known.get(key, frozenset()))
+        for key, live in wanted.items()
+    )
+    return {live: set(found[key]) for key, live in wanted.items()}
+
+
+def _identity(live: Live) -> Jid | None:
+    """Return who the wrapper is or was; of our own child that is known before it has written its jid."""
+    if live.jid is None and live.pid is not None:
+        gone = Jid(live.pid, 0, identity.boot_id(), identity.pid_namespace(), identity.host())
+        live.jid = identity.of_process(live.pid) if live.exit_status is None else None
+        return live.jid or gone
+    return live.jid

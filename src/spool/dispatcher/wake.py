@@ -1,0 +1,174 @@
+"""Everything that wakes the dispatcher: file events, the ends of processes, signals, and the clock.
+
+The end of a child raises SIGCHLD; the end of an adopted wrapper is told by a pidfd. As a child subreaper the
+dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one short read to be sure
+that nothing is left, not a look at every process of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from spool.dispatcher.stop import processes_of
+from spool.dispatcher.table import Live
+from spool.machine import children
+
+log = logging.getLogger(__name__)
+
+_LEAVE = (signal.SIGTERM, signal.SIGINT)
+_OUR_SIGNALS = (*_LEAVE, signal.SIGHUP, signal.SIGCHLD)
+_KIBIBYTE = 1024
+
+
+class Wakes:
+    """The reasons to wake, gathered in one epoll. Lives in the main thread."""
+
+    def __init__(self, spool_dir: str) -> None:
+        self._spool_dir = spool_dir
+        self.leaving = False
+        self._reload = True
+        self._children = True
+        self._runs: dict[int, Live] = {}  # by the pid of the wrapper
+        self._by_fd: dict[int, Live] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._strangers: set[int] = set()  # children that are no run's
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._readers[self._pipe[0]] = self._drain
+        self._epoll.register(self._pipe[0], select.EPOLLIN)
+        self._old_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
+        self._inherits = children.become_subreaper()
+
+    def close(self) -> None:
+        """Give the signals back."""
+        signal.set_wakeup_fd(self._old_fd)
+        for number, handler in self._old.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        for fd in (*self._by_fd, *self._pipe):
+            os.close(fd)
+        self._epoll.close()
+
+    def watch_files(self, fd: int | None, read: Callable[[], None]) -> None:
+        """Wake when *fd* is readable, and call *read* then."""
+        if fd is not None:
+            self._readers[fd] = read
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def wait(self, limit_ns: int | None) -> None:
+        """Sleep until there is a reason not to, at most *limit_ns*."""
+        if self._children or self.leaving or self._reload:
+            limit_ns = 0
+        # Rounded up: a timer that fires too early would be waited for in a busy loop.
+        timeout = None if limit_ns is None else (limit_ns // 1_000_000 + 1) / 1000 if limit_ns else 0
+        for fd, _ in self._epoll.poll(timeout):
+            reader = self._readers.get(fd)
+            if reader is not None:
+                reader()
+            elif (live := self._by_fd.get(fd)) is not None:
+                self._ended.add(live.key)
+                if live.adopted:
+                    self._epoll.unregister(fd)
+
+    def wake(self) -> None:
+        """End a sleep; from any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._pipe[1], b"!")
+
+    def reload_asked(self) -> bool:
+        """Whether HUP asked for the configuration to be read again since the last call."""
+        asked, self._reload = self._reload, False
+        return asked
+
+    # Runs.
+
+    def watch_run(self, live: Live) -> None:
+        """Wake when the wrapper of *live* ends."""
+        if live.pid is not None:
+            self._runs[live.pid] = live
+            return
+        if live.jid is None or live.pidfd is not None:
+            return
+        try:
+            fd = os.pidfd_open(live.jid.pid)
+        except OSError:  # gone already, or a kernel without pidfds: the poll sees it
+            return
+        live.pidfd = fd
+        self._by_fd[fd] = live
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def forget(self, live: Live) -> None:
+        """The run is over."""
+        if live.pid is not None:
+            self._runs.pop(live.pid, None)
+        if live.pidfd is not None:
+            if self._by_fd.pop(live.pidfd, None) is not None:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(live.pidfd)
+            os.close(live.pidfd)
+            live.pidfd = None
+
+    def reap(self) -> Iterator[Live]:
+        """Yield the runs whose wrapper, a child of ours, has ended: with its exit status and what it used."""
+        if not self._children:
+            return
+        self._children = False
+        own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._strangers.discard(pid)
+            live = self._runs.get(pid)
+            if live is None:
+                continue
+            live.exit_status = status
+            live.cpu_time_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
+            # A child counts the memory of whoever spawned it until it turned into the wrapper; a peak below our own
+            # says nothing of the job.
+            if usage.ru_maxrss > own_peak:
+                live.peak_memory_bytes = max(live.peak_memory_bytes or 0, usage.ru_maxrss * _KIBIBYTE)
+            yield live
+
+    def ended_runs(self) -> set[tuple[str, int]]:
+        """Return the adopted runs whose wrapper has ended since the last call."""
+        ended, self._ended = self._ended, set()
+        return ended
+
+    def left_behind(self, live: Live) -> bool:
+        """Whether processes of *live* outlived its wrapper."""
+        inherited = children.children_of_self() if self._inherits and not live.adopted else None
+        if inherited is None:
+            return bool(processes_of([live], self._spool_dir)[live])
+        unknown = inherited - self._runs.keys() - self._strangers
+        if not unknown:
+            return False
+        found = processes_of(self._runs.values(), self._spool_dir)
+        self._strangers |= unknown - {process.pid for members in found.values() for process in members}
+        return bool(found.get(live))
+
+    # Signals.
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGCHLD:
+            self._children = True
+        elif number == signal.SIGHUP:
+            self._reload = True
+        else:
+            self.leaving = True
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._pipe[0], 4096):
+                pass

@@ -1,0 +1,126 @@
+"""File events, by watchdog: a reason to look, and a hint where. Never the truth.
+
+watchdog's observers start threads that pair up renames, and hold every event back for half a second while
+half of a rename is missing. A dispatcher needs no pairs, so this uses the layer below: watchdog's inotify
+descriptor, read in the dispatcher's own thread when the kernel says that there is something to read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from watchdog.observers.inotify_c import (
+    CallbackId,
+    InotifyConstants,
+    InotifyEvent,
+    InotifyFD,
+    Mask,
+    WatchDescriptor,
+)
+
+# `cp` ends with close, `mv` from elsewhere with moved-to, `ln` raises nothing but create.
+_MASK = Mask(
+    InotifyConstants.IN_CLOSE_WRITE
+    | InotifyConstants.IN_MOVED_FROM
+    | InotifyConstants.IN_MOVED_TO
+    | InotifyConstants.IN_CREATE
+    | InotifyConstants.IN_DELETE
+    | InotifyConstants.IN_DELETE_SELF
+    | InotifyConstants.IN_ONLYDIR
+)
+# File systems on which a change made by another host raises no event here.
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "ceph", "glusterfs", "beegfs", "fuse.")
+
+
+class _Inotify(InotifyFD):
+    """The library's descriptor, not inherited by the jobs and read without its thread."""
+
+    @classmethod
+    def _create_inotify_fd(cls) -> int:
+        fd = super()._create_inotify_fd()
+        os.set_inheritable(fd, False)
+        return fd
+
+    def fileno(self) -> int:
+        return self._inotify_fd
+
+
+class Watch:
+    """Watches directories; `hints` are the (directory, file name) pairs to look at since they were last taken."""
+
+    def __init__(self) -> None:
+        self.hints: list[tuple[str, str]] = []
+        self.lost = False  # events were lost, or a directory was replaced: everything must be looked at
+        self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
+        self._inotify: _Inotify | None = None
+        self._places: dict[int, str] = {}
+
+    def start(self, directories: Mapping[str, str]) -> None:
+        """Watch *directories* (a key for each path). Where that cannot be done, `problem` says why."""
+        try:
+            self._inotify = _Inotify()
+            for key, path in directories.items():
+                wd = self._inotify.add_callback(os.fsencode(path), _MASK, self, CallbackId(1))
+                if wd == -1:  # what watchdog makes of a directory that may not be read
+                    raise PermissionError(f"cannot watch {path}")
+                self._places[wd] = key
+        except OSError as error:
+            self.close()
+            self.problem = f"no file events ({error.strerror or error})"
+            return
+        kind = file_system_of(next(iter(directories.values())))
+        if kind.startswith(_REMOTE):
+            self.problem = f"a {kind} file system raises no events for changes made by another host"
+
+    def fileno(self) -> int | None:
+        """Return the descriptor that becomes readable when there are events, None if there is none."""
+        return self._inotify.fileno() if self._inotify is not None else None
+
+    def read(self) -> None:
+        """Take in the events that are there; call it only when the descriptor is readable."""
+        if self._inotify is not None:
+            for event in self._inotify.read_events():
+                self._inotify.handle_event(event)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    # What the library calls for each event.
+
+    def on_event(self, event: InotifyEvent) -> None:
+        """Remember where to look."""
+        place = self._places.get(event.wd)
+        if place is None or event.is_delete_self:
+            self.lost = True
+        else:
+            self.hints.append((place, os.fsdecode(event.name)))
+
+    def on_watch_deleted(self, wd: WatchDescriptor) -> None:
+        """A watched directory is gone: look at everything."""
+        self._places.pop(wd, None)
+        self.lost = True
+
+    def on_queue_overflow(self) -> None:
+        """The kernel dropped events: look at everything."""
+        self.lost = True
+
+
+def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
+    """Return the type of the file system that holds *path*, "" if it cannot be told."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields = line.split(" ")
+                point = fields[1].encode().decode("unicode_escape", errors="replace") if len(fields) > 2 else ""
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if point and inside and len(point) >= len(best):
+                    best, kind = point, fields[2]
+    except OSError:
+        return ""
+    return kind

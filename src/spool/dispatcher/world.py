@@ -1,0 +1,153 @@
+"""The machine and the rest of what a decision needs, looked at no more often than it can have changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from spool.core.model import SECOND_NS, Gpu, Machine, State
+from spool.dispatcher.settings import Settings
+from spool.dispatcher.table import Table
+from spool.machine.gpu_use import Ignore, Ours
+from spool.machine.gpus import GpuWatcher
+from spool.machine.host import Host, disk_free_bytes
+from spool.store.spool import Spool
+
+_TOTALS_EVERY_NS = 10 * SECOND_NS
+_AVAILABLE_EVERY_NS = SECOND_NS // 4
+_DISK_EVERY_NS = SECOND_NS
+
+
+class World:
+    """Looks at the machine for a dispatcher or for a command that plans."""
+
+    def __init__(self, spool: Spool, table: Table, settings: Settings) -> None:
+        self._spool_dir = Path(spool.root)
+        self._table = table
+        self._settings = settings
+        self._host = Host()
+        self._gpus: GpuWatcher | None = None
+        self._totals: tuple[int, int, int] = (0, 0, 0)  # cpus, memory, when
+        self._available: tuple[int, int] = (0, 0)  # bytes, when
+        self._disk: tuple[int | None, int] = (None, 0)
+        self._seen: Machine | None = None
+
+    @property
+    def gpus(self) -> GpuWatcher | None:
+        """Return what watches the GPUs, None as long as no job has asked for one."""
+        return self._gpus
+
+    def gpus_matter(self) -> bool:
+        """Whether a job that wants GPUs waits or runs."""
+        return any(shape.key.request.gpus for shape in self._table.queue.shapes) or any(
+            live.grant.gpu_uuids for live in self._table.live.values()
+        )
+
+    def machine(self, now_ns: int) -> Machine:
+        """Return the machine as it is; the same object as long as nothing has changed."""
+        self._look(now_ns)
+        cpus, memory, _ = self._totals
+        gpus: tuple[Gpu, ...] = ()
+        problem = None
+        if self.gpus_matter():
+            if self._gpus is None:
+                self._gpus = GpuWatcher()
+            config = self._settings.config.gpu
+            self._gpus.ignore = Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes)
+            look = self._gpus.look(now_ns, self._ours(), max_age_ns=config.poll_ns)
+            gpus, problem = look.gpus, look.problem
+        seen = Machine(cpus, memory, self._available[0], gpus, problem, self._disk[0])
+        if seen != self._seen:
+            self._seen = seen
+        return self._seen or seen
+
+    def _look(self, now_ns: int) -> None:
+        if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
+            config = self._settings.config
+            host = self._host.memory()
+            cpus = config.cpus if config.cpus is not None else self._host.cpus()
+            memory = config.memory_bytes
+            if memory is None:
+                memory = max(0, host.total_bytes - config.memory_reserve.bytes_of(host.total_bytes))
+            self._totals = (cpus, memory, now_ns)
+            self._available = (host.available_bytes, now_ns)
+        if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS and self._memory_matters():
+            self._available = (self._host.memory().available_bytes, now_ns)
+        if not 0 <= now_ns - self._disk[1] < _DISK_EVERY_NS:
+            self._disk = (disk_free_bytes(self._spool_dir), now_ns)
+
+    def configuration_changed(self) -> None:
+        """Look at everything anew."""
+        self._totals = (0, 0, 0)
+
+    def _memory_matters(self) -> bool:
+        return any(shape.key.request.memory_bytes for shape in self._table.queue.shapes)
+
+    def _ours(self) -> Ours:
+        on: dict[str, dict[str, int | None]] = {}
+        for live in self._table.live.values():
+            for uuid in live.grant.gpu_uuids:
+                on.setdefault(uuid, {})[live.name] = live.grant.gpu_memory_bytes
+        return Ours(self._job_of, on)
+
+    def _job_of(self, pid: int) -> str | None:
+        """Return the job whose run the process *pid* carries the mark of."""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                marks = dict(word.partition(b"=")[::2] for word in environ.read().split(b"\0"))
+        except OSError:
+            return None
+        if marks.get(b"SPOOL_DIR", b"").decode("utf-8", "surrogateescape") != str(self._spool_dir):
+            return None
+        name = marks.get(b"SPOOL_JOB", b"").decode("utf-8", "surrogateescape")
+        job = self._table.jobs.get(name)
+        return name if job is not None and job.live is not None else None
+
+    def close(self) -> None:
+        """End what watches the GPUs."""
+        if self._gpus is not None:
+            self._gpus.close()
+
+
+class Outcomes(Mapping[str, State]):
+    """The newest outcome of each job that has ended, read from its records when a rule first asks."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._known: dict[str, State] = {}
+        self._missing: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> State:
+        state = self._known.get(name)
+        if state is None:
+            # A name that nobody has seen is asked for at every pass; the disk is not.
+            if self._missing.get(name, 0) > time.monotonic_ns():
+                raise KeyError(name)
+            state = self._read(name)
+            if state is None:
+                self._missing[name] = time.monotonic_ns() + 5 * SECOND_NS
+                raise KeyError(name)
+            self._known[name] = state
+        return state
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        """Only `get` is asked for by the rules."""
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def record(self, name: str, state: State) -> None:
+        """A job has ended for good."""
+        self._known[name] = state
+        self._missing.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """A job waits again; what it was counts no more."""
+        self._known.pop(name, None)
+
+    def _read(self, name: str) -> State | None:
+        run = self._spool.latest_run(name)
+        result = self._spool.result(name, run) if run is not None else None
+        return result.outcome if result is not None and result.again is None else None
