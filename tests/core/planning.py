@@ -56,7 +56,9 @@ def run(name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = 
     return Running(name, 1, user, what, grant_of(what.request, on), NOW - ran * S, stopping=stopping)
 
 
-def gpus(number: int, name: str = "NVIDIA A100-SXM4-80GB", total: int | None = 80 * GIB, **values: Any) -> tuple[Gpu, ...]:
+def gpus(
+    number: int, name: str = "NVIDIA A100-SXM4-80GB", total: int | None = 80 * GIB, **values: Any
+) -> tuple[Gpu, ...]:
     """Return *number* GPUs with nobody on them."""
     free = values.pop("memory_free_bytes", total)
     return tuple(Gpu(f"GPU-{index}", index, name, total, free, **values) for index in range(number))

@@ -19,6 +19,9 @@ from spool.core.units import show_duration
 FULL = frozenset({"memory", "cpus", "gpus", "reserved"})
 """The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""
 
+BUSY = FULL | {"group", "array", "quota"}
+"""All reasons that go when runs end."""
+
 
 def passed_over_ns(job: Waiting, now_ns: int) -> int:
     """Return for how long *job* could have been passed over: since it was queued, or since its instant has come."""
@@ -51,13 +54,19 @@ def earliest(job: Waiting, room: Room) -> tuple[int, Room] | None:
     times.add(not_before)
     then = room.at(now_ns, room.runs.values())
     next_end = 0
+    waits_for_gpus = False  # then nothing but the end of a run with GPUs can change the answer
     for at_ns in sorted(times):
         while next_end < len(ends) and ends[next_end][0] <= at_ns:
-            then.release(then.runs[ends[next_end][1]])
+            over = then.runs[ends[next_end][1]]
+            then.release(over)
+            waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             next_end += 1
         then.now_ns = at_ns
-        if at_ns >= not_before and _has_pools(job, then) and then.fits(job):
-            return at_ns, then
+        if at_ns >= not_before and not waits_for_gpus and _has_pools(job, then):
+            reason = next(then.noes(job), None)
+            if reason is None:
+                return at_ns, then
+            waits_for_gpus = reason.code == "gpus"
     return None
 
 
@@ -83,6 +92,24 @@ def expect(job: Waiting, room: Room) -> Expectation | None:
             then.release(run)
             must_end.append(run.name)
     return Expectation(at_ns, tuple(reversed(must_end)))
+
+
+class Halt:
+    """The end of the walk under a strict order: nobody overtakes the job that does not fit."""
+
+    def __init__(self, job: Waiting, now_ns: int) -> None:
+        self.job = job
+        self._now_ns = now_ns
+
+    def grant(self, job: Waiting, room: Room) -> Grant | None:
+        """Return None: nothing more starts."""
+
+    def started(self, run: Running) -> None:
+        """Be told of a start, which does not happen."""
+
+    def why_not(self, job: Waiting, room: Room) -> Reason | None:
+        """Return that *job* waits for its turn."""
+        return None if job.name == self.job.name else _left_for(self.job, self._now_ns)
 
 
 class Protection:
@@ -117,8 +144,7 @@ class Protection:
             return None
         if self.grant(job, room) is not None:
             return None
-        waited = show_duration(waited_ns(self.job, self._now_ns))
-        return Reason("left", f"left for {self.job.name} (waiting {waited})")
+        return _left_for(self.job, self._now_ns)
 
     def _ends_by_then(self, job: Waiting) -> bool:
         limit = job.spec.time_limit_ns
@@ -135,6 +161,10 @@ class Protection:
             return self._then.fits(self.job)
         finally:
             self._then.release(run)
+
+
+def _left_for(job: Waiting, now_ns: int) -> Reason:
+    return Reason("left", f"left for {job.name} (waiting {show_duration(waited_ns(job, now_ns))})")
 
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:

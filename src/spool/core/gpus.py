@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,6 +12,8 @@ from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
 
 ANY_TYPE = "auto"
+
+_Kind = tuple[int | None, str | None]  # all of a request that decides which GPUs would do: memory on each, type
 
 
 @dataclass(slots=True)
@@ -52,7 +54,8 @@ class Cards:
         self.strategy = policy.gpu_strategy
         self.cards = [Card(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
         self.by_uuid = {card.gpu.uuid: card for card in self.cards}
-        self._open: dict[Request, list[Card]] = {}
+        self._suitable: dict[_Kind, list[Card]] = {}
+        self._open: dict[_Kind, list[Card]] = {}
 
     def claim(self, name: str, grant: Grant) -> None:
         """Give the run *name* the GPUs of its grant. One that the machine has no more is passed over."""
@@ -90,19 +93,26 @@ class Cards:
         """Return the GPUs that have room for *request* now, whoever else they are kept for."""
         if self.problem is not None:
             return []
-        found = self._open.get(request)
+        kind = (request.gpu_memory_bytes, request.gpu_type)
+        found = self._open.get(kind)
         if found is None:
-            found = self._open[request] = [card for card in self.suitable(request) if card.has_room(request)]
+            found = self._open[kind] = [card for card in self.suitable(request) if card.has_room(request)]
         return found
 
-    def suitable(self, request: Request) -> Iterator[Card]:
-        """Yield the GPUs that could serve *request* if nobody were on them."""
+    def suitable(self, request: Request) -> list[Card]:
+        """Return the GPUs that could serve *request* if nobody were on them."""
         need = request.gpu_memory_bytes
-        for card in self.cards:
-            total = card.gpu.memory_total_bytes
-            large = need is None or total is None or need <= total
-            if card.given and large and is_of_type(card.gpu.name, request.gpu_type):
-                yield card
+        found = self._suitable.get((need, request.gpu_type))
+        if found is None:
+            found = [
+                card
+                for card in self.cards
+                if card.given
+                and (need is None or card.gpu.memory_total_bytes is None or need <= card.gpu.memory_total_bytes)
+                and is_of_type(card.gpu.name, request.gpu_type)
+            ]
+            self._suitable[(need, request.gpu_type)] = found
+        return found
 
     def in_order(self, cards: Iterable[Card], request: Request, seed: int) -> list[Card]:
         """Return *cards* in the order in which the strategy takes them."""
@@ -121,7 +131,7 @@ class Cards:
         """Return why the machine cannot ever serve *request*, or None if it could (or if that is unknown)."""
         if not request.gpus or self.problem is not None:
             return None
-        suitable = sum(1 for _ in self.suitable(request))
+        suitable = len(self.suitable(request))
         if suitable >= request.gpus:
             return None
         wanted = count_of(request.gpus, "GPU")

@@ -355,3 +355,4 @@ class Policy:
     user_limits: dict[str, Limits] = field(default_factory=dict)
     project_limits: dict[str, Limits] = field(default_factory=dict)
     on_failure: str = "continue"  # or "pause"
+    strict_order: bool = False  # nobody overtakes a job that does not fit; for comparison in the simulator

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from spool.core.backfill import FULL, Protection, as_run, earliest, passed_over_ns
+from spool.core.backfill import BUSY, FULL, Halt, Protection, as_run, earliest, passed_over_ns
 from spool.core.model import Grant, Waiting
 from spool.core.order import rank, shares
 from spool.core.queue import Shape, WaitingQueue
@@ -43,7 +43,7 @@ class Placement:
     def run(self) -> Placed:
         """Walk. The room and the rules then hold what was started and who is protected."""
         heap = self._heads()
-        while heap:
+        while heap and not isinstance(self._rules.protection, Halt):
             *_, name, number = heappop(heap)
             job = self._queue[name]
             if number < 0:  # the job that was protected before: in its priority it comes first
@@ -52,8 +52,9 @@ class Placement:
             if name in self._started or self._consider(job):
                 self._push_next(heap, number)
             # else: what has just failed to fit is not tried again in this pass, and neither is its like
-        if self._owed is not None and self._passed[:1] == [self._owed]:
-            self._placed.protected = self._owed.name  # nobody else fits now; whoever fits next is to leave it its room
+        owed = self._owed
+        if owed is not None and self._rules.protection is None and any(job is owed for job in self._passed):
+            self._placed.protected = owed.name  # nobody else fits now, but whoever fits next is to leave it its room
         return self._placed
 
     def _heads(self) -> list[_Entry]:
@@ -94,7 +95,10 @@ class Placement:
         rules = self._rules
         reason = next(rules.in_the_way(job), None)
         if reason is not None:
-            if reason.code in FULL:
+            if rules.policy.strict_order and reason.code in FULL and rules.protection is None:
+                rules.protection = Halt(job, rules.now_ns)
+            # A job that was protected stays so while its group or quota is full: its room was counted on.
+            if reason.code in (BUSY if job is self._owed else FULL):
                 self._pass_over(job)
             return False
         self._protect()
@@ -121,10 +125,15 @@ class Placement:
 
     def _protect(self) -> None:
         """Protect the first job that is passed over, once somebody else fits."""
-        while self._rules.protection is None and self._passed:
-            job = self._passed.pop(0)
-            found = earliest(job, self._room)
+        if self._rules.protection is not None or not self._passed:
+            return
+        room = self._room
+        empty = room.emptied()
+        for job in self._passed:
+            found = earliest(job, room) if empty.fits(job) else None
             if found is not None:
                 at_ns, then = found
                 self._rules.protection = Protection(job, at_ns, then, self._rules.now_ns)
                 self._placed.protected = job.name
+                break
+        self._passed.clear()

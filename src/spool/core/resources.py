@@ -50,6 +50,12 @@ class Room:
         room.available_bytes = None
         return room
 
+    def emptied(self) -> Room:
+        """Return the machine with nothing of ours on it and nothing kept for anybody."""
+        room = Room(self.machine, self.policy, self.limits, (), self.now_ns, (), self.zone)
+        room.available_bytes = None
+        return room
+
     def claim(self, run: Running) -> None:
         """Count what *run* holds."""
         self.runs[run.name] = run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from datetime import tzinfo
 
-from spool.core.backfill import FULL, Protection
+from spool.core.backfill import FULL, Halt, Protection
 from spool.core.cycles import Cycles
 from spool.core.dependencies import Names, Verdict, judge
 from spool.core.model import Policy, Waiting
@@ -33,7 +33,7 @@ class Rules:
         self.room = room
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
-        self.protection: Protection | None = None
+        self.protection: Protection | Halt | None = None
         self.cycles: Cycles | None = None
         self._queue = queue
         self._names = names
