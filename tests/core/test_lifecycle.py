@@ -1,0 +1,164 @@
+"""The one table from evidence to state, against the page that documents it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from spool.core import lifecycle
+from spool.core.lifecycle import Evidence, Liveness, Verdict, exit_words, prove
+from spool.core.model import OUTCOMES, State, StopKind
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
+CODES = (None, 0, 1, 128, 129, 137, 192, 193, 255)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the page's table: the words of each cell, and what they prove."""
+
+    number: int
+    cells: tuple[frozenset[str], ...]
+    verdict: str
+    outcome: str
+
+    def fits(self, facts: tuple[frozenset[str], ...]) -> bool:
+        """Tell whether each cell is empty or names one of the words for that fact."""
+        return all(not cell or cell & words for cell, words in zip(self.cells, facts, strict=True))
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return the table of docs/STATES.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition("<!-- table of proofs -->\n")[2].partition("<!-- end of table -->")[0]
+    lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
+    header, _, *body = lines
+    assert header == ["row", "process", "rc", "stop", "recorded", "remains", "grace", "oom", "verdict", "outcome"]
+    return tuple(
+        Row(
+            int(line[0]),
+            tuple(frozenset(word.strip() for word in cell.split("/") if word.strip()) for cell in line[1:8]),
+            line[8],
+            line[9],
+        )
+        for line in body
+    )
+
+
+def facts(evidence: Evidence) -> tuple[frozenset[str], ...]:
+    """Return the words by which the page may call each part of *evidence*."""
+    rc = "none" if evidence.rc is None else "0" if evidence.rc == 0 else "other"
+    stop = {"none"} if evidence.stop is None else {"some", evidence.stop.value}
+    flags = (evidence.remains, evidence.grace, evidence.oom_killed)
+    return (
+        frozenset({evidence.liveness.value}),
+        frozenset({rc}),
+        frozenset(stop),
+        frozenset({"none" if evidence.recorded is None else "some"}),
+        *(frozenset({"yes" if flag else "no"}) for flag in flags),
+    )
+
+
+def combinations() -> Iterator[Evidence]:
+    """Yield every combination of evidence; of the exit codes, one from each kind and the edges between them."""
+    flags = (False, True)
+    recorded = (None, *sorted(OUTCOMES))
+    for each in product(Liveness, CODES, (None, *StopKind), recorded, flags, flags, flags):
+        yield Evidence(*each)
+
+
+def by_the_page(evidence: Evidence) -> tuple[int, str, str]:
+    """Return the number, the verdict and the outcome of the first row that fits."""
+    words = facts(evidence)
+    for row in rows():
+        if row.fits(words):
+            outcome = row.outcome
+            if outcome == "as recorded":
+                assert evidence.recorded is not None
+                outcome = evidence.recorded.value
+            return row.number, row.verdict, outcome
+    raise AssertionError(f"no row fits {evidence}")
+
+
+def test_the_table_proves_what_the_page_says() -> None:
+    """For every combination of evidence the code proves what the first fitting row of the page says."""
+    for evidence in combinations():
+        proof = prove(evidence)
+        _, verdict, outcome = by_the_page(evidence)
+        assert (proof.verdict.value, proof.outcome.value if proof.outcome else "") == (verdict, outcome), evidence
+
+
+def test_every_row_is_reached() -> None:
+    """No row of the page is hidden by the rows above it."""
+    assert {by_the_page(evidence)[0] for evidence in combinations()} == {row.number for row in rows()}
+
+
+def test_rows_are_numbered_in_order_and_are_those_of_the_code() -> None:
+    """The rows count from 1 without a gap, and the comments in the code speak of the same numbers."""
+    numbers = [row.number for row in rows()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    source = Path(lifecycle.__file__).read_text(encoding="utf-8")
+    spoken_of: set[int] = set()
+    for first, word, last in re.findall(r"# rows? (\d+)(?: (and|to) (\d+))?", source):
+        spoken_of |= set(range(int(first), int(last) + 1)) if word else {int(first)}
+    assert spoken_of == set(numbers)
+
+
+def test_every_verdict_and_every_outcome_of_a_run_has_a_row() -> None:
+    """The page has each verdict, and each outcome that evidence can prove by itself."""
+    assert {row.verdict for row in rows()} == {verdict.value for verdict in Verdict}
+    proved = {row.outcome for row in rows()} - {"", "as recorded"}
+    # Nothing runs that was given up while it waited, so no evidence of a run can prove it.
+    assert proved == {outcome.value for outcome in OUTCOMES} - {"unschedulable"}
+
+
+def test_an_outcome_comes_with_an_end_and_a_reason() -> None:
+    """An ended run has an outcome and a reason in words; nothing else has either."""
+    for evidence in combinations():
+        proof = prove(evidence)
+        assert (proof.verdict is Verdict.ENDED) == (proof.outcome is not None) == bool(proof.reason), evidence
+
+
+def test_what_spool_stopped_never_finished() -> None:
+    """A stopped run is not called finished, even if its command ended with 0 after all."""
+    for liveness, kind in product((Liveness.GONE, Liveness.REBOOTED), StopKind):
+        assert prove(Evidence(liveness, rc=0, stop=kind)).outcome is not State.FINISHED
+
+
+def test_what_is_alive_has_not_ended() -> None:
+    """A live process is never called ended by an exit code or a stop: only its own recorded end does that."""
+    for evidence in combinations():
+        if evidence.liveness is Liveness.ALIVE and evidence.recorded is None:
+            assert prove(evidence).verdict in (Verdict.RUNNING, Verdict.STOPPING)
+
+
+def test_a_run_elsewhere_is_not_lost() -> None:
+    """What another host or container runs is neither alive nor gone for us, and is never called lost."""
+    for evidence in combinations():
+        if evidence.liveness is Liveness.ELSEWHERE and evidence.recorded is None:
+            assert prove(evidence).outcome is not State.LOST
+
+
+@pytest.mark.parametrize("word", sorted(State))
+def test_every_state_is_a_word_of_the_page(word: State) -> None:
+    """Each word for a state is explained on the page, and the page says which of them are outcomes."""
+    section = PAGE.read_text(encoding="utf-8").partition("## 1. The words")[2].partition("\n## 2.")[0]
+    line = re.search(rf"^\| `{word}` \|.*\|(.*)\|$", section, re.MULTILINE)
+    assert line is not None
+    assert (line.group(1).strip() == "yes") == word.ended
+
+
+def test_an_exit_code_in_words_names_the_signal() -> None:
+    """128+n is called signal n where there is such a signal; other codes are only numbers."""
+    assert exit_words(137) == "signal 9 (exit code 137)"
+    assert exit_words(192) == "signal 64 (exit code 192)"
+    assert exit_words(193) == "exit code 193"
+    assert exit_words(128) == "exit code 128"
+    assert exit_words(3) == "exit code 3"
