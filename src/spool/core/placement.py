@@ -1,4 +1,8 @@
-"""Who starts now: every waiting job is considered in order, and what does not fit is passed over."""
+"""Who starts now: every waiting job is considered in order, and what does not fit is passed over.
+
+Of each shape the first job is looked at; once it has failed to fit, its like is not tried again in that pass. Shapes
+that the sums alone rule out at the beginning of a pass are not even put in order, unless somebody passes them over.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from spool.core.backfill import BUSY, FULL, Halt, Protection, as_run, earliest, passed_over_ns
-from spool.core.model import Grant, Waiting
-from spool.core.order import rank, shares
+from spool.core.model import Grant, Request, Waiting
+from spool.core.order import HIGHEST_PRIORITY, rank, shares
 from spool.core.queue import Shape, WaitingQueue
 from spool.core.rules import Rules
 
-_Entry = tuple[int, int, int, int, str, int]  # an order key, and the number of its shape
+_Entry = tuple[int, int, int, int, str, int]  # an order key, and the number of the shape
+
+_OWED = -1  # stands for the number of a shape: the job that was protected in the pass before
+_BEFORE_ALL = -(1 << 62)
 
 
 @dataclass(slots=True)
@@ -25,83 +32,89 @@ class Placed:
 
 
 class Placement:
-    """One walk over the waiting jobs, the first of each shape at a time."""
+    """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
 
     def __init__(self, queue: WaitingQueue, rules: Rules, usage: Mapping[str, float], owed: str | None) -> None:
         self._queue = queue
         self._rules = rules
         self._room = rules.room
         self._by_user = shares(usage, self._room.runs.values(), rules.now_ns, rules.policy)
-        self._shapes: list[Shape] = []
-        self._next: list[int] = []  # of each shape, where to look for its next job
-        self._ranks: list[tuple[int, int]] = []
-        self._passed: list[Waiting] = []  # starved jobs for which there is no room, in order
+        self._shapes: list[Shape] = [shape for shape in queue.shapes if shape.ready]
+        self._next = [0] * len(self._shapes)  # of each shape, where to look for its next job
+        self._ruled_out: list[int] = []  # shapes for which there was no room at the beginning
+        self._passed: list[_Entry] = []  # a heap: starved jobs for which there is no room
         self._started: set[str] = set()
-        self._owed = None if owed is None else queue.get(owed)
+        job = None if owed is None else queue.get(owed)
+        self._owed = job if job is not None and rules.may_be_tried(job) else None
         self._placed = Placed()
 
     def run(self) -> Placed:
-        """Walk. The room and the rules then hold what was started and who is protected."""
+        """Walk."""
         heap = self._heads()
         while heap and not isinstance(self._rules.protection, Halt):
-            *_, name, number = heappop(heap)
-            job = self._queue[name]
-            if number < 0:  # the job that was protected before: in its priority it comes first
-                self._consider(job)
-                continue
-            if name in self._started or self._consider(job):
-                self._push_next(heap, number)
-            # else: what has just failed to fit is not tried again in this pass, and neither is its like
-        owed = self._owed
-        if owed is not None and self._rules.protection is None and any(job is owed for job in self._passed):
-            self._placed.protected = owed.name  # nobody else fits now, but whoever fits next is to leave it its room
+            entry = heappop(heap)
+            name, number = entry[4], entry[5]
+            started = name in self._started or self._consider(self._queue[name], entry)
+            if number != _OWED and started:
+                following = self._first_open(number)
+                if following is not None:
+                    heappush(heap, following)
+        self._look_ahead()
         return self._placed
 
     def _heads(self) -> list[_Entry]:
         heap: list[_Entry] = []
-        policy = self._rules.policy
-        for shape in self._queue.shapes:
-            if shape.ready:
-                key = shape.key
-                self._shapes.append(shape)
-                self._next.append(0)
-                self._ranks.append(rank(key.user, key.project, key.time_limit_ns, self._by_user, policy))
-                self._push_next(heap, len(self._shapes) - 1, push=False)
         owed = self._owed
-        if owed is not None and self._rules.may_be_tried(owed):
-            heap.append((255 - owed.spec.priority, -(1 << 62), 0, 0, owed.name, -1))
+        if owed is not None:  # in its priority it comes first
+            heap.append((HIGHEST_PRIORITY - owed.spec.priority, _BEFORE_ALL, 0, 0, owed.name, _OWED))
+        strict = self._rules.policy.strict_order
+        for number, shape in enumerate(self._shapes):
+            if not strict and self._lacks(shape.key.request):
+                self._ruled_out.append(number)
+                continue
+            entry = self._first_open(number)
+            if entry is not None:
+                heap.append(entry)
         heapify(heap)
         return heap
 
-    def _push_next(self, heap: list[_Entry], number: int, *, push: bool = True) -> None:
-        """Add the next job of a shape that nothing of its own keeps waiting."""
-        ready = self._shapes[number].ready
+    def _lacks(self, request: Request) -> bool:
+        """Tell quickly whether the sums alone leave no room for *request*; the rules say why, if anyone asks."""
+        room = self._room
+        return (
+            request.cpus > room.machine.cpus - room.cpus
+            or (request.memory_bytes or 0) > room.machine.memory_bytes - room.memory_bytes
+            or (request.gpus > 0 and len(room.cards.open_to(request)) < request.gpus)
+        )
+
+    def _first_open(self, number: int) -> _Entry | None:
+        """Return the next job of a shape that nothing of its own keeps waiting, as an entry of the order."""
+        shape = self._shapes[number]
+        ready = shape.ready
         at = self._next[number]
         while at < len(ready):
             ahead, arrived, name = ready[at]
             at += 1
             if self._rules.may_be_tried(self._queue[name]):
-                share, bonus = self._ranks[number]
-                entry = (ahead, share, bonus, arrived, name, number)
-                if push:
-                    heappush(heap, entry)
-                else:
-                    heap.append(entry)
-                break
+                self._next[number] = at
+                key = shape.key
+                share, bonus = rank(key.user, key.project, key.time_limit_ns, self._by_user, self._rules.policy)
+                return (ahead, share, bonus, arrived, name, number)
         self._next[number] = at
+        return None
 
-    def _consider(self, job: Waiting) -> bool:
+    def _consider(self, job: Waiting, entry: _Entry) -> bool:
         """Start *job* if nothing speaks against it, and tell whether it was started."""
         rules = self._rules
         reason = next(rules.in_the_way(job), None)
         if reason is not None:
-            if rules.policy.strict_order and reason.code in FULL and rules.protection is None:
+            if rules.policy.strict_order and reason.code in FULL:
                 rules.protection = Halt(job, rules.now_ns)
             # A job that was protected stays so while its group or quota is full: its room was counted on.
-            if reason.code in (BUSY if job is self._owed else FULL):
-                self._pass_over(job)
+            elif reason.code in (BUSY if job is self._owed else FULL):
+                self._pass_over(job, entry)
             return False
-        self._protect()
+        self._protect(entry)
         room = self._room
         protection = rules.protection
         grant = room.grant(job) if protection is None else protection.grant(job, room)
@@ -115,25 +128,45 @@ class Placement:
         self._started.add(job.name)
         return True
 
-    def _pass_over(self, job: Waiting) -> None:
+    def _pass_over(self, job: Waiting, entry: _Entry) -> None:
         rules = self._rules
         missing_ns = rules.policy.starvation_after_ns - passed_over_ns(job, rules.now_ns)
         if missing_ns <= 0:
-            self._passed.append(job)
+            heappush(self._passed, entry)
         elif self._placed.starves_at_ns is None or rules.now_ns + missing_ns < self._placed.starves_at_ns:
             self._placed.starves_at_ns = rules.now_ns + missing_ns
 
-    def _protect(self) -> None:
-        """Protect the first job that is passed over, once somebody else fits."""
-        if self._rules.protection is not None or not self._passed:
+    def _protect(self, entry: _Entry) -> None:
+        """Protect the first job that is passed over by the one of *entry*, which fits."""
+        rules = self._rules
+        if rules.protection is not None:
             return
-        room = self._room
-        empty = room.emptied()
-        for job in self._passed:
-            found = earliest(job, room) if empty.fits(job) else None
+        self._look_at_ruled_out()
+        empty = None
+        while self._passed and self._passed[0] < entry:
+            name = heappop(self._passed)[4]
+            job = self._queue[name]
+            reason = next(rules.in_the_way(job), None)
+            if job is not self._owed and (reason is None or reason.code not in FULL):
+                continue
+            empty = empty or self._room.emptied()
+            found = earliest(job, self._room) if empty.fits(job) else None
             if found is not None:
                 at_ns, then = found
-                self._rules.protection = Protection(job, at_ns, then, self._rules.now_ns)
-                self._placed.protected = job.name
-                break
-        self._passed.clear()
+                rules.protection = Protection(job, at_ns, then, rules.now_ns)
+                self._placed.protected = name
+                return
+
+    def _look_at_ruled_out(self) -> None:
+        for number in self._ruled_out:
+            entry = self._first_open(number)
+            if entry is not None:
+                self._pass_over(self._queue[entry[4]], entry)
+        self._ruled_out.clear()
+
+    def _look_ahead(self) -> None:
+        owed = self._owed
+        if owed is None or self._rules.protection is not None or owed.name in self._started:
+            return
+        if any(entry[5] == _OWED for entry in self._passed):
+            self._placed.protected = owed.name  # nobody else fits now, but whoever fits next is to leave it its room

@@ -17,7 +17,6 @@ from spool.core.order import UsageLedger, share_key, weigh
 from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
 
-
 NOTHING = Grant()
 
 
