@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.executors.process import ProcessExecutor
 from spool.formats.wrapper import Assignments, Surroundings, render
@@ -93,7 +94,7 @@ class Run:
 
     def alive(self) -> bool:
         """Tell whether the wrapper on record is."""
-        return identity.liveness(self.jid) is identity.Liveness.ALIVE
+        return identity.liveness(self.jid) is Liveness.ALIVE
 
 
 @dataclass

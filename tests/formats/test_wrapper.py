@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spool.core import layout
+from spool.core.errors import InvalidValue
+from spool.core.lifecycle import Liveness
 from spool.core.model import ArrayTask, Grant, Spec
 from spool.formats import wrapper
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
@@ -71,11 +73,18 @@ def test_a_rendered_wrapper_is_the_constant_with_one_more_block() -> None:
     assert rendered[-(len(lines) - hole) :] == lines[hole:]
 
 
-@pytest.mark.parametrize("command", [(), ("",), ("a\0b",), "a\0b"])
+@pytest.mark.parametrize("command", [(), ("",), "", ("a\0b",), "a\0b", "é" * (64 << 10), ("x", "y" * (128 << 10))])
 def test_what_no_process_can_be_given_is_refused(command: str | tuple[str, ...]) -> None:
-    """An empty command and a NUL byte are errors when the wrapper is rendered, not when it runs."""
-    with pytest.raises(ValueError, match=r"empty|NUL"):
+    """Nothing at all, a NUL byte and more than 128 KiB are errors when the wrapper is rendered, not when it runs."""
+    with pytest.raises(InvalidValue, match=r"^cannot run the command: (it is empty|no process can be given .*)$"):
         render(Assignments("/m", command, surroundings()))
+
+
+def test_the_longest_argument_that_a_process_can_be_given_is_run(dash_runs: Runs) -> None:
+    """What is not refused is run."""
+    run = dash_runs.make(("printf", "%s", "x" * ((128 << 10) - 1)))
+    assert run.run() == 0
+    assert len(run.log or "") == (128 << 10) - 1
 
 
 def test_the_script_names_its_records_as_the_layout_does() -> None:
@@ -122,7 +131,7 @@ def test_the_jid_proves_the_wrapper(runs: Runs) -> None:
         fifo.write("go\n")
     run.finish()
     assert run.rc == 0
-    assert identity.liveness(run.jid) is identity.Liveness.GONE
+    assert identity.liveness(run.jid) is Liveness.GONE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
@@ -184,7 +193,7 @@ def test_a_killed_wrapper_leaves_no_exit_code(runs: Runs) -> None:
     run.finish()
     assert run.rc is None
     assert run.text("status") == "running\n"
-    assert identity.liveness(run.jid) is identity.Liveness.GONE
+    assert identity.liveness(run.jid) is Liveness.GONE
 
 
 def test_term_to_the_whole_session_never_reads_as_finished(runs: Runs) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from machine.fake_proc import FakeProc
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import identity
-from spool.machine.identity import Liveness
 
 JID = Jid(50, 1000, "boot-1", "pid:[1]", "here")
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec
 
@@ -57,6 +58,7 @@ _SPECIAL = re.compile(
     r"spool_.*"
 )
 _MEBIBYTE = 1 << 20
+_LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def job_environment(
 def render(assignments: Assignments) -> bytes:
     """Return the text of `run.sh`.
 
-    Raises ValueError for what no process can be given: a NUL byte, an empty command.
+    Raises InvalidValue for what no process can be given: an empty command, a NUL byte, more than 128 KiB in one
+    argument or variable.
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
@@ -136,8 +139,8 @@ def _script() -> tuple[bytes, bytes]:
 def _hole(a: Assignments) -> str:
     around = a.surroundings
     words = (a.shell, "-c", _not_an_option(a.command)) if isinstance(a.command, str) else a.command
-    if not words or not words[0]:
-        raise ValueError("the command is empty")
+    if not words or not words[0] or a.command == "":
+        raise InvalidValue(cannot("run", "the command", "it is empty"))
     log = f"{a.metadir}/{JOB_LOG}"
     values = {
         "metadir": a.metadir,
@@ -180,5 +183,9 @@ def _not_an_option(text: str) -> str:
 def _quote(value: str) -> str:
     """Return *value* as one word of the shell: single quotes, within which only they themselves are special."""
     if "\0" in value:
-        raise ValueError("a NUL byte cannot be given to a process")
+        raise InvalidValue(cannot("run", "the command", "no process can be given a NUL byte"))
+    if len(value) > _LONGEST_BYTES // 4 and len(value.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
+        remedy = "put it into a file"
+        why = f"no process can be given more than {_LONGEST_BYTES} bytes in one argument or variable"
+        raise InvalidValue(cannot("run", "the command", why, remedy=remedy))
     return "'" + value.replace("'", "'\\''") + "'"

@@ -1,0 +1,233 @@
+"""Which processes belong to a run, and how they are signalled.
+
+A process group is not enough: `setsid` and double forks leave it. To a run belong
+
+* its wrapper, while that lives, and every process of the wrapper's session;
+* every process that carries the run's mark in its environment (`SPOOL_DIR`, `SPOOL_JOB`, `SPOOL_RUN`);
+* every process that was known to belong to it before;
+* the descendants of all of these, whatever their session and environment, unless they carry the mark of another
+  run of the same spool, or are this process: a dispatcher that was started from within a job is none of its own.
+
+Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
+for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
+
+One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc, so
+whoever ends a run walks again until nothing is found.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid
+from spool.machine.identity import PROC, Stat, boot_id, liveness, pid_namespace, read_bytes, read_stat
+
+_INIT = 1
+_KERNEL = 2  # kthreadd, the parent of every thread of the kernel
+_SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
+
+
+class Process(NamedTuple):
+    """One process for as long as it lives: the pid may come back, the pair does not within one boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A run whose processes are looked for."""
+
+    job: str
+    run: int
+    spool_dir: str  # as its environment has it
+    jid: Jid | None = None  # of its wrapper; None if it has none yet
+    known: frozenset[Process] = frozenset()  # those found before
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What the answer is sorted by."""
+        return self.job, self.run
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a signal."""
+
+    signalled: frozenset[Process] = frozenset()
+    gone: frozenset[Process] = frozenset()  # ended before
+    refused: frozenset[Process] = frozenset()  # not ours to signal: another user's, pid 1, this process
+
+
+def members(
+    job: str, run: int, spool_dir: str, jid: Jid | None, known: Iterable[Process] = (), *, proc: str = PROC
+) -> frozenset[Process]:
+    """Return the processes of one run. For several, `scan` costs no more."""
+    wanted = Wanted(job, run, spool_dir, jid, frozenset(known))
+    return scan([wanted], proc=proc)[wanted.key]
+
+
+def scan(
+    wanted: Iterable[Wanted], *, proc: str = PROC, me: int | None = None
+) -> dict[tuple[str, int], frozenset[Process]]:
+    """Return the processes of each run, by (job, run), in one walk over /proc.
+
+    Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
+    *me* is the pid of this process, if not the real one.
+    """
+    runs = list(wanted)
+    if not runs:
+        return {}
+    return _Walk(runs, proc, os.getpid() if me is None else me).members()
+
+
+class _Walk:
+    """One walk over /proc, and to whom each process belongs."""
+
+    def __init__(self, runs: list[Wanted], proc: str, me: int) -> None:
+        self._proc, self._me = proc, me
+        self._uid = os.getuid()
+        self._alive: dict[int, Stat] = {}
+        for name in os.listdir(proc):
+            if name.isdigit() and (stat := read_stat(int(name), proc=proc)) is not None and not stat.dead:
+                self._alive[stat.pid] = stat
+        self._spools = {run.spool_dir for run in runs}
+        self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
+        self._known = {process: run.key for run in runs for process in run.known}
+        self._wrappers: dict[Process, tuple[str, int]] = {}
+        self._sessions: dict[int, tuple[str, int]] = {}  # of wrappers that live
+        self._orphaned: dict[int, tuple[str, int]] = {}  # of those that do not
+        here = boot_id(proc=proc), pid_namespace(proc=proc)
+        for run in runs:
+            if run.jid is not None and (run.jid.boot_id, run.jid.pid_namespace) == here:
+                leader = self._alive.get(run.jid.pid)
+                if leader is not None and leader.start_ticks == run.jid.start_ticks:
+                    self._wrappers[Process(run.jid.pid, run.jid.start_ticks)] = run.key
+                    self._sessions[run.jid.pid] = run.key
+                else:
+                    self._orphaned[run.jid.pid] = run.key
+        self._keys = [run.key for run in runs]
+        # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
+        # walk cannot send us round in a circle.
+        self._owners: dict[int, tuple[str, int] | None] = {me: None, 0: None, _INIT: None, _KERNEL: None}
+
+    def members(self) -> dict[tuple[str, int], frozenset[Process]]:
+        """Return the processes of each run."""
+        found: dict[tuple[str, int], set[Process]] = {key: set() for key in self._keys}
+        for stat in self._alive.values():
+            owner = self._owner(stat)
+            if owner is not None and owner is not _SOMEBODY_ELSES:
+                found[owner].add(Process(stat.pid, stat.start_ticks))
+        return {key: frozenset(processes) for key, processes in found.items()}
+
+    def _owner(self, stat: Stat) -> tuple[str, int] | None:
+        line: list[Stat] = []  # from the process upwards, as far as nothing is decided
+        owner: tuple[str, int] | None = None
+        at: Stat | None = stat
+        while at is not None:
+            if at.pid in self._owners:
+                owner = self._owners[at.pid]
+                break
+            self._owners[at.pid] = None
+            line.append(at)
+            decided, owner = self._own(at)
+            if decided:
+                break
+            at = self._alive.get(at.parent)
+        for step in reversed(line):
+            # What a process's ancestors do not say, its session may.
+            owner = owner or self._by_session(step)
+            self._owners[step.pid] = owner
+        return owner
+
+    def _own(self, stat: Stat) -> tuple[bool, tuple[str, int] | None]:
+        """Tell what the process itself says: whether that decides, and for which run."""
+        process = Process(stat.pid, stat.start_ticks)
+        if process in self._wrappers:
+            return True, self._wrappers[process]
+        mark = self._mark(stat.pid)
+        if mark is not None and mark[0] in self._spools:
+            return True, self._marked.get(mark, _SOMEBODY_ELSES)
+        if process in self._known:
+            return True, self._known[process]
+        return False, None
+
+    def _by_session(self, stat: Stat) -> tuple[str, int] | None:
+        if stat.session in self._sessions:
+            return self._sessions[stat.session]
+        return self._orphaned.get(stat.session) if stat.parent == self._me else None
+
+    def _mark(self, pid: int) -> tuple[str, str, str] | None:
+        """Return the spool, job and run that the environment of a process names."""
+        try:
+            if os.stat(f"{self._proc}/{pid}").st_uid != self._uid:
+                return None
+            environment = read_bytes(f"{self._proc}/{pid}/environ")
+        except OSError:
+            return None
+        if b"SPOOL_RUN=" not in environment:
+            return None
+        values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
+        spool, job, run = (os.fsdecode(values.get(key, b"")) for key in (b"SPOOL_DIR", b"SPOOL_JOB", b"SPOOL_RUN"))
+        return (spool, job, run) if spool and job and run else None
+
+
+def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
+    """Send a signal to each process that still is the one it was, and say what became of it.
+
+    The identity is checked while a pidfd holds the process, so that a pid that came back is never signalled.
+    Pid 1, this process and the pids in *spare* are refused.
+    """
+    signalled: set[Process] = set()
+    gone: set[Process] = set()
+    refused: set[Process] = set()
+    for process in processes:
+        if process.pid <= _INIT or process.pid == os.getpid() or process.pid in spare:
+            refused.add(process)
+            continue
+        try:
+            found = _send(process, number)
+        except ProcessLookupError:
+            found = False
+        except PermissionError:
+            refused.add(process)
+            continue
+        (signalled if found else gone).add(process)
+    return Sent(frozenset(signalled), frozenset(gone), frozenset(refused))
+
+
+def _send(process: Process, number: int) -> bool:
+    """Signal the process; False if it is another one by now. Raises ProcessLookupError, PermissionError."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EMFILE, errno.ENFILE):
+            raise
+        # Without a descriptor there is a moment between the check and the signal; a run that cannot be ended is worse.
+        if not _is(process):
+            return False
+        os.kill(process.pid, number)
+        return True
+    try:
+        if not _is(process):
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is(process: Process) -> bool:
+    stat = read_stat(process.pid)
+    return stat is not None and not stat.dead and stat.start_ticks == process.start_ticks
+
+
+def process_of(jid: Jid) -> Process | None:
+    """Return the wrapper as a process, if it is alive here."""
+    return Process(jid.pid, jid.start_ticks) if liveness(jid) is Liveness.ALIVE else None

@@ -1,0 +1,236 @@
+"""A control group for each run, on a hierarchy that is a plain directory here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spool.machine import run_groups
+from spool.machine.run_groups import ControlFiles, RunGroups
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+FRESH = {
+    "cgroup.procs": "",
+    "cgroup.subtree_control": "",
+    "cgroup.events": "populated 0\nfrozen 0\n",
+    "cgroup.kill": "",
+    "cpu.stat": "usage_usec 1500\nuser_usec 1000\n",
+    "memory.max": "max\n",
+    "memory.swap.max": "max\n",
+    "memory.oom.group": "0\n",
+    "memory.current": "4096\n",
+    "memory.peak": "8192\n",
+    "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 0\noom_group_kill 0\n",
+}
+
+
+class Kernel(ControlFiles):
+    """Does with a directory what the kernel does with a hierarchy of control groups."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.is_delegated = True
+        self.missing: set[str] = set()  # control files that this kernel does not have
+        self.deaf: set[str] = set()  # those that take a value and do not keep it
+        self._show(root, "cpu memory pids\n")
+
+    def _show(self, group: Path, controllers: str) -> None:
+        group.mkdir(exist_ok=True)
+        for name, text in (FRESH | {"cgroup.controllers": controllers}).items():
+            if name not in self.missing:
+                (group / name).write_text(text)
+
+    def make(self, path: Path) -> None:
+        if not path.exists():
+            self._show(path, self.read(path.parent / "cgroup.subtree_control"))
+
+    def remove(self, path: Path) -> None:
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        if self.read(path / "cgroup.procs"):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        shutil.rmtree(path)
+
+    def write(self, path: Path, text: str) -> None:
+        if path.name == "cgroup.subtree_control":
+            if self.read(path.parent / "cgroup.procs"):
+                raise OSError(errno.EBUSY, "Device or resource busy")
+            text = text.lstrip("+")
+        if path.name == "cgroup.procs":
+            for procs in self.root.rglob("cgroup.procs"):
+                procs.write_text("".join(line for line in procs.read_text().splitlines(True) if line != f"{text}\n"))
+            text = path.read_text() + text
+        if path.name == "memory.max":
+            text = str(int(text) // PAGE * PAGE)
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        if path.name not in self.deaf:
+            path.write_text(text + "\n")
+
+    def delegated(self, path: Path) -> bool:
+        return self.is_delegated and path.exists()
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """Show this process in the group /us of a hierarchy that is mounted at a path with a space."""
+    proc, mount = tmp_path / "proc", tmp_path / "sys fs"
+    (proc / "self").mkdir(parents=True)
+    mount.mkdir()
+    (proc / "self/cgroup").write_text("4:memory:/legacy\n0::/us\n")
+    point = str(mount).replace(" ", r"\040")
+    (proc / "self/mountinfo").write_text(
+        "22 1 0:20 / /proc rw - proc proc rw\n"
+        "30 23 0:26 /elsewhere /wrong rw,nosuid - cgroup2 cgroup2 rw\n"
+        f"31 23 0:26 / {point} rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
+    )
+    return proc
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, proc: Path) -> Kernel:
+    """Show the group /us, which is ours, and this process in it."""
+    made = Kernel(tmp_path / "sys fs" / "us")
+    (made.root / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    return made
+
+
+def found(proc: Path, kernel: Kernel) -> RunGroups:
+    """Return where groups for runs can be made."""
+    groups = run_groups.find(proc=str(proc), files=kernel)
+    assert isinstance(groups, RunGroups), groups
+    return groups
+
+
+def test_a_delegated_group_is_prepared(proc: Path, kernel: Kernel) -> None:
+    """Our process moves into a leaf, and the group passes the memory controller on."""
+    groups = found(proc, kernel)
+    assert groups.path == kernel.root
+    assert (kernel.root / "cgroup.procs").read_text() == ""
+    assert (kernel.root / "dispatcher/cgroup.procs").read_text() == f"{os.getpid()}\n"
+    assert (kernel.root / "cgroup.subtree_control").read_text() == "memory\n"
+
+
+def test_a_dispatcher_that_is_in_its_leaf_already_finds_the_same(proc: Path, kernel: Kernel) -> None:
+    """Whoever looks again, or is started in the leaf, makes no leaf within the leaf."""
+    found(proc, kernel)
+    (proc / "self/cgroup").write_text("0::/us/dispatcher\n")
+    assert found(proc, kernel).path == kernel.root
+    assert not (kernel.root / "dispatcher/dispatcher").exists()
+
+
+def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> None:
+    """Where no groups can be made, the answer says why, and nothing has changed."""
+    kernel.is_delegated = False
+    assert run_groups.find(proc=str(proc), files=kernel) == f"{kernel.root} is not delegated to this user"
+    kernel.is_delegated = True
+    (kernel.root / "cgroup.controllers").write_text("cpu pids\n")
+    assert run_groups.find(proc=str(proc), files=kernel) == f"the memory controller is not delegated to {kernel.root}"
+    (kernel.root / "cgroup.controllers").write_text("cpu memory\n")
+    (kernel.root / "cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
+    assert run_groups.find(proc=str(proc), files=kernel) == f"{kernel.root} cannot be used: Device or resource busy"
+    assert not (kernel.root / "dispatcher").exists()
+    assert sorted((kernel.root / "cgroup.procs").read_text().split()) == sorted([str(os.getpid()), "4711"])
+    for text in ("4:memory:/legacy\n", "0::/gone/us\n"):
+        (proc / "self/cgroup").write_text(text)
+        assert isinstance(run_groups.find(proc=str(proc), files=kernel), str)
+    (proc / "self/cgroup").unlink()
+    assert run_groups.find(proc=str(proc), files=kernel) == "there is no cgroup version 2 hierarchy"
+
+
+def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kernel) -> None:
+    """The run's group has the limit, rounded down to pages, no swap, and falls as a whole."""
+    group = found(proc, kernel).create("train", 2, 10 * PAGE + 5)
+    assert group is not None
+    assert group.path == kernel.root / "train.2"
+    assert group.procs == group.path / "cgroup.procs"
+    values = {name: (group.path / name).read_text() for name in ("memory.max", "memory.swap.max", "memory.oom.group")}
+    assert values == {"memory.max": f"{10 * PAGE}\n", "memory.swap.max": "0\n", "memory.oom.group": "1\n"}
+
+
+def test_a_run_without_a_limit_has_a_group_too(proc: Path, kernel: Kernel) -> None:
+    """What has no limit can be counted and ended all the same."""
+    group = found(proc, kernel).create("train", 1, None)
+    assert group is not None
+    assert (group.path / "memory.max").read_text() == "max\n"
+
+
+def test_a_limit_that_is_not_in_force_is_no_limit(proc: Path, kernel: Kernel) -> None:
+    """When the kernel does not take the limit over, there is no group, and none is left behind."""
+    groups = found(proc, kernel)
+    kernel.deaf = {"memory.max"}
+    assert groups.create("train", 1, 10 * PAGE) is None
+    kernel.deaf, kernel.missing = set(), {"memory.max"}
+    assert groups.create("train", 1, 10 * PAGE) is None
+    assert not (kernel.root / "train.1").exists()
+
+
+def test_a_kernel_that_does_not_count_swap_limits_memory(proc: Path, kernel: Kernel) -> None:
+    """Without memory.swap.max the limit holds."""
+    kernel.missing = {"memory.swap.max"}
+    assert found(proc, kernel).create("train", 1, 10 * PAGE) is not None
+
+
+def test_what_a_group_tells_is_read(proc: Path, kernel: Kernel) -> None:
+    """Memory, peak, CPU time, kills for memory and the processes are what the files say."""
+    groups = found(proc, kernel)
+    group = groups.create("train", 1, None)
+    assert group is not None
+    assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (4096, 8192, 1_500_000)
+    assert (group.oom_kills(), group.populated(), group.pids()) == (0, False, frozenset())
+    (group.path / "memory.events").write_text("oom 2\noom_kill 7\noom_group_kill 1\n")
+    (group.path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    (group.path / "cgroup.procs").write_text("12\n13\n")
+    again = groups.existing("train", 1)
+    assert (again.oom_kills(), again.populated(), again.pids()) == (7, True, {12, 13})
+
+
+def test_a_group_that_is_not_there_tells_nothing(proc: Path, kernel: Kernel) -> None:
+    """Unknown is None: an absent group is neither empty nor unharmed, and removing it is done."""
+    group = found(proc, kernel).existing("train", 1)
+    assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (None, None, None)
+    assert (group.oom_kills(), group.populated(), group.pids()) == (None, None, None)
+    assert not group.kill()
+    assert group.remove()
+
+
+def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
+    """All of a group is killed by one word; it can be removed once nobody is left."""
+    group = found(proc, kernel).create("train", 1, None)
+    assert group is not None
+    group.procs.write_text("12\n")
+    assert not group.remove()
+    assert group.kill()
+    assert (group.path / "cgroup.kill").read_text() == "1\n"
+    group.procs.write_text("")
+    assert group.remove()
+    assert not group.path.exists()
+
+
+def test_real_files_are_written_in_place(tmp_path: Path) -> None:
+    """A control file that is not there is not created, for the kernel alone makes them."""
+    files = ControlFiles()
+    with pytest.raises(FileNotFoundError):
+        files.write(tmp_path / "memory.max", "1")
+    (tmp_path / "memory.max").write_text("")
+    files.write(tmp_path / "memory.max", "1")
+    assert files.read(tmp_path / "memory.max") == "1"
+    files.make(tmp_path / "group")
+    files.make(tmp_path / "group")
+    files.remove(tmp_path / "group")
+    assert not files.delegated(tmp_path) or os.geteuid() != 0
+
+
+def test_this_machine_can_be_asked() -> None:
+    """On any machine the real question is answered, for a group that is not ours with a reason."""
+
+    class Looking(ControlFiles):
+        def delegated(self, path: Path) -> bool:
+            super().delegated(path)
+            return False
+
+    assert isinstance(run_groups.find(files=Looking()), str)

@@ -1,0 +1,234 @@
+"""Which processes belong to a run, and how they are signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from machine.fake_proc import FakeProc
+from spool.core.model import Jid
+from spool.machine import identity, tree
+from spool.machine.tree import Process, Wanted
+from support import wait_for
+from wrapper_runs import SHELLS, Runs, runs_below
+
+SPOOL = "/home/a/.spool"
+ME = 40
+JID = Jid(50, 500, "boot-1", "pid:[1]", "here")
+MARK = {"HOME": "/", "SPOOL_DIR": SPOOL, "SPOOL_JOB": "a", "SPOOL_RUN": "3"}
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    """Show a dispatcher, 40, its wrapper, 50, with one child, 51, and another session, 90."""
+    made = FakeProc(tmp_path)
+    made.process(1, parent=0, start=1)
+    made.process(ME, start=400)
+    made.process(50, parent=ME, start=500)
+    made.process(51, parent=50, session=50, start=501)
+    made.process(90, start=90)
+    return made
+
+
+def pids(proc: FakeProc, *, known: frozenset[Process] = frozenset(), jid: Jid | None = JID) -> list[int]:
+    """Return the pids that belong to run 3 of job a."""
+    found = tree.scan([Wanted("a", 3, SPOOL, jid, known)], proc=str(proc), me=ME)
+    return sorted(process.pid for process in found["a", 3])
+
+
+def test_a_run_is_its_wrapper_and_its_descendants(proc: FakeProc) -> None:
+    """Descendants belong to the run, whatever session they made for themselves and whatever their environment."""
+    proc.process(52, parent=51, start=502)
+    proc.process(53, parent=52, start=503)
+    assert pids(proc) == [50, 51, 52, 53]
+
+
+def test_who_has_left_the_tree_is_found_by_its_session(proc: FakeProc) -> None:
+    """A process whose parent has ended is in the session of the wrapper still, and its descendants with it."""
+    proc.process(52, parent=1, session=50, start=502)
+    proc.process(53, parent=52, start=503)
+    assert pids(proc) == [50, 51, 52, 53]
+
+
+def test_who_has_left_the_session_too_is_found_by_its_mark(proc: FakeProc) -> None:
+    """A daemon carries the mark of the run in its environment, and its descendants need not."""
+    proc.process(52, parent=1, start=502, environment=MARK)
+    proc.process(53, parent=52, start=503)
+    assert pids(proc) == [50, 51, 52, 53]
+
+
+@pytest.mark.parametrize(
+    "change", [{"SPOOL_DIR": "/other"}, {"SPOOL_JOB": "b"}, {"SPOOL_RUN": "33"}, {"SPOOL_RUN": ""}]
+)
+def test_a_mark_counts_as_a_whole(proc: FakeProc, change: dict[str, str]) -> None:
+    """The mark of another spool, job or run is none."""
+    proc.process(52, parent=1, start=502, environment=MARK | change)
+    assert pids(proc) == [50, 51]
+
+
+@pytest.mark.parametrize("session", [60, 50])
+def test_the_mark_of_another_run_is_stronger_than_descent_and_session(proc: FakeProc, session: int) -> None:
+    """What a run of the same spool has started from within another belongs to itself alone."""
+    proc.process(60, parent=51, session=session, start=600, environment=MARK | {"SPOOL_JOB": "b"})
+    proc.process(61, parent=60, session=session, start=601)
+    assert pids(proc) == [50, 51]
+
+
+def test_the_mark_of_another_spool_is_not(proc: FakeProc) -> None:
+    """A job may keep a spool of its own: whatever runs there is a part of the job."""
+    proc.process(60, parent=51, start=600, environment=MARK | {"SPOOL_DIR": "/other", "SPOOL_JOB": "b"})
+    assert pids(proc) == [50, 51, 60]
+
+
+def test_a_dispatcher_that_was_started_by_a_job_is_not_a_part_of_it(proc: FakeProc) -> None:
+    """Our own process never belongs to a run, nor does what it has started for other runs."""
+    proc.process(ME, parent=52, start=400, environment=MARK)
+    proc.process(52, parent=1, session=52, start=300, environment=MARK)
+    proc.process(60, parent=ME, start=600)
+    assert pids(proc) == [50, 51, 52]
+
+
+def test_who_was_known_before_stays_known(proc: FakeProc) -> None:
+    """A process that was found once and then cut every tie is found by its identity, and its children with it."""
+    proc.process(52, parent=1, start=502)
+    proc.process(53, parent=52, start=503)
+    assert pids(proc) == [50, 51]
+    assert pids(proc, known=frozenset({Process(52, 502)})) == [50, 51, 52, 53]
+    assert pids(proc, known=frozenset({Process(52, 501)})) == [50, 51]
+
+
+def test_a_session_that_bears_the_pid_of_a_dead_wrapper_is_somebody_elses(proc: FakeProc) -> None:
+    """When the pid of the wrapper has come back, its session and its descendants are not the run's."""
+    proc.process(50, parent=1, start=9999)
+    proc.process(51, parent=50, session=50, start=10000)
+    proc.process(52, parent=1, session=50, start=10001)
+    assert pids(proc) == []
+
+
+def test_our_own_orphans_are_the_runs_also_after_the_wrapper(proc: FakeProc) -> None:
+    """A subreaper inherits the orphans of its wrappers: among its own children the session still proves the run."""
+    proc.end(50)
+    proc.process(51, parent=ME, session=50, start=501)
+    proc.process(52, parent=1, session=50, start=502)
+    assert pids(proc) == [51]
+
+
+def test_zombies_belong_to_nobody(proc: FakeProc) -> None:
+    """A process of which only the exit code is left holds nothing, and is no reason to wait."""
+    proc.process(50, parent=ME, start=500, state="Z")
+    proc.process(51, parent=ME, session=50, start=501, state="Z")
+    assert pids(proc) == []
+
+
+@pytest.mark.parametrize(
+    "jid", [None, Jid(50, 500, "boot-0", "pid:[1]", "here"), Jid(50, 500, "boot-1", "pid:[2]", "x")]
+)
+def test_without_a_jid_of_this_machine_the_mark_alone_counts(proc: FakeProc, jid: Jid | None) -> None:
+    """A run that has no wrapper here can be known by marks only."""
+    proc.process(52, parent=1, start=502, environment=MARK)
+    assert pids(proc, jid=jid) == [52]
+
+
+def test_one_walk_serves_many_runs(proc: FakeProc) -> None:
+    """Each run gets its own processes, and a run without any gets none."""
+    proc.process(70, parent=ME, start=700)
+    proc.process(71, parent=1, start=701, environment=MARK | {"SPOOL_JOB": "b", "SPOOL_RUN": "1"})
+    found = tree.scan(
+        [
+            Wanted("a", 3, SPOOL, JID),
+            Wanted("b", 1, SPOOL, Jid(70, 700, "boot-1", "pid:[1]", "here")),
+            Wanted("c", 1, SPOOL, None),
+        ],
+        proc=str(proc),
+        me=ME,
+    )
+    assert found == {
+        ("a", 3): {Process(50, 500), Process(51, 501)},
+        ("b", 1): {Process(70, 700), Process(71, 701)},
+        ("c", 1): frozenset(),
+    }
+    assert tree.scan([]) == {}
+
+
+def test_an_environment_that_cannot_be_read_is_skipped(proc: FakeProc) -> None:
+    """A process that does not show its environment is judged by its descent and its session."""
+    (proc.root / "51/environ").unlink()
+    (proc.root / "90/environ").unlink()
+    assert pids(proc) == [50, 51]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """Make runs under one shell."""
+    with runs_below(tmp_path, SHELLS.get("dash", ["/bin/sh"])) as made:
+        yield made
+
+
+def test_a_real_daemon_is_found_and_ended(runs: Runs) -> None:
+    """What a command sends away by `setsid` and two forks is found by its mark after all else has ended."""
+    mark = {"SPOOL_DIR": str(runs.root), "SPOOL_JOB": "a", "SPOOL_RUN": "3"}
+    run = runs.make("(setsid sh -c 'sleep 60 & sleep 60 &' &)", environment=mark)
+    assert run.run() == 0
+
+    def found() -> frozenset[Process]:
+        return tree.members("a", 3, str(runs.root), run.jid)
+
+    wait_for(lambda: len(found()) == 2)
+    left = found()
+    assert not run.alive()
+    assert tree.send(left, signal.SIGKILL).signalled == left
+    wait_for(lambda: not found())
+
+
+def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
+    """The pid alone is not enough: with another start the process is not signalled."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ticks = identity.start_ticks(child.pid)
+        assert ticks is not None
+        other, same = Process(child.pid, ticks - 1), Process(child.pid, ticks)
+        assert tree.send([other], signal.SIGKILL) == tree.Sent(gone=frozenset({other}))
+        assert child.poll() is None
+        assert tree.send([same], signal.SIGTERM) == tree.Sent(signalled=frozenset({same}))
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert tree.send([same], signal.SIGTERM) == tree.Sent(gone=frozenset({same}))
+        assert child.wait() == -signal.SIGTERM
+    assert tree.send([same], signal.SIGTERM) == tree.Sent(gone=frozenset({same}))
+
+
+def test_pid_1_and_this_process_are_never_signalled() -> None:
+    """Whatever a scan may have said, some processes are not to be signalled."""
+    mine = Process(os.getpid(), identity.start_ticks(os.getpid()) or 0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        spared = Process(child.pid, identity.start_ticks(child.pid) or 0)
+        refused = frozenset({mine, Process(1, 0), Process(0, 0), Process(-1, 0), spared})
+        assert tree.send(refused, signal.SIGTERM, spare={child.pid}) == tree.Sent(refused=refused)
+        child.kill()
+
+
+def test_without_descriptors_a_signal_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no pidfd can be had, the process is checked and signalled by its pid."""
+
+    def none_left(pid: int, flags: int = 0) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = Process(child.pid, identity.start_ticks(child.pid) or 0)
+        assert tree.send([process._replace(start_ticks=1)], signal.SIGKILL).signalled == frozenset()
+        assert tree.send([process], signal.SIGKILL).signalled == {process}
+        assert child.wait() == -signal.SIGKILL
+
+
+def test_the_wrapper_is_a_process_while_it_lives() -> None:
+    """The jid of a process that has ended gives none."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        jid = identity.of_process(child.pid)
+        assert jid is not None
+        assert tree.process_of(jid) == Process(child.pid, jid.start_ticks)
+        child.kill()
+    assert tree.process_of(jid) is None
