@@ -114,6 +114,7 @@ class Finisher:
                 self._write(live, result)
             if recorded is None or not self._spool.accounted(result):
                 lines.append(ends.render_history(result))
+            live.result = result
             results.append((live, result))
         account(b"".join(lines))
         for live, result in results:

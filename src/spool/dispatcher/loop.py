@@ -10,12 +10,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from spool.core import layout
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.core.plan import Plan, View, decide
+from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
@@ -25,6 +27,7 @@ from spool.dispatcher.settings import Settings
 from spool.dispatcher.start import Starter
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Job, Live, Table, this_user
+from spool.dispatcher.usage import Usage
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
 from spool.dispatcher.world import Outcomes, World
@@ -38,6 +41,7 @@ log = logging.getLogger(__name__)
 # A file that an editor saves is gone for a moment. A deletion by `spool cancel` has left its record and counts at once.
 MISSING_NS = 300_000_000
 POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files
+LOCAL_ZONE = datetime.now().astimezone().tzinfo or UTC
 _RESCAN_SHARE = 1000  # a look at everything may cost one part in so many of the time
 
 
@@ -52,6 +56,8 @@ class Dispatcher:
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.outcomes = Outcomes(spool)
         self.world = World(spool, self.table, self.settings)
+        self.usage = Usage(spool, self.table)
+        self.bookings = Bookings(spool)
         self.look = Look(spool, self.table, self.settings.filled)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.finisher = Finisher(spool, self.table, self.prober, self._revisit, self.outcomes.record)
@@ -66,6 +72,7 @@ class Dispatcher:
         self._paused_since_ns: int | None = None
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._poll_at_ns = 0
+        self._watches_gpus = False
         self._rescan_at_ns = 0
         self._directories: dict[str, int] = {}
         self.busy_at_ns = time.monotonic_ns()
@@ -76,7 +83,8 @@ class Dispatcher:
         """Find out how things stand: adopt what runs, finish what was cut off."""
         self.spool.sweep_staging()
         self.watch.start(
-            {place: self.spool.layout.at(place) for place in (QUEUED, HELD, RUNNING)} | {"": self.spool.root}
+            {place: self.spool.layout.at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)}
+            | {"": self.spool.root}
         )
         if self.watch.problem is not None:
             log.warning("%s; looking every %d s instead", self.watch.problem, POLL_NS // SECOND_NS)
@@ -155,6 +163,11 @@ class Dispatcher:
             waits.append(self.plan.next_at_ns - self.clock())
         if limit_ns is not None:
             waits.append(limit_ns)
+        if self.world.gpus_matter():
+            waits.append(self.settings.config.gpu.poll_ns)
+            if not self._watches_gpus and self.world.gpus is not None:
+                self._watches_gpus = True
+                self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
         self.wakes.wait(max(0, min(waits)) if waits else None)
 
     # Look.
@@ -162,13 +175,18 @@ class Dispatcher:
     def _see(self) -> None:
         now = time.monotonic_ns()
         hints, self.watch.hints = self.watch.hints, []
+        booked = False
         if self.wakes.reload_asked():
             self._reload()
         for place, filename in hints:
-            if place:
+            if place == RESERVATIONS:
+                booked = True
+            elif place:
                 self.look.hint(place, filename)
             elif filename in (layout.CONFIG, layout.PAUSED):
                 self._reload()
+        if booked:
+            self._see_bookings()
         if self.watch.lost or now >= self._rescan_at_ns:
             self._rescan(now)
         self.look.due(now)
@@ -217,7 +235,12 @@ class Dispatcher:
 
     def _look_at_everything(self) -> None:
         self.look.everything()
+        self._see_bookings()
         self._reload()
+
+    def _see_bookings(self) -> None:
+        if self.bookings.look():
+            self.table.version += 1
 
     def _see_moves(self) -> None:
         """See what was done to the files of live runs: deleted, moved to another directory, replaced."""
@@ -339,6 +362,8 @@ class Dispatcher:
         proof = live.proof
         if proof is None or proof.outcome is None:
             return
+        if live.result is not None:
+            self.usage.add(live.result, self.settings.config.policy)
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
         if proof.outcome not in (State.FINISHED, State.CANCELLED) and live.final:
             if self.settings.config.policy.on_failure == "pause" and not self.paused:
@@ -351,6 +376,8 @@ class Dispatcher:
     def _decide_and_start(self) -> bool:
         now = self.clock()
         machine = self.world.machine(now)
+        if machine.gpus and machine.gpu_problem is None:
+            self.bookings.machine_has(len(machine.gpus))
         made_of = (self.table.version, machine)
         plan = self.plan
         if plan is not None and made_of == self._decided and (plan.next_at_ns is None or now < plan.next_at_ns):
@@ -362,7 +389,10 @@ class Dispatcher:
                 held=self.table.held,
                 running=tuple(live.view for live in self.table.live.values() if live.proof is None),
                 ended=self.outcomes,
+                reservations=self.bookings.standing,
+                usage=self.usage.at(now, self.settings.config.policy),
                 paused=self.paused,
+                zone=LOCAL_ZONE,
                 protected=plan.protected if plan is not None else None,
             ),
             now,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from spool.core.lifecycle import Proof
-from spool.core.model import Grant, Jid, Running, Spec, Stop, StopKind, Waiting
+from spool.core.model import Grant, Jid, Result, Running, Spec, Stop, StopKind, Waiting
 from spool.core.queue import WaitingQueue
 
 
@@ -76,6 +76,7 @@ class Live:
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     proof: Proof | None = None  # set once it has ended
+    result: Result | None = None  # set once that is written down
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     cgroup: str | None = None

@@ -62,6 +62,11 @@ class World:
             self._seen = seen
         return self._seen or seen
 
+    def take_gpu_answer(self) -> None:
+        """NVML's answer is there: take it in."""
+        if self._gpus is not None:
+            self._gpus.look(time.time_ns(), self._ours(), max_age_ns=self._settings.config.gpu.poll_ns, patience_ns=0)
+
     def _look(self, now_ns: int) -> None:
         if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
             config = self._settings.config
