@@ -19,9 +19,11 @@ from support import end, left_behind, make_spool, processes
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
     pytest_plugins = ["plugins.fake_nvml"]
 
-# Fixed here and not per test: `deadline` is a timed assertion, and a failure found once must be found again.
-hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, max_examples=40)
-hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
+# No deadline, for that would be a timed assertion. New examples each time, also where hypothesis sees a CI machine;
+# the blob that a failure prints finds it again anywhere.
+_PROFILE = {"deadline": None, "derandomize": False, "print_blob": True}
+hypothesis.settings.register_profile("ci", max_examples=40, **_PROFILE)
+hypothesis.settings.register_profile("thorough", max_examples=2000, **_PROFILE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # What would let a test reach the user's own spool, tmux server, service manager or GPUs, or change what jobs find.
