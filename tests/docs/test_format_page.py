@@ -1,0 +1,117 @@
+"""The format page against the code that it describes."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from spool.core import errors, layout
+from spool.core.model import OUTCOMES, State, StopKind
+from spool.formats import journal, schema, wrapper
+from spool.formats.ends import HistoryLine
+from spool.formats.jobvalues import SET_BY_SPOOL, WARNING_SIGNALS
+from spool.formats.state import JobView, StateView
+from support import ROOT
+
+PAGE = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
+
+
+def clause(number: str) -> str:
+    """Return the text of one clause, "4" with all below it, "4.9" alone."""
+    start = re.escape(number)
+    if "." in number:
+        match = re.search(rf"^\*\*{start} .*?(?=^\*\*\d|^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    else:
+        match = re.search(rf"^## {start} .*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"there is no clause {number}"
+    return match.group()
+
+
+@pytest.mark.parametrize("kind", sorted(schema.KINDS))
+def test_tables_of_keys_are_made_from_the_readers(kind: str) -> None:
+    """The page's table of keys is, word for word, the one that `python -m spool.formats.schema KIND --table` prints."""
+    table = PAGE.partition(f"<!-- keys of {kind} -->\n")[2].partition("<!-- end of keys -->")[0]
+    assert table == schema.table(kind)
+
+
+def test_history_has_the_fields_of_the_page() -> None:
+    """Every field of a line of history is on the page, in its order, with its default, and no other is."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| *(.*?) *\|$", clause("10"), re.MULTILINE)
+    fields = msgspec.structs.fields(HistoryLine)
+    assert [name for name, _ in rows] == [field.name for field in fields]
+    for field, (_, stated) in zip(fields, rows, strict=True):
+        known = field.default not in (msgspec.NODEFAULT, msgspec.UNSET)
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        assert stated.strip("`") == (msgspec.json.encode(default).decode() if known else ""), field.name
+
+
+def test_state_has_the_fields_of_the_page() -> None:
+    """What tools read from state.json is on the page."""
+    text = clause("11")
+    for view in (StateView, JobView):
+        for field in msgspec.structs.fields(view):
+            assert f"`{field.name}`" in text, field.name
+
+
+def test_every_file_of_a_spool_has_a_paragraph() -> None:
+    """Each name that the layout spells is explained: those of the root in clause 1, the records in clause 4."""
+    root = {layout.CONFIG, layout.PAUSED, layout.HISTORY, layout.STATE, layout.LOCK, layout.JOURNAL, layout.LOG}
+    root |= {layout.README, layout.LAST_RUNS, *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS)}
+    heads = " ".join(re.findall(r"^\*\*1\.\d+ (.*?)\.?\*\*", PAGE, re.MULTILINE))
+    for name in root:
+        assert f"`{name}" in heads, name
+    records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
+    records |= {layout.STATUS, layout.RESULT, layout.FAILURE}
+    assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
+
+
+def test_every_file_is_described_in_the_same_order() -> None:
+    """Presence, grammar, default, what if it is wrong: each paragraph about a file has the four, in that order."""
+    for number in [f"1.{n}" for n in range(2, 14)] + [f"4.{n}" for n in range(1, 12)] + ["2.5"]:
+        marks = re.findall(r"\*(Presence|Grammar|Default|If wrong)\*", clause(number))
+        assert marks == ["Presence", "Grammar", "Default", "If wrong"], number
+
+
+def test_the_environment_is_the_page_s() -> None:
+    """The variables that a job finds are those of clause 7, and every one that it may not set is among them."""
+    rows = set(re.findall(r"^\| `(\w+)` \|", clause("7"), re.MULTILINE))
+    assert rows == {*wrapper.OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    assert rows >= SET_BY_SPOOL
+
+
+def test_the_journal_s_lines_are_the_page_s() -> None:
+    """Clause 1.10 has each kind of line with as many words as the journal writes."""
+    found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("1.10"))}
+    kinds = (journal.Waits, journal.Left, journal.Started, journal.Over)
+    assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
+
+
+def test_exit_codes_are_the_page_s() -> None:
+    """Clause 13 has the code of every class of error, and one for every way in which a job can end."""
+    text = clause("13")
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert codes == {int(code) for code in errors.ExitCode} | {130}
+    words = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert words == {*OUTCOMES, State.INVALID}
+
+
+def test_words_of_lists_are_on_the_page() -> None:
+    """Every kind of stop and every warning signal is named where the page describes them."""
+    for kind in StopKind:
+        assert f"`{kind}`" in clause("4.9")
+    for name in WARNING_SIGNALS:
+        assert re.search(rf"\b{name}\b", clause("3.7"))
+
+
+def test_clauses_that_the_code_cites_exist() -> None:
+    """A comment that says FORMAT 2.4 sends its reader to a clause that is there."""
+    cited: dict[str, str] = {}
+    for path in (ROOT / "src").rglob("*"):
+        if path.suffix in (".py", ".sh"):
+            for number in re.findall(r"FORMAT(?:\.md)?,? (\d+(?:\.\d+)?)", path.read_text(encoding="utf-8")):
+                cited[number] = str(path)
+    assert cited
+    for number, path in cited.items():
+        assert clause(number), path
