@@ -1,0 +1,1 @@
+"""How fast spool is: figures taken from outside, at depth, and of the planner alone."""

@@ -1,0 +1,95 @@
+"""The planner alone: how long `decide` takes over very many waiting jobs of mixed shapes."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+from spoolbench.figures import Samples, Size
+
+RUNNING = 1000
+GPUS = 64
+CPUS = 4096
+
+
+def planner(size: Size) -> Samples:
+    """Time whole passes, and how they grow. Nothing of the disk and no process is involved."""
+    found: Samples = {}
+    for metric, count in (("plan_small", size.deep // 100), ("plan_middle", size.deep // 10), ("plan_pass", size.deep)):
+        samples = _passes(count, 2 if size.deep < 1000 else 5)
+        found[metric] = samples.pop("pass")
+    return found | samples
+
+
+def _passes(count: int, times: int) -> Samples:
+    from spool.core.model import Policy, Running
+    from spool.core.plan import View, decide
+    from spool.core.queue import WaitingQueue
+    from spool.testing.builders import NOW_NS, a_machine
+
+    random = Random(count)
+    jobs = [_job(random, number) for number in range(count)]
+    running = tuple(_run(random, number) for number in range(RUNNING))
+    machine = a_machine(CPUS, GPUS, memory="8T")
+    begun = time.perf_counter()
+    queue = WaitingQueue(jobs)
+    found: Samples = {"plan_index": [_ms_since(begun)], "pass": [], "plan_again": [], "plan_reasons": []}
+    for _ in range(times):
+        begun = time.perf_counter()
+        plan = decide(View(machine=machine, queue=queue, running=running), NOW_NS, Policy())
+        found["pass"].append(_ms_since(begun))
+        begun = time.perf_counter()
+        for job in jobs:
+            str(plan.reason(job.name) or "")
+        found["plan_reasons"].append(_ms_since(begun))
+        # What a pass costs once all that fits has started: the state that a busy dispatcher is in.
+        started = [queue[start.name] for start in plan.starts]
+        full = running + tuple(
+            Running(job.name, 1, job.user, job.spec, start.grant, NOW_NS)
+            for job, start in zip(started, plan.starts, strict=True)
+        )
+        for job in started:
+            queue.remove(job.name)
+        begun = time.perf_counter()
+        decide(View(machine=machine, queue=queue, running=full), NOW_NS, Policy())
+        found["plan_again"].append(_ms_since(begun))
+        for job in started:
+            queue.put(job)
+    return found
+
+
+def _ms_since(begun: float) -> float:
+    return (time.perf_counter() - begun) * 1e3
+
+
+def _job(random: Random, number: int):  # type: ignore[no-untyped-def]
+    from spool.testing.builders import NOW_NS, a_job
+
+    gpus = random.choice((0, 0, 0, 1, 1, 2, 4, 8))
+    return a_job(
+        f"job{number}",
+        cpus=random.choice((1, 1, 2, 4, 8, 16)),
+        memory=random.choice((None, "1G", "4G", "16G", "64G")),
+        gpus=gpus,
+        gpu_memory=random.choice((None, "10G", "20G", "40G")) if gpus else None,
+        priority=random.choice((10, 10, 10, 50, 100)),
+        time_limit=random.choice((None, "10m", "1h", "8h", "1d")),
+        user=random.choice(("alice", "bob", "carol", "dave")),
+        arrived_at_ns=NOW_NS - random.randrange(3600) * 10**9,
+    )
+
+
+def _run(random: Random, number: int):  # type: ignore[no-untyped-def]
+    from spool.testing.builders import NOW_NS, a_run
+
+    shared = number < GPUS  # every GPU has one run that shares it, the others want processors only
+    return a_run(
+        f"run{number}",
+        cpus=random.choice((1, 2, 4)),
+        memory="2G",
+        gpu_memory="30G" if shared else None,
+        on=(number % GPUS,) if shared else None,
+        time_limit=random.choice((None, "1h", "1d")),
+        user=random.choice(("alice", "bob", "carol", "dave")),
+        started_at_ns=NOW_NS - random.randrange(3600) * 10**9,
+    )

@@ -1,0 +1,134 @@
+"""What each metric is, what is wanted of it, and how a run is shown and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spoolbench.figures import Samples
+from spoolbench.tools import OUT
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure: its words, its unit, and the target, a most or a least."""
+
+    title: str
+    unit: str
+    most: float | None = None
+    least: float | None = None
+
+    def met(self, value: float) -> bool | None:
+        """Tell whether *value* meets the target, None if there is none."""
+        if self.most is not None:
+            return value <= self.most
+        return None if self.least is None else value >= self.least
+
+    @property
+    def target(self) -> str:
+        """Return the target in words."""
+        if self.most is not None:
+            return f"≤ {self.most:g}"
+        return "" if self.least is None else f"≥ {self.least:g}"
+
+
+METRICS = {
+    "submit": Metric("submit, one cold command", "ms", most=60),
+    "submit_in_a_row": Metric("submit, each of many in a row", "ms"),
+    "submit_known": Metric("submit with 10,000 waiting", "ms"),
+    "dispatch_link": Metric("file linked into queued/ → first instruction", "ms", most=10),
+    "dispatch_rename": Metric("file renamed into queued/ → first instruction", "ms", most=10),
+    "dispatch_after_submit": Metric("submit's return → first instruction", "ms", most=10),
+    "dispatch_with_submit": Metric("submit's start → first instruction", "ms"),
+    "gap": Metric("end of one → start of the next, one slot", "ms", most=5),
+    "throughput_command": Metric("submitted one by one, two slots", "jobs/s"),
+    "throughput_files": Metric("1,000 files dropped one by one, two slots", "jobs/s"),
+    "drain": Metric("1,000 that wait, two slots", "jobs/s", least=300),
+    "idle_empty": Metric("idle, nothing waits", "% of a core", most=0.2),
+    "idle_known": Metric("idle, 10,000 wait", "% of a core", most=0.2),
+    "idle_memory": Metric("memory (PSS), 10,000 wait", "MiB"),
+    "ls": Metric("list with 10,000 waiting", "ms"),
+    "deep_startup": Metric("start-up, 100,000 wait → first instruction", "s", most=10),
+    "deep_pass": Metric("pass with nothing changed, 100,000 wait", "ms", most=20),
+    "deep_look": Metric("look at every file, 100,000 wait", "ms"),
+    "deep_dispatch": Metric("file renamed → first instruction, 100,000 wait", "ms"),
+    "deep_submit": Metric("submit with 100,000 waiting", "ms"),
+    "deep_rss": Metric("memory (RSS), 100,000 wait", "MiB", most=400),
+    "deep_pss": Metric("memory (PSS), 100,000 wait", "MiB"),
+    "plan_small": Metric("planner, pass over 1,000 of mixed shapes", "ms"),
+    "plan_middle": Metric("planner, pass over 10,000", "ms"),
+    "plan_pass": Metric("planner, pass over 100,000", "ms", most=150),
+    "plan_again": Metric("planner, the same with the machine full", "ms", most=150),
+    "plan_reasons": Metric("planner, a reason for each of 100,000", "ms"),
+    "plan_index": Metric("planner, the index of 100,000 from nothing", "ms"),
+}
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader has to know of the machine, and no more."""
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "load": round(os.getloadavg()[0], 2)}
+
+
+def shown(number: float) -> str:
+    """Return a number with three digits that mean something."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def _cell(samples: list[float]) -> str:
+    middle = shown(statistics.median(samples))
+    return middle if len(samples) == 1 else f"{middle} ({shown(min(samples))}..{shown(max(samples))})"
+
+
+def render(results: Mapping[str, Samples]) -> str:
+    """Return the one table: a row for each metric, a column for each engine, medians (min..max)."""
+    engines = list(results)
+    rows = [["", "unit", "target", *engines, ""]]
+    for key, metric in METRICS.items():
+        values = [results[engine].get(key) for engine in engines]
+        if any(values):
+            ours = results[engines[0]].get(key)
+            met = metric.met(statistics.median(ours)) if ours else None
+            verdict = {True: "met", False: "MISSED", None: ""}[met]
+            rows.append([metric.title, metric.unit, metric.target, *(_cell(v) if v else "-" for v in values), verdict])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def markdown(results: Mapping[str, Samples]) -> str:
+    """Return the same table for a page."""
+    engines = list(results)
+    lines = ["| figure | target | " + " | ".join(engines) + " |", "|---|---|" + "---|" * len(engines)]
+    for key, metric in METRICS.items():
+        values = [results[engine].get(key) for engine in engines]
+        if any(values):
+            cells = " | ".join(_cell(value) if value else "-" for value in values)
+            lines.append(f"| {metric.title}, {metric.unit} | {metric.target} | {cells} |")
+    return "\n".join(lines)
+
+
+def keep(results: Mapping[str, Samples], about: dict[str, Any]) -> str:
+    """Write everything to `out/` and return the path."""
+    OUT.mkdir(exist_ok=True)
+    path = OUT / time.strftime("%Y%m%d-%H%M%S.json", time.gmtime())
+    figures = {
+        engine: {
+            key: {
+                "median": statistics.median(values),
+                "min": min(values),
+                "max": max(values),
+                "unit": METRICS[key].unit,
+                "samples": values,
+            }
+            for key, values in samples.items()
+        }
+        for engine, samples in results.items()
+    }
+    path.write_text(json.dumps(about | {"figures": figures}, indent=1) + "\n")
+    return str(path)
