@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spool.core.estimates import expected_end_ns
+from spool.core.gpus import NEW_RUN
 from spool.core.model import Grant, Running, Waiting
 from spool.core.queue import opens_at_ns, waited_ns
 from spool.core.reasons import Reason
@@ -62,20 +63,12 @@ def earliest(job: Waiting, room: Room) -> tuple[int, Room] | None:
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             next_end += 1
         then.now_ns = at_ns
-        if at_ns >= not_before and not waits_for_gpus and _has_pools(job, then):
+        if at_ns >= not_before and not waits_for_gpus and not then.lacks(job.spec.request):
             reason = next(then.noes(job), None)
             if reason is None:
                 return at_ns, then
             waits_for_gpus = reason.code == "gpus"
     return None
-
-
-def _has_pools(job: Waiting, room: Room) -> bool:
-    """Tell quickly whether the sums allow *job*, before the longer questions are asked."""
-    request = job.spec.request
-    return (
-        request.cpus <= room.machine.cpus - room.cpus or not request.cpus
-    ) and (request.memory_bytes or 0) <= room.machine.memory_bytes - room.memory_bytes
 
 
 def expect(job: Waiting, room: Room) -> Expectation | None:
@@ -169,4 +162,4 @@ def _left_for(job: Waiting, now_ns: int) -> Reason:
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:
     """Return the run that *job* becomes if it starts now with that grant."""
-    return Running(job.name, 0, job.user, job.spec, grant, now_ns, job.attempt)
+    return Running(job.name, NEW_RUN, job.user, job.spec, grant, now_ns, job.attempt)

@@ -214,7 +214,7 @@ class Watch:
         self._jobs: set[str] = set()
         self._ran: Set[str] = frozenset()
         self.doubtful: set[str] = set()  # jobs not judged since something changed
-        self.doomed: set[str] = set()  # jobs whose dependencies were impossible when last judged
+        self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
 
     def __bool__(self) -> bool:
         return bool(self._jobs)

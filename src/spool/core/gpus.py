@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from spool.core.model import Gpu, Grant, Machine, Policy, Request
+from spool.core.model import Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
 
 ANY_TYPE = "auto"
+
+NEW_RUN = 0
+"""The number of a run that this very pass starts; runs on disk count from 1."""
 
 _Kind = tuple[int | None, str | None]  # all of a request that decides which GPUs would do: memory on each, type
 
@@ -26,6 +29,13 @@ class Card:
     shares: dict[str, int] = field(default_factory=dict)  # run -> bytes granted
     shared_bytes: int = 0
     untaken_bytes: int = 0  # granted to runs, and not taken by them yet
+    returned: dict[str, int] = field(default_factory=dict)  # what released runs had taken when measured
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What is really free for new runs; None is unknown."""
+        free = self.gpu.memory_free_bytes
+        return None if free is None else free + sum(self.returned.values()) - self.untaken_bytes
 
     @property
     def idle(self) -> bool:
@@ -43,7 +53,8 @@ class Card:
         if gpu.memory_total_bytes is not None and self.shared_bytes + need > gpu.memory_total_bytes:
             return False
         # Unknown is not free. What our runs were granted and have not taken yet still looks free, and is not.
-        return gpu.memory_free_bytes is not None and need <= gpu.memory_free_bytes - self.untaken_bytes
+        free = self.free_bytes
+        return free is not None and need <= free
 
 
 class Cards:
@@ -57,37 +68,35 @@ class Cards:
         self._suitable: dict[_Kind, list[Card]] = {}
         self._open: dict[_Kind, list[Card]] = {}
 
-    def claim(self, name: str, grant: Grant) -> None:
-        """Give the run *name* the GPUs of its grant. One that the machine has no more is passed over."""
-        if not grant.gpu_uuids:
-            return
-        self._open.clear()
-        for uuid in grant.gpu_uuids:
-            card = self.by_uuid.get(uuid)
-            if card is None:
-                continue
-            if grant.gpu_memory_bytes is None:
-                card.alone.append(name)
+    def claim(self, run: Running) -> None:
+        """Give *run* the GPUs of its grant. One that the machine has no more is passed over."""
+        for card in self._cards_of(run.grant):
+            card.returned.pop(run.name, None)
+            granted = run.grant.gpu_memory_bytes
+            if granted is None:
+                card.alone.append(run.name)
             else:
-                card.shares[name] = grant.gpu_memory_bytes
-                card.shared_bytes += grant.gpu_memory_bytes
-                card.untaken_bytes += _untaken(card.gpu, name, grant.gpu_memory_bytes)
+                card.shares[run.name] = granted
+                card.shared_bytes += granted
+                card.untaken_bytes += _untaken(card.gpu, run, granted)
 
-    def release(self, name: str, grant: Grant) -> None:
+    def release(self, run: Running) -> None:
         """Take back what `claim` gave."""
-        if not grant.gpu_uuids:
-            return
-        self._open.clear()
-        for uuid in grant.gpu_uuids:
-            card = self.by_uuid.get(uuid)
-            if card is None:
-                continue
-            if grant.gpu_memory_bytes is None:
-                card.alone.remove(name)
+        for card in self._cards_of(run.grant):
+            granted = run.grant.gpu_memory_bytes
+            if granted is None:
+                card.alone.remove(run.name)
             else:
-                del card.shares[name]
-                card.shared_bytes -= grant.gpu_memory_bytes
-                card.untaken_bytes -= _untaken(card.gpu, name, grant.gpu_memory_bytes)
+                del card.shares[run.name]
+                card.shared_bytes -= granted
+                card.untaken_bytes -= _untaken(card.gpu, run, granted)
+            card.returned[run.name] = _taken(card.gpu, run)
+
+    def _cards_of(self, grant: Grant) -> list[Card]:
+        if not grant.gpu_uuids:
+            return []
+        self._open.clear()
+        return [self.by_uuid[uuid] for uuid in grant.gpu_uuids if uuid in self.by_uuid]
 
     def open_to(self, request: Request) -> list[Card]:
         """Return the GPUs that have room for *request* now, whoever else they are kept for."""
@@ -193,8 +202,21 @@ def is_of_type(name: str, wanted: str | None) -> bool:
     return re.search(before + re.escape(wanted) + after, name, re.IGNORECASE) is not None
 
 
-def _untaken(gpu: Gpu, name: str, granted_bytes: int) -> int:
-    return max(granted_bytes - sum(taken for job, taken in gpu.taken_bytes if job == name), 0)
+def _taken(gpu: Gpu, run: Running) -> int:
+    """Return how much *run* had on *gpu* when that was measured. A run of this very pass had nothing."""
+    if run.run == NEW_RUN:
+        return 0
+    known = [taken for job, taken in gpu.taken_bytes if job == run.name]
+    if known or run.grant.gpu_memory_bytes is not None:
+        return sum(known)
+    if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
+        return 0
+    others = sum(process.memory_bytes or 0 for process in gpu.foreign)  # it was alone there: the rest was its own
+    return max(gpu.memory_total_bytes - gpu.memory_free_bytes - others, 0)
+
+
+def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
+    return max(granted_bytes - _taken(gpu, run), 0)
 
 
 def _why_closed(card: Card, need: int | None) -> str:
@@ -205,10 +227,10 @@ def _why_closed(card: Card, need: int | None) -> str:
     if card.alone:
         return f"{label} is {some_of(card.alone)}'s alone"
     if need is not None:
-        free = gpu.memory_free_bytes
+        free = card.free_bytes
         if free is None:
             return f"{label}: how much is free is unknown"
-        left = max(free - card.untaken_bytes, 0)
+        left = max(free, 0)
         if gpu.memory_total_bytes is not None:
             left = min(left, gpu.memory_total_bytes - card.shared_bytes)
         return f"{label} has {show_size(left)} left"

@@ -81,11 +81,8 @@ class Placement:
     def _lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums alone leave no room for *request*; the rules say why, if anyone asks."""
         room = self._room
-        return (
-            request.cpus > room.machine.cpus - room.cpus
-            or (request.memory_bytes or 0) > room.machine.memory_bytes - room.memory_bytes
-            or (request.gpus > 0 and len(room.cards.open_to(request)) < request.gpus)
-        )
+        gpus = request.gpus
+        return room.lacks(request) or (gpus > 0 and len(room.cards.open_to(request)) < gpus)
 
     def _first_open(self, number: int) -> _Entry | None:
         """Return the next job of a shape that nothing of its own keeps waiting, as an entry of the order."""

@@ -214,11 +214,10 @@ class WaitingQueue(Mapping[str, Waiting]):
     def ripen(self, now_ns: int) -> None:
         """Let the jobs whose instant has come join their shapes."""
         cut = bisect_left(self._times, (now_ns + 1,))
-        if not cut:
-            return
-        names = [name for _, name in self._times[:cut]]
-        del self._times[:cut]
-        self._open(names, _TIME)
+        if cut:
+            names = [name for _, name in self._times[:cut]]
+            del self._times[:cut]
+            self._open(names, _TIME)
 
     def open_dependency(self, names: Iterable[str]) -> None:
         """Let the jobs whose dependencies are satisfied join their shapes."""

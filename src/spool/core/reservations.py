@@ -5,7 +5,7 @@ A reservation holds from its start up to, not including, its end. Jobs without G
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
@@ -35,9 +35,12 @@ def overlap(one: Reservation, other: Reservation) -> bool:
     return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
 
 
-def conflict(new: Reservation, existing: Iterable[Reservation], gpu_count: int, zone: tzinfo = UTC) -> str | None:
-    """Return why *new* cannot stand beside *existing* on a machine of *gpu_count* GPUs, or None if it can.
+def conflict(
+    new: Reservation, existing: Iterable[Reservation], gpus: int | Collection[int], zone: tzinfo = UTC
+) -> str | None:
+    """Return why *new* cannot stand beside *existing* on a machine with *gpus*, or None if it can.
 
+    *gpus* is how many there are, with indices from 0, or their indices where these have gaps (MIG instances).
     Looked at moment by moment: reservations that never hold at once are not in each other's way. What stands does
     not change but at a start, so the starts within *new* are the moments to look at.
     """
@@ -47,8 +50,10 @@ def conflict(new: Reservation, existing: Iterable[Reservation], gpu_count: int, 
         return "it names no GPUs"
     if new.gpu_count is not None and new.gpu_count < 1:
         return "it must keep at least one GPU"
+    known = range(gpus) if isinstance(gpus, int) else gpus
+    gpu_count = len(known)
     for index in new.gpu_indices:
-        if not 0 <= index < gpu_count:
+        if index not in known:
             return f"there is no GPU {index}, the machine has {count_of(gpu_count, 'GPU')}"
     others = [each for each in existing if each.name != new.name and overlap(each, new)]
     moments = {new.start_at_ns, *(each.start_at_ns for each in others if each.start_at_ns > new.start_at_ns)}

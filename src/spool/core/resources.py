@@ -52,8 +52,10 @@ class Room:
 
     def emptied(self) -> Room:
         """Return the machine with nothing of ours on it and nothing kept for anybody."""
-        room = Room(self.machine, self.policy, self.limits, (), self.now_ns, (), self.zone)
-        room.available_bytes = None
+        room = self.at(self.now_ns, self.runs.values())
+        for run in self.runs.values():
+            room.release(run)
+        room.reservations = ()
         return room
 
     def claim(self, run: Running) -> None:
@@ -63,7 +65,7 @@ class Room:
         self.cpus += grant.cpus
         self.memory_bytes += grant.memory_bytes or 0
         self.tally.add(run)
-        self.cards.claim(run.name, grant)
+        self.cards.claim(run)
 
     def release(self, run: Running) -> None:
         """Count it no more."""
@@ -72,13 +74,21 @@ class Room:
         self.cpus -= grant.cpus
         self.memory_bytes -= grant.memory_bytes or 0
         self.tally.add(run, -1)
-        self.cards.release(run.name, grant)
+        self.cards.release(run)
 
     def start(self, run: Running) -> None:
         """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
         self.claim(run)
         if self.available_bytes is not None:
             self.available_bytes -= run.grant.memory_bytes or 0
+
+    def lacks(self, request: Request) -> bool:
+        """Tell quickly whether the sums of processors and memory leave no room for *request*."""
+        cpus, memory = request.cpus, request.memory_bytes
+        return bool(
+            (cpus and cpus > self.machine.cpus - self.cpus)
+            or (memory and memory > self.machine.memory_bytes - self.memory_bytes)
+        )
 
     # The rules, in the order in which they are asked. Each returns its reason, or None.
 
@@ -120,7 +130,7 @@ class Room:
     def memory(self, job: Waiting) -> Reason | None:
         """Neither the sum of the grants nor what the kernel could really give may be exceeded."""
         need = job.spec.request.memory_bytes
-        if need is None:
+        if not need:
             return None
         free = self.machine.memory_bytes - self.memory_bytes
         if need > free:

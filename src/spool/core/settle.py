@@ -45,8 +45,10 @@ def settle(queue: WaitingQueue, held: Mapping[str, Waiting], names: Names, now_n
         if waits:
             satisfied.pop(name, None)
             queue.close_dependency(name)
-            (watch.doomed.add if verdict is Verdict.IMPOSSIBLE else watch.doomed.discard)(name)
+            watch.doomed.discard(name)
         if verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+            if waits:
+                watch.doomed.add(name)  # to be found again, as long as nobody has ended it
             names.end(name, State.CANCELLED)
             ending.append(name)
             todo += _dependents(name, queue, held_watch)

@@ -115,8 +115,7 @@ class Simulation:
             yield from self._over(now_ns)
             while self._coming and self._coming[-1].submit_at_ns <= now_ns:
                 new = self._coming.pop()
-                at_ns = new.submit_at_ns
-                self._queue.put(Waiting(new.name, new.spec, new.user, at_ns, clock_at_ns=at_ns))
+                self._queue.put(self._waiting(new))
             view = View(
                 self._machine,
                 self._queue,
@@ -146,11 +145,16 @@ class Simulation:
         for name in self._queue:
             yield self._outcome(name, None, None, State.QUEUED, NOTHING)
 
+    def _waiting(self, new: Coming) -> Waiting:
+        spec = new.spec
+        if self._policy.strict_order and not self._reservations:
+            spec = replace(spec, time_limit_ns=None)  # asked by no rule then, and so fewer shapes to look at
+        return Waiting(new.name, spec, new.user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
+
     def _start(self, name: str, grant: Grant, now_ns: int) -> None:
-        job = self._queue[name]
-        self._running[name] = as_run(job, grant, now_ns)
+        self._running[name] = as_run(self._queue[name], grant, now_ns)
         self._queue.remove(name)
-        limit = job.spec.time_limit_ns
+        limit = self._jobs[name].spec.time_limit_ns
         duration = self._jobs[name].duration_ns
         heappush(self._ends, (now_ns + (duration if limit is None else min(duration, limit)), name))
 
@@ -158,7 +162,7 @@ class Simulation:
         while self._ends and self._ends[0][0] <= now_ns:
             at_ns, name = heappop(self._ends)
             run = self._running.pop(name)
-            limit = run.spec.time_limit_ns
+            limit = self._jobs[name].spec.time_limit_ns
             late = limit is not None and self._jobs[name].duration_ns > limit
             state = State.TIMEOUT if late else State.FINISHED
             key = share_key(run.user, run.spec.project, self._policy)
