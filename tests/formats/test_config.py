@@ -150,7 +150,7 @@ def reserved(text: str) -> Reservation:
 
 
 def test_a_reservation_begins_now_unless_it_says_when() -> None:
-    """ "now" is the moment of the file, so that reading it later changes nothing."""
+    """The word `now` means the moment of the file, so that reading it later changes nothing."""
     expected = Reservation("demo", "alice", None, 1000 * S, 4600 * S, gpu_count=2, created_at_ns=1000 * S)
     assert reserved('user = "alice"\ngpus = 2\nduration = "1h"') == expected
     assert reserved('user = "alice"\ngpus = 2\nduration = "1h"\nstart = "now"') == expected

@@ -16,7 +16,7 @@ from spool.formats import toml
 from spool.formats.checking import Problems, convert
 from spool.formats.configkeys import ConfigFile, GpuTable, QuotaTable
 from spool.formats.jobvalues import EXECUTORS, one_of
-from spool.formats.lines import Path
+from spool.formats.toml import Path
 
 V = TypeVar("V")
 

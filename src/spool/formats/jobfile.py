@@ -29,7 +29,7 @@ from spool.formats import toml
 from spool.formats.checking import Problems, convert
 from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
 from spool.formats.jobvalues import Matrix
-from spool.formats.lines import Path
+from spool.formats.toml import Path
 
 _PLAIN_REQUEST = Request()
 _PLAIN_RETRY = Retry()
@@ -73,11 +73,7 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     """Return the text of `NAME.toml.error`: what is wrong with the job file, in which key and on which line."""
     head = f"The job {name} cannot run: its file has {len(problems)} problem{'s' if len(problems) != 1 else ''}.\n"
     tail = "This file goes away when the job file is mended or removed.\n"
-    return head + "".join(f"- {_one_line(problem.message)}\n" for problem in problems) + tail
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return head + "".join(f"- {toml.one_line(problem.message)}\n" for problem in problems) + tail
 
 
 def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problems) -> Spec:

@@ -14,6 +14,7 @@ from spool.core.errors import InvalidValue
 from spool.core.model import OUTCOMES, ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration
+from spool.formats.checking import closest
 from spool.formats.toml import show
 
 MAX_TASKS = 100_000
@@ -68,10 +69,8 @@ def one_of(value: str, words: Iterable[str]) -> str:
     words = tuple(words)
     if value in words:
         return value
-    import difflib  # here, for it is needed only when something is wrong, and slow to import
-
-    meant = difflib.get_close_matches(value, words, n=1)
-    hint = f', did you mean "{meant[0]}"?' if meant else f"; it is one of {', '.join(words)}"
+    meant = closest(value, words)
+    hint = f', did you mean "{meant}"?' if meant is not None else f"; it is one of {', '.join(words)}"
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 

@@ -9,8 +9,7 @@ import re
 import tomllib
 from contextlib import suppress
 
-Path = tuple[str | int, ...]
-"""Keys, and positions in lists: `("depends_on", "all", 2)`."""
+from spool.formats.toml import Path
 
 _STRING = (
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}'
@@ -23,13 +22,13 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _NO_KEYS = re.compile(rf"(?P<text>{_STRING})|#[^\n]*", re.DOTALL)
-_DOTTED = re.compile(r"(?:[A-Za-z0-9_\"-]+[ \t]*+\.[ \t]*+){64}")
 
 
-def too_many_dots(text: str) -> bool:
-    """Tell whether *text* has a key of more than 64 parts: the parser needs quadratic time for such a key."""
+def has_long_key(text: str, most: int) -> bool:
+    """Tell whether *text*, valid or not, has a key of more than *most* parts."""
     bare = _NO_KEYS.sub(lambda match: '""' if match.group("text") else "", text)
-    return _DOTTED.search(bare) is not None
+    part = r"[A-Za-z0-9_\"-]"
+    return re.search(rf"(?<!{part})(?:{part}++[ \t]*+\.[ \t]*+){{{most}}}", bare) is not None
 
 
 def find_line(text: str, path: Path) -> int | None:

@@ -15,7 +15,12 @@ from datetime import datetime
 from typing import Any
 
 from spool.core.errors import InvalidFile, Problem
-from spool.formats.lines import Path, find_line, line_of, too_many_dots
+
+Path = tuple[str | int, ...]
+"""Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
+
+MAX_KEY_PARTS = 16
+"""The parser needs quadratic time for a key of many parts, and no file of a spool has one."""
 
 MAX_BYTES = 1 << 20
 """A larger file is refused unread: eight times the longest command that the kernel takes, and read in half a second."""
@@ -28,8 +33,8 @@ _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 def read(data: bytes, what: str) -> dict[str, Any]:
     """Return the TOML document *data*; *what* names it in errors ("job train"). Raises InvalidFile and nothing else."""
     text = decode(data, what)
-    if text.count(".") > 64 and too_many_dots(text):
-        raise InvalidFile(what, [Problem(None, None, "not valid TOML: a key has more than 64 parts")])
+    if text.count(".") >= MAX_KEY_PARTS and _has_long_key(text):
+        raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
     try:
         document = tomllib.loads(text)
     except RecursionError:
@@ -39,11 +44,19 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     bad = _find_bad(document)
     if bad is not None:
         path, why = bad
+        from spool.formats.lines import find_line  # here, for only a file that is wrong needs it
+
         line = find_line(text, path)
         on_line = "" if line is None else f" on line {line}"
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
     return document
+
+
+def _has_long_key(text: str) -> bool:
+    from spool.formats.lines import has_long_key  # here, for hardly any file has so many dots
+
+    return has_long_key(text, MAX_KEY_PARTS)
 
 
 def decode(data: bytes, what: str) -> str:
@@ -130,12 +143,17 @@ def quote(text: str) -> str:
     return '"' + _ESCAPE.sub(lambda match: _SHORT.get(match.group()) or f"\\u{ord(match.group()):04X}", clean) + '"'
 
 
+def one_line(text: str) -> str:
+    """Return *text* with everything escaped that a terminal would not show as it is."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def show(value: object) -> str:
     """Return *value* as short text for an error message, the way the file would have it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        text = quote(value)
+        text = one_line(quote(value))
         return text if len(text) <= 60 else f'{text[:56]}..."'
     if isinstance(value, (int, float)):
         return str(value) if abs(value) < 1e18 else "a huge number"
@@ -144,6 +162,3 @@ def show(value: object) -> str:
     if isinstance(value, list):
         return "a list"
     return "a table" if isinstance(value, dict) else str(value)
-
-
-__all__ = ["MAX_BYTES", "decode", "find_line", "line_of", "quote", "read", "show", "write"]

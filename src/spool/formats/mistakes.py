@@ -1,0 +1,146 @@
+"""A document that does not fit its type, taken apart key by key: what is wrong, in the words of the format page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from spool.core.errors import InvalidValue
+from spool.formats.checking import Problems
+from spool.formats.toml import Path, show
+
+_EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?P<at> - at `.*`)?$")
+_INDEX = re.compile(r"\[([0-9]+)\]")
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, problems: Problems) -> dict[str, Any]:
+    """Return the part of *document* that fits *kind*, required keys filled in, and note the rest."""
+    hints = get_type_hints(kind, include_extras=True)
+    good: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            good[field.name] = _filler(hints[field.name])
+            if field.name not in document:
+                problems.add((*path, field.name), "is required")
+    for key, value in document.items():
+        if key not in hints:
+            problems.add_unknown((*path, key), hints)
+            continue
+        hint = hints[key]
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            inner = _struct_in(hint)
+            if inner is not None and isinstance(value, dict):
+                value = salvage(value, inner, (*path, key), problems)
+            elif inner is None and isinstance(value, dict) and (each := _struct_of_values(hint)) is not None:
+                value = {
+                    name: salvage(entry, each, (*path, key, name), problems)
+                    for name, entry in value.items()
+                    if _is_table(entry, (*path, key, name), problems)
+                }
+            else:
+                where, why = _explain(value, hint, error)
+                problems.add((*path, key, *where), why)
+                continue
+        good[key] = value
+    return good
+
+
+def _is_table(entry: object, path: Path, problems: Problems) -> bool:
+    if isinstance(entry, dict):
+        return True
+    problems.add(path, f"must be a table, not {show(entry)}")
+    return False
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """Return what a union consists of, annotations taken off; the hint itself if it is none."""
+    if get_origin(hint) is Annotated:
+        return _parts(get_args(hint)[0])
+    args = get_args(hint)
+    if args and get_origin(hint) not in (list, dict, tuple):
+        return tuple(part for arg in args for part in _parts(arg))
+    return (hint,)
+
+
+def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+    for part in _parts(hint):
+        if isinstance(part, type) and issubclass(part, msgspec.Struct):
+            return part
+    return None
+
+
+def _struct_of_values(hint: Any) -> type[msgspec.Struct] | None:
+    for part in _parts(hint):
+        if get_origin(part) is dict:
+            return _struct_in(get_args(part)[1])
+    return None
+
+
+def _unit_of(hint: Any) -> Callable[[object], int] | None:
+    """Return the parser of a size or duration, if that is what *hint* asks for."""
+    for note in getattr(hint, "__metadata__", ()):
+        if isinstance(note, msgspec.Meta) and note.extra:
+            unit: Callable[[object], int] | None = note.extra.get("unit")
+            return unit
+    for arg in get_args(hint):
+        if (unit := _unit_of(arg)) is not None:
+            return unit
+    return None
+
+
+def _filler(hint: Any) -> object:
+    return "x" if str in _parts(hint) else 0
+
+
+def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:
+    """Return where below the key the mistake is, and what it is, in the words of the format page."""
+    unit = _unit_of(hint)
+    if unit is not None and not isinstance(value, (str, list, dict)):
+        try:
+            unit(value)
+        except InvalidValue as why:
+            return (), str(why)
+    match = _EXPECTED.match(str(error))
+    if match is None:
+        return (), str(error)
+    at: Path = ()
+    for index in _INDEX.findall(match["at"] or ""):
+        at = (*at, int(index))
+        if isinstance(value, list):
+            value = value[int(index)]
+        elif isinstance(value, dict):
+            break
+    if isinstance(value, dict) and "[...]" in (match["at"] or ""):
+        at, value = _in_table(value, hint, match["at"])
+    words = [_TYPE_WORDS.get(word.strip(), word.strip()) for word in match["types"].split("|")]
+    if "a whole number" in words and "a number" in words:
+        words.remove("a whole number")
+    return at, f"must be {' or '.join(words)}{match['limit'] or ''}, not {show(value)}"
+
+
+def _in_table(table: dict[str, Any], hint: Any, at: str) -> tuple[Path, object]:
+    """Find the entry of a table of like values that does not fit."""
+    for part in _parts(hint):
+        if get_origin(part) is dict:
+            for key, value in table.items():
+                try:
+                    msgspec.convert(value, get_args(part)[1])
+                except msgspec.ValidationError:
+                    index = _INDEX.findall(at)
+                    if index and isinstance(value, list):
+                        return (key, int(index[0])), value[int(index[0])]
+                    return (key,), value
+    return (), table
