@@ -272,7 +272,6 @@ def test_a_grouped_sync_that_fails_is_kept_for_the_caller_to_see(stand: Stand, m
     logs.close()
 
 
-@pytest.mark.xfail(strict=True, reason="the half line of a failed append is mended only by the next dispatcher")
 def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
     """When there is room again, the next line is read, although half of the one before it lies in the file."""
     with Stand(tmp_path / "spool", fail_at=2, torn=True) as stand:

@@ -46,6 +46,7 @@ STOP = "stop"
 STATUS = "status"
 RESULT = "result.toml"
 FAILURE = "error"
+SIGNAL = "signal"
 
 
 def valid_name(name: str) -> bool:

@@ -31,8 +31,10 @@ COULD_NOT_START = "could not start: "
 
 
 class Finisher:
-    """Ends runs. `lines` gathers what the journal is to be told; *revisit* has a job's files looked at anew,
-    *outcome* is told of every job that has ended for good."""
+    """Ends runs. `lines` gathers what the journal is to be told.
+
+    *revisit* has a job's files looked at anew, *outcome* is told of every job that has ended for good.
+    """
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class Finisher:
         self._revisit(job)
 
     def _void(self, job: Job, live: Live) -> None:
-        """A run that never started and never will: the job goes back, and nothing is counted."""
+        """Put the job of a run that never started and never will back; nothing is counted."""
         self._table.end_run(live)
         job.live = None
         self.lines.append(journal.Over(live.name, live.run, False))

@@ -15,7 +15,7 @@ from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.units import format_duration, format_size
 from spool.dispatcher.stop import Stopper, processes_of
 from spool.dispatcher.table import Live, Table
-
+from spool.machine import memory
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,6 @@ class Limits:
             self._memory_at_ns = time.monotonic_ns() + MEMORY_EVERY_NS
 
     def _check_memory(self) -> None:
-        from spool.machine import memory
-
         self._with_memory &= self._table.live.keys()
         runs = [self._table.live[key] for key in self._with_memory]
         for live, members in processes_of(runs, self._stopper.spool_dir).items():

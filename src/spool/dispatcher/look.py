@@ -16,7 +16,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
-from spool.dispatcher.table import FRESH, Job, JobFile, Table, Wait
+from spool.dispatcher.table import FRESH, INVALID, Job, JobFile, Table, Wait
 from spool.formats import jobfile, journal
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, Seen, read_whole
@@ -147,7 +147,7 @@ class Look:
             try:
                 spec = self._parse(name, seen.data)
             except InvalidJob as error:
-                problem = _INVALID
+                problem = INVALID
                 self._complain(place, name, jobfile.render_errors(name, error.problems))
         file = JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
         self._set(place, name, file)
@@ -174,7 +174,7 @@ class Look:
             return
         self._complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFile(*identity, None, _INVALID))
+        self._set(place, name, JobFile(*identity, None, INVALID))
 
     def _complain(self, place: str, name: str, text: str) -> None:
         try:
@@ -197,7 +197,7 @@ class Look:
             job.queued = file
         else:
             job.held = file
-        if before is not None and before.problem == _INVALID and (file is None or file.problem is None):
+        if before is not None and before.problem == INVALID and (file is None or file.problem is None):
             self._spool.disk.discard(self._layout.error_file(place, name))
         now = time.time_ns()
         if job.queued is None and job.held is None:
@@ -240,7 +240,7 @@ class Look:
             self.lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
 
     def forget(self, name: str) -> None:
-        """A job that waited is in no directory any more, and will not come back as the same submission."""
+        """Forget the place of a job that is in no directory any more: it will not come back as the same submission."""
         job = self._table.jobs.get(name)
         if job is not None and job.queued is None and job.held is None and job.wait is not None:
             job.wait, job.series = None, FRESH
@@ -269,7 +269,7 @@ class Look:
         for name in complaints:
             job = self._table.jobs.get(name)
             file = (job.queued if place == QUEUED else job.held) if job is not None else None
-            if name not in found or (file is not None and file.problem != _INVALID):
+            if name not in found or (file is not None and file.problem != INVALID):
                 self._spool.disk.discard(self._layout.error_file(place, name))
         return found, marks
 
@@ -283,7 +283,6 @@ class Look:
 
 _NO_FILE = JobFile(0, 0, 0, 0, 0, None)
 _IN_EDITOR = "open in an editor"
-_INVALID = "invalid"
 
 
 def _of_editor_mark(filename: str) -> str | None:

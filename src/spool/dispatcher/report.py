@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
-
-import msgspec.json
 
 from spool.core import layout
+from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.plan import Plan
-from spool.dispatcher.table import Live, Table
+from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
+from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
 from spool.machine import identity
 from spool.store.locked import LockedSpool
 
@@ -34,7 +33,7 @@ class Report:
         self.blocked: dict[str, str] = {}
 
     def changed(self) -> None:
-        """What the file says is no longer so."""
+        """Take note that what the file says is no longer so."""
         self._wanted = True
 
     def next_due_ns(self) -> int:
@@ -49,7 +48,7 @@ class Report:
                 self._beat(now)
             return
         begun = time.perf_counter_ns()
-        text = msgspec.json.encode(self._document(plan, machine, paused=paused))
+        text = render_state(self._view(plan, machine, paused=paused))
         self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
         cost = time.perf_counter_ns() - begun
         self._wanted = False
@@ -63,93 +62,97 @@ class Report:
             self._wanted = True
         self._beat_ns = now + _HEARTBEAT_NS
 
-    def _document(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> dict[str, Any]:
-        jobs: dict[str, dict[str, Any]] = {}
+    def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
+        jobs: dict[str, JobView] = {}
         for job in self._table.jobs.values():
             if job.live is not None:
                 jobs[job.name] = self._live(job.live)
             elif (file := job.queued or job.held) is not None:
-                state = State.QUEUED if job.queued is not None else State.HELD
-                reason = plan.reason(job.name) if plan is not None else None
-                entry: dict[str, Any] = {"state": state, "reason": str(reason) if reason is not None else ""}
-                if file.spec is None:
-                    entry["reason"] = file.problem or ""
-                    if file.problem == "invalid":
-                        entry["state"] = State.INVALID
-                else:
-                    request = file.spec.request
-                    entry |= {
-                        "priority": file.spec.priority,
-                        "cpus": request.cpus,
-                        "memory_bytes": request.memory_bytes,
-                        "gpus": request.gpus,
-                        "project": file.spec.project,
-                        "tags": file.spec.tags,
-                        "attempt": job.series.attempt,
-                    }
-                if job.name in self.blocked:
-                    entry["reason"] = self.blocked[job.name]
-                entry["user"] = self._table.user_of(job)
-                entry["since_ns"] = job.wait.arrived_at_ns if job.wait is not None else None
-                jobs[job.name] = entry
+                jobs[job.name] = self._waiting(job, file, plan)
         now = time.time_ns()
-        return {
-            "version": 1,
-            "at_ns": now,
-            "heartbeat_ns": now,
-            "pid": os.getpid(),
-            "host": identity.host(),
-            "boot_id": identity.boot_id(),
-            "started_at_ns": self._started_at_ns,
-            "paused": paused,
-            "problems": self.problems,
-            "machine": self._machine(machine) if machine is not None else None,
-            "jobs": jobs,
-        }
+        return StateView(
+            version=1,
+            at_ns=now,
+            heartbeat_ns=now,
+            pid=os.getpid(),
+            host=identity.host(),
+            boot_id=identity.boot_id(),
+            started_at_ns=self._started_at_ns,
+            paused=paused,
+            problems=tuple(self.problems),
+            machine=self._machine(machine) if machine is not None else None,
+            jobs=jobs,
+        )
 
-    def _live(self, live: Live) -> dict[str, Any]:
-        state = State.STOPPING if live.stop is not None else State.RUNNING if live.jid is not None else State.STARTING
+    def _waiting(self, job: Job, file: JobFile, plan: Plan | None) -> JobView:
+        state = State.QUEUED if job.queued is not None else State.HELD
+        since = job.wait.arrived_at_ns if job.wait is not None else None
+        user = self._table.user_of(job)
+        if file.spec is None:
+            state = State.INVALID if file.problem == INVALID else state
+            return JobView(state=state, reason=file.problem or "", user=user, since_ns=since)
+        reason = plan.reason(job.name) if plan is not None else None
+        request = file.spec.request
+        return JobView(
+            state=state,
+            reason=self.blocked.get(job.name) or (str(reason) if reason is not None else ""),
+            attempt=job.series.attempt,
+            priority=file.spec.priority,
+            cpus=request.cpus,
+            memory_bytes=request.memory_bytes,
+            gpus=request.gpus,
+            user=user,
+            project=file.spec.project,
+            tags=file.spec.tags,
+            since_ns=since,
+        )
+
+    def _live(self, live: Live) -> JobView:
+        state = State.STOPPING
+        if live.stop is None:
+            spoken = live.jid is not None or self._spool.jid(live.name, live.run) is not Liveness.ABSENT
+            state = State.RUNNING if spoken else State.STARTING
         request = live.spec.request
-        return {
-            "state": state,
-            "reason": f"{live.stop.kind} by {live.stop.by}" if live.stop is not None else "",
-            "run": live.run,
-            "attempt": live.series.attempt,
-            "priority": live.spec.priority,
-            "cpus": live.grant.cpus,
-            "memory_bytes": request.memory_bytes,
-            "gpus": request.gpus,
-            "gpu_uuids": live.grant.gpu_uuids,
-            "user": live.user,
-            "project": live.spec.project,
-            "tags": live.spec.tags,
-            "since_ns": live.wait.arrived_at_ns,
-            "started_at_ns": live.started_at_ns,
-        }
+        return JobView(
+            state=state,
+            reason=f"{live.stop.kind} by {live.stop.by}" if live.stop is not None else "",
+            run=live.run,
+            attempt=live.series.attempt,
+            priority=live.spec.priority,
+            cpus=live.grant.cpus,
+            memory_bytes=request.memory_bytes,
+            gpus=request.gpus,
+            gpu_uuids=live.grant.gpu_uuids,
+            user=live.user,
+            project=live.spec.project,
+            tags=live.spec.tags,
+            since_ns=live.wait.arrived_at_ns,
+            started_at_ns=live.started_at_ns,
+        )
 
-    def _machine(self, machine: Machine) -> dict[str, Any]:
+    def _machine(self, machine: Machine) -> MachineView:
         runs = self._table.live.values()
         on: dict[str, list[str]] = {}
         for live in runs:
             for uuid in live.grant.gpu_uuids:
                 on.setdefault(uuid, []).append(live.name)
-        return {
-            "cpus": machine.cpus,
-            "cpus_free": machine.cpus - sum(live.grant.cpus for live in runs),
-            "memory_bytes": machine.memory_bytes,
-            "memory_free_bytes": machine.memory_bytes - sum(live.grant.memory_bytes or 0 for live in runs),
-            "gpu_problem": machine.gpu_problem,
-            "gpus": [
-                {
-                    "uuid": gpu.uuid,
-                    "index": gpu.index,
-                    "name": gpu.name,
-                    "memory_total_bytes": gpu.memory_total_bytes,
-                    "memory_free_bytes": gpu.memory_free_bytes,
-                    "problem": gpu.problem,
-                    "jobs": on.get(gpu.uuid, []),
-                    "foreign": [process.pid for process in gpu.foreign],
-                }
+        return MachineView(
+            cpus=machine.cpus,
+            cpus_free=machine.cpus - sum(live.grant.cpus for live in runs),
+            memory_bytes=machine.memory_bytes,
+            memory_free_bytes=machine.memory_bytes - sum(live.grant.memory_bytes or 0 for live in runs),
+            gpu_problem=machine.gpu_problem,
+            gpus=tuple(
+                GpuView(
+                    uuid=gpu.uuid,
+                    index=gpu.index,
+                    name=gpu.name,
+                    memory_total_bytes=gpu.memory_total_bytes,
+                    memory_free_bytes=gpu.memory_free_bytes,
+                    problem=gpu.problem,
+                    jobs=tuple(on.get(gpu.uuid, ())),
+                    foreign=tuple(process.pid for process in gpu.foreign),
+                )
                 for gpu in machine.gpus
-            ],
-        }
+            ),
+        )

@@ -21,6 +21,7 @@ from spool.dispatcher.table import FRESH, Job, Live, Table, user_name
 from spool.executors import Executor, Launch, by_name
 from spool.formats import journal, records, wrapper
 from spool.machine import identity
+from spool.machine.run_groups import RunGroups
 from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
@@ -42,11 +43,14 @@ class Blocked:
 class Starter:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, spool: LockedSpool, table: Table, logs: Logs, settings: Settings) -> None:
+    def __init__(
+        self, spool: LockedSpool, table: Table, logs: Logs, settings: Settings, groups: RunGroups | None
+    ) -> None:
         self._spool = spool
         self._table = table
         self._logs = logs
         self._settings = settings
+        self._groups = groups
         self._executors: dict[str, Executor] = {}
 
     def executor(self, name: str) -> Executor:
@@ -130,6 +134,8 @@ class Starter:
             view=Running(name, run, user, spec, grant, now_ns, job.series.attempt),
             silent_until_ns=time.monotonic_ns() + SILENT_NS,
         )
+        if self._groups is not None and grant.memory_bytes is not None:
+            live.group = self._groups.create(name, run, grant.memory_bytes)
         try:
             script = self._script(live)
         except SpoolError as error:
@@ -167,6 +173,7 @@ class Starter:
                 stderr=output_path(spec.stderr, live),
                 prolog=_both(self._settings.prolog, spec.prolog),
                 epilog=_both(spec.epilog, self._settings.epilog),
+                cgroup=str(live.group.procs) if live.group is not None else None,
             )
         )
 
@@ -225,8 +232,8 @@ def _both(first: str | None, second: str | None) -> str | None:
 
 def spec_of_text(text: bytes | None, name: str) -> Spec | None:
     """Return what a run's copy of its job file says; None if it was lost or cannot be read."""
-    from spool.core.errors import InvalidJob  # noqa: PLC0415
-    from spool.formats import jobfile  # noqa: PLC0415
+    from spool.core.errors import InvalidJob
+    from spool.formats import jobfile
 
     try:
         return jobfile.parse(text, name=name) if text else None

@@ -13,6 +13,9 @@ from functools import lru_cache
 from spool.core.lifecycle import Proof
 from spool.core.model import Grant, Jid, Result, Running, Spec, Stop, StopKind, Waiting
 from spool.core.queue import WaitingQueue
+from spool.machine.run_groups import RunGroup
+
+INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class Live:
     result: Result | None = None  # set once that is written down
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
-    cgroup: str | None = None
+    group: RunGroup | None = None  # the control group that holds it to its memory, where there is one
     adopted: bool = False  # started by an earlier dispatcher: not our child
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     final: bool = False  # its job has ended with it
@@ -126,7 +129,7 @@ class Table:
         return job
 
     def add_run(self, job: Job, live: Live) -> None:
-        """A run of *job* is alive."""
+        """Take in a run of *job* that is alive."""
         job.live = live
         self.live[live.key] = live
         self.version += 1
@@ -136,7 +139,7 @@ class Table:
         self.version += 1
 
     def end_run(self, live: Live) -> None:
-        """The run's resources are free."""
+        """Take out a run whose paperwork is done."""
         if self.live.pop(live.key, None) is not None:
             self.version += 1
 

@@ -106,7 +106,7 @@ class Wakes:
         self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, live: Live) -> None:
-        """The run is over."""
+        """Let go of a run that is over."""
         if live.pid is not None:
             self._runs.pop(live.pid, None)
         if live.pidfd is not None:

@@ -100,12 +100,12 @@ class Watch:
             self.hints.append((place, os.fsdecode(event.name)))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
-        """A watched directory is gone: look at everything."""
+        """Have everything looked at: a watched directory is gone."""
         self._places.pop(wd, None)
         self.lost = True
 
     def on_queue_overflow(self) -> None:
-        """The kernel dropped events: look at everything."""
+        """Have everything looked at: the kernel dropped events."""
         self.lost = True
 
 

@@ -144,12 +144,12 @@ class Outcomes(Mapping[str, State]):
         return len(self._known)
 
     def record(self, name: str, state: State) -> None:
-        """A job has ended for good."""
+        """Take in that a job has ended for good."""
         self._known[name] = state
         self._missing.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """A job waits again; what it was counts no more."""
+        """Forget what a job was that waits or runs again."""
         self._known.pop(name, None)
 
     def _read(self, name: str) -> State | None:

@@ -84,7 +84,11 @@ class Disk:
                 _forget(path)
                 raise
             if durable:
-                self.sync_file(path)
+                try:
+                    self.sync_file(path)
+                except OSError:
+                    _forget(path)
+                    raise
             return path
 
     def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
@@ -135,8 +139,12 @@ class Disk:
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all that is in it; links are removed, never followed."""
-        with os.scandir(path) as entries:
-            found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with os.scandir(fd) as entries:
+                found = [(f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
+        finally:
+            os.close(fd)
         for name, is_directory in found:
             if is_directory:
                 self.remove_tree(name)

@@ -37,7 +37,7 @@ def hold(path: str, wait_s: float = 1.0) -> UnixFileLock:
     A command that looks whether a dispatcher lives holds the lock for a moment, so a little waiting is part of
     taking it. Raises LockHeld if another dispatcher has it.
     """
-    from filelock import Timeout, UnixFileLock  # noqa: PLC0415 (slow to import, needed by the dispatcher alone)
+    from filelock import Timeout, UnixFileLock
 
     lock = UnixFileLock(path, mode=0o600)
     try:

@@ -33,6 +33,7 @@ class Logs:
         self._lines = 0
         self._dirty = threading.Event()
         self._closing = threading.Event()
+        self._torn: set[int] = set()  # logs whose last append did not come to its end
         self._mutex = threading.Lock()  # the journal's descriptor changes when it is compacted
         self._mend(self._history)
         self._mend(self._journal)
@@ -49,14 +50,14 @@ class Logs:
         """Append *lines* to the journal."""
         data = journal.render(lines)
         if data:
-            self._disk.append(self._journal, data)
+            self._append(self._journal, data)
             self._lines += data.count(b"\n")
             self._changed()
 
     def account(self, lines: bytes) -> None:
         """Append whole lines to the history."""
         if lines:
-            self._disk.append(self._history, lines)
+            self._append(self._history, lines)
             self._changed()
 
     def sync(self) -> None:
@@ -81,6 +82,7 @@ class Logs:
         self._disk.put(path, journal.render(lines), durable=True)
         with self._mutex:
             os.close(self._journal)
+            self._torn.discard(self._journal)
             self._journal = open_log(path)
         # Twice what is live may gather before the next time: the cost stays in proportion to the work.
         self._lines = -len(lines)
@@ -94,6 +96,14 @@ class Logs:
         self.sync()
         os.close(self._journal)
         os.close(self._history)
+
+    def _append(self, fd: int, data: bytes) -> None:
+        """Append whole lines; after an append that failed half way the next begins a line of its own."""
+        if fd in self._torn:
+            data = b"\n" + data
+        self._torn.add(fd)
+        self._disk.append(fd, data)
+        self._torn.discard(fd)
 
     def _changed(self) -> None:
         if self.strict:

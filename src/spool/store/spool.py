@@ -172,9 +172,8 @@ class Spool:
                 continue
             if (known.job, known.run) == (result.job, result.run):
                 return True
-            if known.ended_at_ns is not None and result.ended_at_ns is not None:
-                if known.ended_at_ns < result.ended_at_ns - _HISTORY_SLACK_NS:
-                    return False
+            if (known.ended_at_ns or 0) < (result.ended_at_ns or 0) - _HISTORY_SLACK_NS:
+                return False
         return False
 
     # The dispatcher.

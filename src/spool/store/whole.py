@@ -7,6 +7,7 @@ leases, or the file is another user's, a file that has not changed for a short t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -89,8 +90,6 @@ def _being_written(fd: int, status: os.stat_result) -> bool:
         return True
     except OSError:  # no leases here, or the file is another user's
         return abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS
-    try:
+    with contextlib.suppress(OSError):  # closing the file lets go of the lease too
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        pass  # closing the file lets go of the lease too
     return False

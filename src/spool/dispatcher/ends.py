@@ -1,0 +1,91 @@
+"""Which runs are over: told by the ends of processes, and by a poll where nothing tells."""
+
+from __future__ import annotations
+
+import time
+
+from spool.core.lifecycle import Liveness
+from spool.core.model import SECOND_NS
+from spool.dispatcher.finish import Finisher
+from spool.dispatcher.stop import Stopper
+from spool.dispatcher.table import Live, Table
+from spool.dispatcher.wake import Wakes
+from spool.machine.run_groups import RunGroup
+from spool.store.spool import Prober
+
+POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files
+
+
+class Ends:
+    """Finds the runs of which nothing is left."""
+
+    def __init__(self, table: Table, finisher: Finisher, stopper: Stopper, wakes: Wakes, prober: Prober) -> None:
+        self.table = table
+        self.finisher = finisher
+        self.stopper = stopper
+        self.wakes = wakes
+        self.prober = prober
+        self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
+        self._poll_at_ns = 0
+
+    def suspect(self, live: Live) -> None:
+        """Have the next call of :meth:`collect` look at the evidence of *live*."""
+        self._suspects.add(live.key)
+
+    def next_due_ns(self) -> int | None:
+        """Return when the next poll is due, on the monotonic clock; None if every end raises an event."""
+        return self._poll_at_ns if any(map(_unwatched, self.table.live.values())) else None
+
+    def collect(self) -> list[Live]:
+        """Return the runs that are over; their resources are free from here on."""
+        now = time.monotonic_ns()
+        self._suspects |= {live.key for live in self.wakes.reap()}
+        self._suspects |= self.wakes.ended_runs()
+        if now >= self._poll_at_ns:
+            self._suspects |= {live.key for live in self.table.live.values() if _unwatched(live)}
+            self._poll_at_ns = now + POLL_NS
+        ended = []
+        for live in self.stopper.tick():
+            live.remains, live.cleared = False, True
+            self.stopper.forget(live)
+            self._suspects.add(live.key)
+        suspects, self._suspects = self._suspects, set()
+        for key in suspects:
+            run = self.table.live.get(key)
+            if run is not None and run.proof is None and self._over(run):
+                ended.append(run)
+                self.wakes.forget(run)
+                self.stopper.forget(run)
+                self.table.free(run)
+        return ended
+
+    def _over(self, live: Live) -> bool:
+        """Whether nothing of the run is left; what outlived its wrapper is told to end."""
+        if live.failure is None and not live.cleared and self._wrapper_gone(live):
+            if live in self.stopper or self.wakes.left_behind(live):
+                live.remains = True
+                self.stopper.hurry(live)
+                return False
+            live.cleared = True
+        if live.cleared and live.group is not None:
+            self._close_group(live, live.group)
+        return self.finisher.conclude(live)
+
+    def _close_group(self, live: Live, group: RunGroup) -> None:
+        """Ask the control group what the run used, and whether the kernel ended it for its memory."""
+        live.oom_killed = bool(group.oom_kills())
+        peak, cpu_time_ns = group.peak_memory_bytes(), group.cpu_time_ns()
+        live.peak_memory_bytes = peak if peak is not None else live.peak_memory_bytes
+        live.cpu_time_ns = cpu_time_ns if cpu_time_ns is not None else live.cpu_time_ns
+        group.remove()
+        live.group = None
+
+    def _wrapper_gone(self, live: Live) -> bool:
+        if not live.adopted:
+            return live.exit_status is not None
+        return live.jid is not None and self.prober.liveness(live.jid) is Liveness.GONE
+
+
+def _unwatched(live: Live) -> bool:
+    """Whether no event tells of the end of a run: its wrapper is neither our child nor watched by a pidfd."""
+    return live.proof is None and live.pidfd is None and (live.adopted or live.pid is None)

@@ -1,0 +1,114 @@
+"""What a pass sees before it decides: the files that events or the clock give reason to look at, and the settings."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from spool.core import layout
+from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.model import SECOND_NS
+
+if TYPE_CHECKING:
+    from spool.dispatcher.loop import Dispatcher
+
+log = logging.getLogger(__name__)
+
+POLL_NS = SECOND_NS  # between looks where no event tells of a change of the files
+# A look at everything may cost one part in so many of the time: a net beneath the events, or all there is.
+_SHARE_BESIDE_EVENTS = 1000
+_SHARE_WITHOUT_EVENTS = 20
+
+
+class Sight:
+    """The part of a dispatcher that looks. It has no state of its own but the pause and the time of the next look."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._of = dispatcher
+        self._spool = dispatcher.spool
+        self._paused_since_ns: int | None = None
+        self.next_due_ns = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to start."""
+        return self._paused_since_ns is not None
+
+    def open(self) -> None:
+        """Begin to watch the directories."""
+        watch, at = self._of.watch, self._spool.layout.at
+        watch.start({place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root})
+        if watch.problem is not None:
+            log.warning("%s; looking every %d s or so instead", watch.problem, POLL_NS // SECOND_NS)
+        self._of.wakes.watch_files(watch.fileno(), watch.read)
+
+    def see(self) -> None:
+        """Look where there is reason to."""
+        of, now = self._of, time.monotonic_ns()
+        hints, of.watch.hints = of.watch.hints, []
+        reload = of.wakes.reload_asked()
+        booked = False
+        for place, filename in hints:
+            if place == RESERVATIONS:
+                booked = True
+            elif place:
+                of.look.hint(place, filename)
+            elif filename in (layout.CONFIG, layout.PAUSED):
+                reload = True
+        if reload:
+            self._reload()
+        if booked:
+            self._see_bookings()
+        if of.watch.lost or now >= self.next_due_ns:
+            self._rescan(now)
+        of.look.due(now)
+        of.moves.see()
+
+    def look_at_everything(self) -> None:
+        """Look as if no event had ever been raised."""
+        self._of.look.everything()
+        self._see_bookings()
+        self._reload()
+
+    def see_pause(self) -> None:
+        """See whether the spool is paused; a time paused does not count as waiting."""
+        of, paused = self._of, self._spool.paused
+        if paused and self._paused_since_ns is None:
+            self._paused_since_ns = of.clock()
+            of.table.version += 1
+        elif not paused and self._paused_since_ns is not None:
+            pause_ns = of.clock() - self._paused_since_ns
+            self._paused_since_ns = None
+            of.table.version += 1
+            for job in of.table.jobs.values():
+                if job.wait is not None and job.wait.clock_at_ns is not None and job.queued is not None:
+                    job.wait.clock_at_ns += pause_ns
+                    of.look.remember(job)
+                    of.table.settle(job)
+
+    def _reload(self) -> None:
+        of = self._of
+        if of.settings.reload():
+            log.info("the configuration has changed")
+            of.world.configuration_changed()
+            of.logs.strict = of.settings.config.durability == "strict"
+            of.table.version += 1
+        of.report.problems = [problem for problem in (of.settings.problem, of.watch.problem) if problem]
+        self.see_pause()
+        of.report.changed()
+
+    def _see_bookings(self) -> None:
+        if self._of.bookings.look():
+            self._of.table.version += 1
+
+    def _rescan(self, now: int) -> None:
+        of = self._of
+        of.watch.lost = False
+        begun = time.monotonic_ns()
+        self.look_at_everything()
+        cost = time.monotonic_ns() - begun
+        if of.watch.problem is not None:
+            self.next_due_ns = now + max(POLL_NS, _SHARE_WITHOUT_EVENTS * cost)
+        else:
+            self.next_due_ns = now + max(of.settings.config.look_every_ns, _SHARE_BESIDE_EVENTS * cost)
