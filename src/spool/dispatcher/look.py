@@ -10,12 +10,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
+from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, INVALID, Job, JobFile, Table, Wait
 from spool.formats import jobfile, journal
 from spool.store.locked import LockedSpool
@@ -32,11 +32,11 @@ _SAME_TEXT = 512
 class Look:
     """The dispatcher's eyes. `lines` are the journal lines that what was seen gives rise to."""
 
-    def __init__(self, spool: LockedSpool, table: Table, default: Callable[[Spec], Spec] = lambda spec: spec) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, settings: Settings) -> None:
         self._spool = spool
         self._layout = spool.layout
         self._table = table
-        self._default = default
+        self._settings = settings
         self._parsed: dict[bytes, Spec] = {}
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
         self._vanished: dict[str, int] = {}
@@ -155,11 +155,21 @@ class Look:
     def _parse(self, name: str, data: bytes) -> Spec:
         spec = self._parsed.get(data)
         if spec is None:
-            spec = self._default(jobfile.parse(data, name=name))
-            if len(self._parsed) >= _SAME_TEXT:
-                self._parsed.clear()
-            self._parsed[data] = spec
+            spec = jobfile.parse(data, name=name, default_kill_grace_ns=self._settings.config.kill_grace_ns)
+            # Of the same text under another name the same is true, but for what refers to the name.
+            if spec.depends_on is None and spec.array is None and not spec.matrix:
+                if len(self._parsed) >= _SAME_TEXT:
+                    self._parsed.clear()
+                self._parsed[data] = spec
         return spec
+
+    def configuration_changed(self) -> None:
+        """Read every file anew: what the configuration says holds where a job says nothing."""
+        self._parsed.clear()
+        for job in list(self._table.jobs.values()):
+            for place, file in ((QUEUED, job.queued), (HELD, job.held)):
+                if file is not None:
+                    self.examine(place, job.name, anew=True)
 
     def _not_whole(self, place: str, name: str, why: NotWhole, status: os.stat_result) -> None:
         if why is NotWhole.WRITING:

@@ -56,7 +56,7 @@ class Dispatcher:
         self.world = World(spool, self.table, self.settings)
         self.usage = Usage(spool, self.table)
         self.bookings = Bookings(spool)
-        self.look = Look(spool, self.table, self.settings.filled)
+        self.look = Look(spool, self.table, self.settings)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.finisher = Finisher(spool, self.table, self.prober, self._revisit, self.outcomes.record)
         groups = run_groups.find()

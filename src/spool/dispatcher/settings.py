@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.model import DEFAULT_KILL_GRACE_NS, Spec
 from spool.formats import config
 from spool.formats.config import Config
 from spool.store.spool import Spool, read_bytes
@@ -60,9 +58,3 @@ class Settings:
     def epilog(self) -> str | None:
         """What runs after every job."""
         return self.config.epilog
-
-    def filled(self, spec: Spec) -> Spec:
-        """Return *spec* with the configuration's values where the job says nothing."""
-        if spec.kill_grace_ns == DEFAULT_KILL_GRACE_NS != self.config.kill_grace_ns:
-            return replace(spec, kill_grace_ns=self.config.kill_grace_ns)
-        return spec
