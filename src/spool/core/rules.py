@@ -129,7 +129,7 @@ class Rules:
         free = self.room.machine.disk_free_bytes
         floor = self.policy.disk_floor_bytes
         if free is not None and free < floor:
-            yield Reason("disk", f"disk: {show_size(free)} free, floor {show_size(floor)}")
+            yield Reason("disk", f"disk: {_gib(free)} free, floor {_gib(floor)}")
         if job.executor_problem is not None:
             yield Reason("executor", f"executor: {job.executor_problem}")
 
@@ -139,6 +139,13 @@ class Rules:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
         return f"a circle, {' waits for '.join(shown)}"
+
+
+def _gib(size_bytes: int) -> str:
+    whole, tenth = divmod(size_bytes * 10 // (1 << 30), 10)
+    if not whole and not tenth:
+        return show_size(size_bytes)
+    return f"{whole}.{tenth} GiB" if tenth else f"{whole} GiB"
 
 
 def _begins_at_ns(job: Waiting) -> int | None:

@@ -1,0 +1,307 @@
+"""What may keep a job waiting before anybody asks for room, and that it keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import pytest
+from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
+
+from spool.core.model import Dependencies, Policy, Spec, State, Waiting
+from spool.core.plan import decide
+from spool.core.reasons import CODES
+
+HOUR = 3600 * S
+
+
+def names_ended(found):
+    """Return who ends, and as what."""
+    return {each.name: str(each.outcome) for each in found.endings}
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason"),
+    [
+        ({"start_after_ns": at("14:00")}, "begins at 14:00"),
+        ({"start_after_ns": at("12:00") + 86400 * S}, "begins at 2026-01-02 12:00"),
+        ({"start_delay_ns": 90 * S}, "begins at 12:01:30"),
+        ({"not_before_ns": NOW + 5 * S}, "retry in 5 s"),
+        ({"depends_on": "other"}, "dependency: other has not been seen yet (0 of 1 done)"),
+    ],
+)
+def test_a_closed_gate_blocks_nobody_of_the_same_shape(gate, reason):
+    """A job that waits for something of its own does not keep its like behind it waiting."""
+    found = plan(job("shut", **gate), later(job("open"), 1), on=machine(cpus=1))
+    assert started(found) == ["open"]
+    assert why(found, "shut") == reason
+
+
+def test_another_run_of_the_name():
+    """A second file of a running name waits for it to end, and its like does not wait for it."""
+    found = plan(job("j", waited=5), job("k"), running=[run("j")])
+    assert (why(found, "j"), started(found)) == ("another run of this name is running", ["k"])
+
+
+def test_a_gate_opens_at_its_very_instant():
+    """`not before T` allows T."""
+    assert started(plan(job("j", start_after_ns=NOW))) == ["j"]
+    assert started(plan(job("j", start_after_ns=NOW + 1))) == []
+
+
+def test_a_clock_that_was_set_back_closes_a_gate_again():
+    """A job whose instant had come waits again when the clock says that it has not come."""
+    seen = view(job("j", start_after_ns=NOW))
+    assert started(decide(seen, NOW, Policy())) == ["j"]
+    assert started(decide(seen, NOW - 1, Policy())) == []
+    assert started(decide(seen, NOW + 1, Policy())) == ["j"]
+
+
+def test_the_plan_says_when_to_look_again():
+    """The next instant is the first of begins, retries, timeouts, reservations and starvation that is still to come."""
+    assert plan().next_at_ns is None
+    assert plan(job("j")).next_at_ns is None
+    assert plan(job("j", start_after_ns=at("13:00")), job("k", not_before_ns=at("12:30"))).next_at_ns == at("12:30")
+    timed = job("t", waited=5, scheduling_timeout_ns=10 * S)
+    full = {"running": [run("r", cpus=4)]}
+    assert plan(timed, **full).next_at_ns == NOW + 5 * S + 1
+    assert plan(timed, paused=True, **full).next_at_ns is None
+    starving = plan(job("big", cpus=4, waited=60), job("small", cpus=1, waited=5), running=[run("r", cpus=2)])
+    assert starving.next_at_ns == NOW + 1740 * S
+
+
+def test_a_timeout_ends_strictly_after_its_time():
+    """Waited exactly as long as allowed is allowed."""
+    assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S))) == {}
+    assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S - 1))) == {"j": "unschedulable"}
+
+
+def test_time_held_or_paused_does_not_count():
+    """The waiting clock stands while a job is held and while the spool is paused."""
+    old = {"waited": 100, "scheduling_timeout_ns": 10 * S}
+    assert names_ended(plan(job("j", **old), paused=True)) == {}
+    assert names_ended(plan(job("j", clock_at_ns=None, **old))) == {}
+    assert names_ended(plan(job("j", clock_at_ns=NOW, waited_ns_before=10 * S, **old))) == {}
+    assert names_ended(plan(job("j", clock_at_ns=NOW - 1, waited_ns_before=10 * S, **old))) == {"j": "unschedulable"}
+
+
+def test_the_owner_finds_the_clocks_to_set():
+    """The queue tells which jobs have a scheduling timeout, so that a pause costs only these."""
+    assert view(job("a"), job("b", scheduling_timeout_ns=S)).queue.with_scheduling_timeout() == ("b",)
+
+
+def depends(**clauses):
+    """Return a job `j` with these clauses."""
+    return job("j", depends_on=Dependencies(**{key: tuple(names) for key, names in clauses.items()}))
+
+
+F, X, Q = State.FINISHED, State.FAILED, None  # Q: waits in the queue
+
+
+@pytest.mark.parametrize(
+    ("clauses", "world", "verdict"),
+    [
+        ({"all": "ab"}, {"a": F, "b": F}, "starts"),
+        ({"all": "ab"}, {"a": F, "b": Q}, "b is queued (1 of 2 done)"),
+        ({"all": "ab"}, {"a": F}, "b has not been seen yet (1 of 2 done)"),
+        ({"all": "ab"}, {"a": Q, "b": X}, "b ended as failed"),
+        ({"all": "a"}, {"a": State.CANCELLED}, "a ended as cancelled"),
+        ({"any": "ab"}, {"a": X, "b": F}, "starts"),
+        ({"any": "ab"}, {"a": X, "b": Q}, "b is queued (0 of 2 done, 1 is enough)"),
+        ({"any": "ab"}, {"a": X}, "b has not been seen yet (0 of 2 done, 1 is enough)"),
+        ({"any": "ab"}, {"a": X, "b": State.LOST}, "a ended as failed, and 1 more did not finish"),
+        ({"ended": "ab"}, {"a": X, "b": F}, "starts"),
+        ({"ended": "ab"}, {"a": X, "b": Q}, "b is queued (1 of 2 done)"),
+        ({"failed": "ab"}, {"a": X, "b": State.TIMEOUT}, "starts"),
+        ({"failed": "ab"}, {"a": X, "b": Q}, "b is queued (1 of 2 done)"),
+        ({"failed": "ab"}, {"a": Q, "b": F}, "b finished, and was to fail"),
+        ({"all": "a", "ended": "b"}, {"a": F, "b": Q}, "b is queued (0 of 1 done)"),
+        ({"all": "a", "ended": "b"}, {"a": X, "b": Q}, "a ended as failed"),
+        ({"all": "a", "any": "bc"}, {"a": F, "b": X, "c": F}, "starts"),
+    ],
+)
+def test_the_clauses(clauses, world, verdict):
+    """Each clause is satisfied, awaited or impossible as its definition says; all clauses of a job must be met."""
+    others = [job(name, cpus=9) for name, state in world.items() if state is None]
+    ended = {name: state for name, state in world.items() if state is not None}
+    found = plan(depends(**clauses), *others, ended=ended)
+    if verdict == "starts":
+        assert started(found) == ["j"]
+        return
+    assert why(found, "j") == f"dependency: {verdict}"
+    impossible = "ended" in verdict or "was to" in verdict
+    assert names_ended(found) == ({"j": "cancelled"} if impossible else {})
+
+
+def test_an_impossible_job_may_prefer_to_wait():
+    """With `on_dependency_failure = "wait"` a job waits on, and starts if its dependency finishes after all."""
+    waits = job("j", depends_on="a", cancel_on_dependency_failure=False)
+    seen = view(waits, ended={"a": X})
+    found = decide(seen, NOW, Policy())
+    assert (found.endings, why(found, "j")) == ((), "dependency: a ended as failed")
+    seen.ended["a"] = F
+    seen.queue.changed("a")
+    assert started(decide(seen, NOW, Policy())) == ["j"]
+
+
+@pytest.mark.parametrize("again", ["queue", "held", "running"])
+def test_what_a_name_does_now_counts(again):
+    """Of a name that both has ended and waits or runs again, the newer counts."""
+    world = {"held": [job("a")]} if again == "held" else {"running": [run("a")]} if again == "running" else {}
+    more = [job("a", cpus=9)] if again == "queue" else []
+    state = {"queue": "queued", "held": "held", "running": "running"}[again]
+    for outcome in (F, X):
+        found = plan(job("j", depends_on="a"), *more, ended={"a": outcome}, **world)
+        assert (why(found, "j"), found.endings) == (f"dependency: a is {state} (0 of 1 done)", ())
+
+
+ARRAY = {"sweep": ("sweep_0", "sweep_1", "sweep_2")}
+
+
+@pytest.mark.parametrize(
+    ("clauses", "ended", "verdict"),
+    [
+        ({"all": ["sweep"]}, {"sweep_0": F, "sweep_1": F, "sweep_2": F}, "starts"),
+        ({"all": ["sweep"]}, {"sweep_0": F, "sweep_2": F}, "dependency: sweep_1 has not been seen yet (2 of 3 done)"),
+        ({"all": ["sweep"]}, {"sweep_0": F, "sweep_2": X}, "dependency: sweep_2 ended as failed"),
+        ({"all": ["sweep_0"]}, {"sweep_0": F}, "starts"),
+        ({"ended": ["sweep"]}, {"sweep_0": F, "sweep_1": X, "sweep_2": F}, "starts"),
+        ({"failed": ["sweep"]}, {"sweep_0": F, "sweep_1": X, "sweep_2": F}, "starts"),
+        ({"failed": ["sweep"]}, dict.fromkeys(ARRAY["sweep"], F), "dependency: sweep finished, and was to fail"),
+        ({"any": ["sweep", "b"]}, {"sweep_0": X, "b": F}, "starts"),
+    ],
+)
+def test_an_arrays_name_means_all_its_tasks(clauses, ended, verdict):
+    """Depending on an array is depending on all its tasks; the name of a task means that one."""
+    found = plan(depends(**clauses), ended=ended, arrays=ARRAY)
+    assert started(found) == ["j"] if verdict == "starts" else why(found, "j") == verdict
+
+
+def test_each_pairs_the_tasks_of_two_arrays():
+    """With `each`, task i waits for task i of the other array only."""
+    tasks = [
+        job(f"eval_{n}", task=("eval", n), depends_on=Dependencies(each="sweep"), cpus=1) for n in range(3)
+    ]
+    found = plan(*tasks, ended={"sweep_1": F, "sweep_2": X}, arrays=ARRAY)
+    assert started(found) == ["eval_1"]
+    assert why(found, "eval_0") == "dependency: sweep_0 has not been seen yet (0 of 1 done)"
+    assert names_ended(found) == {"eval_2": "cancelled"}
+
+
+def test_an_unschedulable_job_takes_its_dependents_with_it():
+    """What ends in a pass counts at once for those that depend on it, held ones too, and unless they can do without."""
+    found = plan(
+        job("a", waited=9, scheduling_timeout_ns=S),
+        job("b", depends_on="a"),
+        job("after", depends_on=Dependencies(ended=("a",))),
+        held=[job("h", depends_on="b")],
+    )
+    assert names_ended(found) == {"a": "unschedulable", "b": "cancelled", "h": "cancelled"}
+    assert started(found) == ["after"]
+
+
+def test_nothing_is_forgotten_until_it_is_done():
+    """A plan that nobody performed is made again."""
+    seen = view(job("b", depends_on="a"), job("c", depends_on="b"), ended={"a": X})
+    one, other = decide(seen, NOW, Policy()), decide(seen, NOW, Policy())
+    assert one.endings == other.endings != ()
+
+
+def test_a_dependency_that_waits_again_closes_the_gate():
+    """A job whose dependency had finished waits again when that is queued again before it starts."""
+    seen = view(job("j", depends_on="a", cpus=4), ended={"a": F}, running=[run("r")])
+    assert why(decide(seen, NOW, Policy()), "j").startswith("cpus")
+    seen.queue.put(job("a", cpus=3))
+    assert why(decide(seen, NOW, Policy()), "j") == "dependency: a is queued (0 of 1 done)"
+    seen.queue.remove("a")
+    assert why(decide(seen, NOW, Policy()), "j").startswith("cpus")
+
+
+def circle(*edges: str, **values):
+    """Return the plan over jobs given as "a:bc", each depending on all of those after the colon."""
+    return plan(*(job(edge[0], depends_on=tuple(edge[2:])) for edge in edges), **values)
+
+
+def test_every_member_of_a_circle_is_told_and_nobody_else():
+    """A circle is told to its members; who merely waits for one of them is told for whom."""
+    found = circle("a:b", "b:a", "c:a", "d:d")
+    assert why(found, "a") == "dependency: a circle, a waits for b waits for a"
+    assert why(found, "b") == "dependency: a circle, b waits for a waits for b"
+    assert why(found, "c") == "dependency: a is queued (0 of 1 done)"
+    assert why(found, "d") == "dependency: a circle, d waits for d"
+    assert found.endings == ()
+
+
+def test_a_circle_with_a_way_out_is_none():
+    """`any` with one alternative outside is no circle; with all of them inside it is."""
+    b = job("b", depends_on="a")
+    out = plan(job("a", depends_on=Dependencies(any=("b", "x"))), b)
+    assert why(out, "a") == "dependency: b is queued (0 of 2 done, 1 is enough)"
+    assert why(out, "b") == "dependency: a is queued (0 of 1 done)"
+    shut = plan(job("a", depends_on=Dependencies(any=("b", "x"))), b, ended={"x": X})
+    assert "circle" in why(shut, "a")
+
+
+def test_a_circle_through_an_array_and_a_held_job():
+    """Arrays and held jobs are part of circles too."""
+    tasks = {"sweep": ("sweep_0", "sweep_1")}
+    found = plan(
+        job("sweep_0", task=("sweep", 0), depends_on="h"),
+        job("sweep_1", task=("sweep", 1)),
+        held=[job("h", depends_on="sweep")],
+        arrays=tasks,
+    )
+    assert why(found, "sweep_0") == "dependency: a circle, sweep_0 waits for h waits for sweep_0"
+
+
+def test_a_long_chain_is_no_circle_and_no_recursion():
+    """A chain of 3,000 jobs is judged, and its last is told for whom it waits."""
+    chain = [job(f"j{n}", depends_on=f"j{n - 1}") for n in range(1, 3000)]
+    found = plan(*chain, running=[run("j0")])
+    assert why(found, "j2999") == "dependency: j2998 is queued (0 of 1 done)"
+    assert names_ended(plan(*chain, ended={"j0": X})) == dict.fromkeys((f"j{n}" for n in range(1, 3000)), "cancelled")
+
+
+def test_held_is_the_only_reason_of_a_held_job():
+    """A held job is told that it is held first, and then what else would keep it."""
+    found = plan(held=[job("h", cpus=9)])
+    assert why(found, "h") == "held"
+    assert [each.code for each in found.all_noes("h")] == ["held", "never_fits", "cpus"]
+    assert found.reason("nobody") is None
+    assert found.all_noes("nobody") == []
+
+
+def test_every_no_is_told_in_the_order_of_the_rules():
+    """`all_noes` gives every reason, in the one order, and `reason` is the first."""
+    bad = Waiting(
+        "j",
+        Spec(
+            command="x",
+            start_after_ns=at("13:00"),
+            scheduling_timeout_ns=S,
+            depends_on=Dependencies(all=("a",)),
+            group="g",
+            group_limit=1,
+            request=job("x", cpus=99, memory_bytes=1 << 50, gpus=1).spec.request,
+        ),
+        "alice",
+        NOW - 9 * S,
+        clock_at_ns=NOW - 9 * S,
+        not_before_ns=NOW + S,
+        executor_problem="tmux is not installed",
+    )
+    found = plan(bad, on=machine(disk_free_bytes=1 << 29), running=[run("j", group="g")], paused=True)
+    codes = [each.code for each in found.all_noes("j")]
+    assert codes == [
+        "paused", "begins", "retry", "running", "dependency", "group", "never_fits", "memory", "cpus", "gpus", "disk",
+        "executor",
+    ]  # fmt: skip
+    assert codes == sorted(codes, key=CODES.index)
+    assert str(found.reason("j")) == "spool paused"
+
+
+def test_disk_and_executor():
+    """Nothing starts below the floor of the disk, nor without its executor."""
+    low = machine(disk_free_bytes=400 << 20)
+    assert why(plan(job("j"), on=low), "j") == "disk: 0.3 GiB free, floor 1 GiB"
+    assert started(plan(job("j"), on=low)) == []
+    missing = job("j", executor_problem="tmux is not installed")
+    found = plan(missing, job("k"))
+    assert (why(found, "j"), started(found)) == ("executor: tmux is not installed", ["k"])

@@ -1,0 +1,231 @@
+"""Which GPUs a job gets: its own or shared, by type, by what is really free, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core.planning import GIB, NOW, gpus, job, machine, plan, run, started, why
+
+from spool.core.gpus import is_of_type, unknown_gpus
+from spool.core.model import ForeignProcess, Gpu, Policy
+
+CARD = 80 * GIB
+
+
+def given(found):
+    """Return which GPUs each start gets."""
+    return {start.name: start.grant.gpu_indices for start in found.starts}
+
+
+def with_gpu(number: int, *, of: int = 2, **changes):
+    """Return a machine whose GPU *number* is changed."""
+    return machine(cpus=64, gpus=tuple(replace(gpu, **changes) if gpu.index == number else gpu for gpu in gpus(of)))
+
+
+def share(name: str, gib: int, **values):
+    """Return a job that asks for a share of one GPU."""
+    return job(name, gpus=1, gpu_memory_bytes=gib * GIB, **values)
+
+
+def test_a_job_alone_gets_idle_gpus_only():
+    """Without `gpu_memory` a GPU is one's own: none with a run on it, shared or not, is given."""
+    box = machine(cpus=64, gpus=4)
+    runs = [run("own", on=(0,)), run("sharing", on=(1,), gpu_memory_bytes=GIB)]
+    found = plan(job("j", gpus=2), job("k", gpus=1, waited=-1), on=box, running=runs)
+    assert given(found) == {"j": (2, 3)}
+    assert why(found, "k") == (
+        "gpus: needs 1 alone, 0 idle; GPU 0 is own's alone; GPU 1 is shared by sharing; GPU 2 is j's alone; "
+        "GPU 3 is j's alone"
+    )
+
+
+def test_the_words_for_gpus_in_use():
+    """The reason names who is on each GPU, ours and others."""
+    notebook = ForeignProcess(4711, "python", 642 << 20)
+    cards = gpus(5)
+    box = machine(gpus=(*cards[:3], replace(cards[3], foreign=(notebook,)), cards[4]))
+    runs = [run("a", on=(0,), gpu_memory_bytes=GIB), run("b", on=(0,), gpu_memory_bytes=GIB), run("c", on=(1, 2))]
+    found = plan(job("j", gpus=2), on=box, running=runs)
+    assert why(found, "j") == (
+        "gpus: needs 2 alone, 1 idle; GPU 0 is shared by a, b; GPU 1 is c's alone; GPU 2 is c's alone; "
+        "GPU 3 is used by pid 4711 (python, 642 MiB) outside spool"
+    )
+
+
+def test_a_grant_holds_uuids_and_indices():
+    """What is given is told by UUID, lowest index first."""
+    grant = plan(job("j", gpus=2, memory_bytes=GIB), on=machine(gpus=2)).starts[0].grant
+    assert (grant.gpu_uuids, grant.gpu_indices, grant.gpu_memory_bytes) == (("GPU-0", "GPU-1"), (0, 1), None)
+    assert plan(share("s", 2), on=machine(gpus=1)).starts[0].grant.gpu_memory_bytes == 2 * GIB
+
+
+def test_shares_add_up_to_no_more_than_the_card():
+    """Shared grants and the request together stay within a GPU's memory."""
+    box = machine(cpus=64, gpus=1)
+    found = plan(*(share(f"j{n}", 30) for n in range(3)), on=box)
+    assert started(found) == ["j0", "j1"]
+    assert why(found, "j2") == "gpus: needs 1 with 30 GiB each, 0 with that much free; GPU 0 has 20 GiB left"
+    assert started(plan(share("k", 80), on=box)) == ["k"]
+
+
+def test_a_gpu_that_somebody_has_alone_is_not_shared():
+    """No share of a GPU that a run has to itself."""
+    found = plan(share("s", 1), on=machine(gpus=1), running=[run("own", on=(0,))])
+    assert why(found, "s") == "gpus: needs 1 with 1 GiB each, 0 with that much free; GPU 0 is own's alone"
+
+
+def test_only_what_is_really_free_is_shared():
+    """A foreign process takes from a shared GPU what it holds, and keeps it from being given alone."""
+    hog = {"foreign": (ForeignProcess(7, "python", 60 * GIB),), "memory_free_bytes": 20 * GIB}
+    box = with_gpu(0, of=1, **hog)
+    assert started(plan(share("fits", 20), on=box)) == ["fits"]
+    assert started(plan(share("not", 21), on=box)) == []
+    assert started(plan(job("alone", gpus=1), on=box)) == []
+
+
+def test_memory_that_a_run_has_not_taken_yet_is_not_free():
+    """What looks free on a GPU but was granted to a run that still loads is not given to a second one."""
+    loading = run("loading", on=(0,), gpu_memory_bytes=50 * GIB)
+    early = with_gpu(0, of=1, memory_free_bytes=70 * GIB, taken_bytes=(("loading", 10 * GIB),))
+    assert started(plan(share("j", 30), on=early, running=[loading])) == ["j"]
+    foreign = with_gpu(0, of=1, memory_free_bytes=60 * GIB, taken_bytes=(("loading", 10 * GIB),))
+    assert started(plan(share("j", 30), on=foreign, running=[loading])) == []
+    loaded = with_gpu(0, of=1, memory_free_bytes=20 * GIB, taken_bytes=(("loading", 50 * GIB),))
+    assert started(plan(share("j", 20), on=loaded, running=[loading])) == ["j"]
+    greedy = with_gpu(0, of=1, memory_free_bytes=10 * GIB, taken_bytes=(("loading", 70 * GIB),))
+    assert started(plan(share("j", 20), on=greedy, running=[loading])) == []
+
+
+def test_two_jobs_of_one_pass_do_not_see_the_same_free_memory():
+    """Of two jobs that each find their share free, the second sees what the first was just granted."""
+    box = with_gpu(0, of=1, memory_total_bytes=None, memory_free_bytes=40 * GIB)
+    assert started(plan(share("a", 30), share("b", 30), on=box)) == ["a"]
+
+
+def test_memory_of_an_earlier_run_of_the_name_does_not_count_as_taken():
+    """What an ending run of the same name still holds is not what the new one has taken."""
+    box = with_gpu(0, of=1, memory_free_bytes=50 * GIB, taken_bytes=(("a", 30 * GIB),))
+    assert started(plan(share("a", 30), share("b", 30), on=box)) == ["a"]
+
+
+def test_unknown_is_not_free():
+    """Unknown free memory is not shared; an unknown total alone is no obstacle."""
+    assert started(plan(share("j", 1), on=with_gpu(0, of=1, memory_free_bytes=None))) == []
+    assert started(plan(share("j", 1), on=with_gpu(0, of=1, memory_total_bytes=None))) == ["j"]
+
+
+def test_a_gpu_with_a_problem_is_not_given():
+    """Nothing new starts on a GPU that is not well, and why is said."""
+    sick = with_gpu(0, of=1, problem="fell off the bus")
+    assert why(plan(job("j", gpus=1), on=sick), "j") == "gpus: needs 1 alone, 0 idle; GPU 0: fell off the bus"
+    assert started(plan(share("j", 1), on=sick)) == []
+
+
+def test_without_nvml_gpu_jobs_wait_and_others_start():
+    """NVML failing means unknown: GPU jobs are told so, CPU jobs go on."""
+    box = machine(gpu_problem="NVML does not answer")
+    found = plan(job("g", gpus=1, waited=9), job("c"), on=box)
+    assert started(found) == ["c"]
+    assert why(found, "g") == "gpus: needs 1, and what is free is unknown: NVML does not answer"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"gpus": 3}, "needs 3 GPUs, the machine has 2"),
+        (
+            {"gpus": 1, "gpu_type": "H100"},
+            "needs 1 GPU of type H100, the machine has 0 (NVIDIA A100-SXM4-80GB)",
+        ),
+        ({"gpus": 1, "gpu_memory_bytes": 81 * GIB}, "needs 1 GPU with 81 GiB, the machine has 0 as large as that"),
+    ],
+)
+def test_what_the_machine_has_not_never_fits(asked, reason):
+    """More GPUs, another type, a larger card than there is: the job is told that it never fits."""
+    assert why(plan(job("j", **asked), on=machine(gpus=2)), "j") == f"never fits: {reason}"
+
+
+def test_a_machine_without_gpus():
+    """Without GPUs a GPU job never fits, and says so."""
+    assert why(plan(job("j", gpus=1)), "j") == "never fits: needs 1 GPU, the machine has none"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "matches"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA A100-SXM4-80GB", "A100", True),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm", True),
+        ("NVIDIA A100-SXM4-80GB", "H100", False),
+        ("NVIDIA A100-SXM4-80GB", "A10", False),
+        ("NVIDIA A100-SXM4-80GB", "0GB", False),
+        ("NVIDIA A100-SXM4-80GB", "auto", True),
+        ("NVIDIA A100-SXM4-80GB", None, True),
+        ("NVIDIA GeForce RTX 4090", "4090", True),
+        ("NVIDIA GeForce RTX 4090", "RTX 40", False),
+        ("NVIDIA T400", "T4", False),
+        ("Tesla T4", "t4", True),
+        ("A+100", "A+", True),
+    ],
+)
+def test_the_type_is_part_of_the_name(name, wanted, matches):
+    """A type matches a part of the name in either case, numbers whole; `auto` is any."""
+    assert is_of_type(name, wanted) is matches
+
+
+def test_a_job_gets_gpus_of_its_type_only():
+    """Of two types, the one asked for is given."""
+    cards = (*gpus(2, "NVIDIA A100"), Gpu("GPU-2", 2, "NVIDIA H100", CARD, CARD))
+    found = plan(job("h", gpus=1, gpu_type="H100"), job("any", gpus=1, gpu_type="auto"), on=machine(gpus=cards))
+    assert given(found) == {"any": (0,), "h": (2,)}
+
+
+def test_only_the_chosen_gpus_are_given():
+    """`gpu.use` names GPUs by index or UUID; the others are not given, and unknown ones never mean all."""
+    box = machine(gpus=4)
+    assert given(plan(job("j", gpus=2), on=box, policy=Policy(gpu_use=("3", "GPU-1")))) == {"j": (1, 3)}
+    found = plan(job("j", gpus=1), on=box, policy=Policy(gpu_use=("9",)))
+    assert why(found, "j") == "never fits: needs 1 GPU, the machine has none that may be used (4 in all)"
+    assert unknown_gpus(("3", "GPU-1", "9", "GPU-x"), box) == ("9", "GPU-x")
+    assert unknown_gpus(None, box) == unknown_gpus(("9",), machine(gpu_problem="?")) == ()
+
+
+HALF = {"running": [run("a", on=(1,), gpu_memory_bytes=10 * GIB), run("b", on=(2,), gpu_memory_bytes=20 * GIB)]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "index"), [(None, 2), ("packed", 2), ("spread", 0), ("sequential", 0)]
+)
+def test_the_order_of_shared_gpus(strategy, index):
+    """Shares go to the fullest GPU that fits by default; `spread` to the emptiest, `sequential` to the first."""
+    box = machine(cpus=64, gpus=3)
+    assert given(plan(share("j", 5), on=box, policy=Policy(gpu_strategy=strategy), **HALF)) == {"j": (index,)}
+
+
+def test_packed_shares_go_on_where_they_still_fit():
+    """The fullest that has room, not the fullest."""
+    assert given(plan(share("j", 65), on=machine(cpus=64, gpus=3), **HALF)) == {"j": (1,)}
+
+
+def test_gpus_alone_are_taken_from_the_first():
+    """By default the lowest indices are given."""
+    assert given(plan(job("j", gpus=2), on=machine(gpus=gpus(4)[::-1]))) == {"j": (0, 1)}
+
+
+def test_random_is_seeded_by_the_pass():
+    """`random` takes GPUs in an order that differs between passes and is the same within one."""
+    policy = Policy(gpu_strategy="random")
+    box = machine(gpus=8)
+    seen = {plan(job("j", gpus=1), on=box, policy=policy, now=NOW + n).starts[0].grant for n in range(40)}
+    assert len(seen) == 8
+    again = [plan(job("j", gpus=3), on=box, policy=policy).starts[0].grant for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_gpu_that_went_away_keeps_its_grant():
+    """A run whose GPU is gone keeps its other resources, and disturbs nobody."""
+    lost = run("r", on=(7,), cpus=3)
+    found = plan(job("j", cpus=2, gpus=1), job("k", gpus=1), on=machine(gpus=2), running=[lost])
+    assert given(found) == {"k": (0,)}
+    assert why(found, "j") == "cpus: needs 2, 0 free (2 runs hold 4)"

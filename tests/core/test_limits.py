@@ -1,0 +1,175 @@
+"""Memory and processors, groups, arrays and quotas."""
+
+from __future__ import annotations
+
+import pytest
+from core.planning import GIB, NOW, S, job, machine, plan, run, started, view, why
+
+from spool.core.model import Limits, Policy
+from spool.core.plan import decide
+from spool.core.quotas import limits_of
+
+
+def test_what_the_kernel_could_not_give_is_refused():
+    """A start is refused while the memory really available is below the request, whatever the grants say."""
+    tight = machine(memory=64 * GIB, memory_available_bytes=23 * GIB // 2)
+    found = plan(job("j", memory_bytes=24 * GIB), job("k", memory_bytes=11 * GIB), on=tight)
+    assert started(found) == ["k"]
+    assert why(plan(job("j", memory_bytes=24 * GIB), on=tight), "j") == (
+        "memory: needs 24 GiB, 11.5 GiB really free (64 GiB not granted to runs)"
+    )
+
+
+def test_two_jobs_of_one_pass_do_not_count_on_the_same_memory():
+    """What a job of this pass was granted is no longer available to the next."""
+    found = plan(*(job(f"j{n}", memory_bytes=8 * GIB) for n in range(3)), on=machine(memory_available_bytes=20 * GIB))
+    assert started(found) == ["j0", "j1"]
+
+
+def test_without_a_request_memory_is_not_looked_at():
+    """A job that states no memory starts whatever is free."""
+    full = machine(memory_available_bytes=0)
+    assert started(plan(job("j"), job("z", memory_bytes=0), on=full, running=[run("r", memory_bytes=99 * GIB)])) == [
+        "j",
+        "z",
+    ]
+
+
+def test_a_job_of_no_processors_needs_none():
+    """`cpus = 0` starts on a machine whose processors are all granted."""
+    assert started(plan(job("j", cpus=0), running=[run("r", cpus=9)])) == ["j"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"cpus": 16}, "never fits: needs 16 CPUs, the machine has 2"),
+        ({"memory_bytes": 65 * GIB}, "never fits: needs 65 GiB, the machine has 64 GiB"),
+    ],
+)
+def test_more_than_the_machine_never_fits(asked, reason):
+    """What no waiting can mend is said."""
+    assert why(plan(job("j", **asked), on=machine(cpus=2)), "j") == reason
+
+
+def test_a_group_runs_so_many_at_once():
+    """At most `group_limit` members run, and who waits is told."""
+    found = plan(*(job(f"j{n}", group="g", group_limit=2) for n in range(3)), job("other"))
+    assert started(found) == ["j0", "j1", "other"]
+    assert why(found, "j2") == "group g is full: 2 of 2 run"
+
+
+def test_the_lowest_limit_of_a_group_holds():
+    """The limit is the lowest that any waiting or running member states, even one that cannot start itself."""
+    jobs = [job("a", group="g"), job("b", group="g", group_limit=3)]
+    assert started(plan(*jobs, job("c", group="g", group_limit=1, depends_on="x"))) == ["a"]
+    assert started(plan(*jobs, running=[run("r", group="g", group_limit=1)])) == []
+    assert started(plan(*jobs, held=[job("h", group="g", group_limit=1)])) == ["a", "b"]
+    assert started(plan(job("a", group="g"), job("b", group="g"))) == ["a", "b"]
+
+
+def test_an_array_runs_so_many_tasks_at_once():
+    """`%n` limits the running tasks of that array, and of no other."""
+    tasks = [job(f"s_{n}", task=("s", n, 2)) for n in range(3)]
+    found = plan(*tasks, job("t_0", task=("t", 0, 1)), running=[run("s_9", task=("s", 9, 2), cpus=0)])
+    assert started(found) == ["s_0", "t_0"]
+    assert why(found, "s_1") == "array limit: 2 of 2 run"
+
+
+BOTH = Policy(
+    default_user_limits=Limits(max_running_jobs=2, max_running_gpus=4),
+    user_limits={"bob": Limits(max_running_jobs=3)},
+    default_project_limits=Limits(max_running_cpus=4),
+)
+
+
+def test_quotas_are_made_up_field_by_field():
+    """A named quota overrides only the fields that it states."""
+    assert limits_of(BOTH.default_user_limits, BOTH.user_limits, "bob") == Limits(3, 4)
+    assert limits_of(BOTH.default_user_limits, BOTH.user_limits, "eve") == Limits(2, 4)
+
+
+def test_a_quota_counts_what_starts_in_the_same_pass():
+    """A user's third job waits when two may run; another user's does not."""
+    found = plan(
+        *(job(f"a{n}") for n in range(3)), *(job(f"b{n}", user="bob") for n in range(4)), on=machine(9), policy=BOTH
+    )
+    assert started(found) == ["a0", "a1", "b0", "b1", "b2"]
+    assert why(found, "a2") == "quota: alice runs 2 of 2 jobs"
+
+
+def test_a_quota_of_gpus():
+    """GPUs are counted whole, shared or not, with what the job itself needs."""
+    box = machine(cpus=64, gpus=8)
+    runs = [run("r", on=(0, 1, 2)), run("s", on=(3,), gpu_memory_bytes=GIB)]
+    assert why(plan(job("j", gpus=1), on=box, running=runs[:1], policy=Policy()), "j") == "None"
+    quota = Policy(default_user_limits=Limits(max_running_gpus=4))
+    assert why(plan(job("j", gpus=1), on=box, running=runs, policy=quota), "j") == "quota: alice runs 4 of 4 GPUs"
+    assert why(plan(job("j", gpus=2), on=box, running=runs[:1], policy=quota), "j") == (
+        "quota: alice runs 3 of 4 GPUs, needs 2"
+    )
+    assert why(plan(job("j", gpus=5), on=box, policy=quota), "j") == (
+        "quota: alice may run 4 GPUs at once, this job needs 5"
+    )
+    assert started(plan(job("cpu"), on=box, running=runs, policy=quota)) == ["cpu"]
+
+
+def test_a_job_satisfies_its_users_and_its_projects_quota():
+    """Both must have room; the project's is told by its name."""
+    found = plan(job("j", user="bob", project="vision", cpus=2), on=machine(9), policy=BOTH,
+                 running=[run("r", user="eve", project="vision", cpus=3)])  # fmt: skip
+    assert why(found, "j") == "quota: project vision runs 3 of 4 CPUs, needs 2"
+
+
+def test_more_jobs_queued_than_allowed_wait_for_the_earlier_ones():
+    """Of a user's files only the first so many are considered; one over it stays, and is told why."""
+    policy = Policy(default_user_limits=Limits(max_queued_jobs=2))
+    jobs = [job(f"j{n}", waited=9 - n, priority=10 + n) for n in range(4)]
+    seen = view(*jobs, job("other", user="bob"), on=machine(cpus=9))
+    found = decide(seen, NOW, policy)
+    assert started(found) == ["j1", "j0", "other"]
+    assert why(found, "j3") == "quota: alice has 4 jobs queued, 2 may be"
+    seen.queue.remove("j0")
+    seen.queue.remove("j1")
+    assert started(decide(seen, NOW, policy)) == ["j3", "j2", "other"]
+
+
+def test_a_projects_queue_is_limited_too():
+    """The limit of queued jobs holds for projects as well."""
+    policy = Policy(project_limits={"p": Limits(max_queued_jobs=1)})
+    found = plan(job("a", project="p", waited=2), job("b", project="p", user="bob", waited=1), policy=policy)
+    assert (started(found), why(found, "b")) == (["a"], "quota: project p has 2 jobs queued, 1 may be")
+
+
+def test_a_stopping_run_keeps_its_grant():
+    """Nothing is free before the processes that used it are gone."""
+    found = plan(job("j", cpus=4), running=[run("r", cpus=1, stopping=True)])
+    assert why(found, "j") == "cpus: needs 4, 3 free (1 run holds 1)"
+
+
+def test_what_would_have_to_end_first():
+    """The expected start is the end, by its limit, of the last run that is in the way; others need not end."""
+    runs = [
+        run("short", cpus=1, time_limit_ns=120 * S, ran=60),
+        run("middle", cpus=2, time_limit_ns=600 * S, ran=60),
+        run("open", cpus=1, ran=3600),
+    ]
+    found = plan(job("j", cpus=2), running=runs)
+    expected = found.expected_start("j")
+    assert expected is not None
+    assert (expected.at_ns, expected.must_end) == (NOW + 540 * S, ("middle",))
+    assert plan(job("j", cpus=4), running=runs).expected_start("j").must_end == ("short", "middle", "open")
+
+
+@pytest.mark.parametrize(("ran", "more"), [(60, 600), (3600, 3600)])
+def test_a_run_without_a_limit_lasts_as_long_again(ran, more):
+    """It is taken to go on for as long as it has run, at least ten minutes."""
+    assert plan(job("j", cpus=4), running=[run("r", ran=ran)]).expected_start("j").at_ns == NOW + more * S
+
+
+def test_no_start_is_expected_of_what_never_fits_or_depends():
+    """Where nobody can know, nothing is promised; an instant of one's own is kept."""
+    assert plan(job("j", cpus=9)).expected_start("j") is None
+    assert plan(job("j", depends_on="x")).expected_start("j") is None
+    assert plan(job("j")).expected_start("j") is None  # it starts now
+    assert plan(job("j", start_after_ns=NOW + S)).expected_start("j").at_ns == NOW + S

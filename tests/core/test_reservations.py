@@ -1,0 +1,275 @@
+"""GPUs kept for somebody: by count and by index, now and soon, and which reservations cannot stand together."""
+
+from __future__ import annotations
+
+import pytest
+from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spool.core.model import Policy, Reservation
+from spool.core.reservations import conflict, is_active, overlap
+
+HOUR = 3600 * S
+
+
+def keep(what: int | tuple[int, ...], user: str | None = "alice", start: str = "11:00", end: str = "16:00",
+         name: str = "demo", project: str | None = None) -> Reservation:  # fmt: skip
+    """Return a reservation of so many GPUs, or of these, between two clock times of the day."""
+    count, indices = (what, ()) if isinstance(what, int) else (None, what)
+    return Reservation(name, user, project, at(start), at(end), count, indices)
+
+
+def decide(*jobs, kept, of=4, **values):
+    """Plan on a machine of *of* GPUs."""
+    kept = kept if isinstance(kept, tuple) else (kept,)
+    return plan(*jobs, on=machine(cpus=64, gpus=of), reservations=kept, **values)
+
+
+def singles(number: int, user: str = "bob", **values):
+    """Return so many one-GPU jobs."""
+    return [job(f"{user}{n}", user=user, gpus=1, **values) for n in range(number)]
+
+
+def given_gpus(found):
+    """Return which GPUs each start gets."""
+    return {start.name: start.grant.gpu_indices for start in found.starts}
+
+
+def test_a_count_holds_against_all_others_together():
+    """Of four one-GPU jobs two start while 2 of 4 GPUs are reserved for somebody else."""
+    found = decide(*singles(4), kept=keep(2))
+    assert started(found) == ["bob0", "bob1"]
+    assert why(found, "bob2") == "reserved: 2 GPUs for alice until 16:00"
+
+
+def test_the_holder_may_use_the_reservation_and_the_rest():
+    """A reservation is no limit for its holder."""
+    assert len(started(decide(*singles(5, "alice"), kept=keep(2)))) == 4
+    assert started(decide(job("j", gpus=4), kept=keep(2))) == ["j"]
+    assert started(decide(job("j", gpus=3), kept=keep((0,)))) == ["j"]
+
+
+def test_what_the_holder_uses_is_kept_no_more():
+    """n less what the holder's runs use already stays free."""
+    holder = run("r", user="alice", on=(0,))
+    assert len(started(decide(*singles(4), kept=keep(2), running=[holder]))) == 2
+    both = run("r", user="alice", on=(0, 1, 2))
+    assert len(started(decide(*singles(4), kept=keep(2), running=[both]))) == 1
+
+
+def test_an_index_is_for_the_holder_only():
+    """Only the holder's jobs start on reserved indices, and take these first."""
+    kept = keep((0, 2))
+    found = decide(*singles(3), kept=kept)
+    assert given_gpus(found) == {"bob0": (1,), "bob1": (3,)}
+    assert why(found, "bob2") == "reserved: GPUs 0, 2 for alice until 16:00"
+    assert given_gpus(decide(*singles(3, "alice"), kept=kept)) == {"alice0": (0,), "alice1": (2,), "alice2": (1,)}
+
+
+def test_a_projects_reservation():
+    """A reservation may be a project's."""
+    kept = keep(2, user=None, project="vision")
+    assert len(started(decide(*singles(4), kept=kept))) == 2
+    assert len(started(decide(*singles(4, project="vision"), kept=kept))) == 4
+    assert why(decide(job("j", user="bob", gpus=3), kept=kept), "j") == "reserved: 2 GPUs for project vision until 16:00"
+
+
+def test_nobody_holds_what_is_nobodys():
+    """A reservation for `nobody` keeps GPUs from everybody, even from a user of that name."""
+    assert len(started(decide(*singles(4, "nobody"), kept=keep(2, user="nobody")))) == 2
+
+
+def test_jobs_without_gpus_are_not_touched():
+    """No reservation concerns a job that asks for no GPU."""
+    assert started(decide(job("j", user="bob"), kept=keep((0, 1, 2, 3)))) == ["j"]
+
+
+def test_shared_gpus_in_use_take_nothing_more():
+    """A job that shares a GPU which is in use already takes nothing from a reservation by count."""
+    gib = 1 << 30
+    sharing = run("s", user="bob", on=(0,), gpu_memory_bytes=gib)
+    jobs = [job(f"j{n}", user="bob", gpus=1, gpu_memory_bytes=gib) for n in range(3)]
+    found = decide(*jobs, kept=keep(3), running=[sharing])
+    assert given_gpus(found) == {"j0": (0,), "j1": (0,), "j2": (0,)}
+    spread = decide(*jobs, kept=keep(3), running=[sharing], policy=Policy(gpu_strategy="spread"))
+    assert given_gpus(spread) == {"j0": (0,), "j1": (0,), "j2": (0,)}
+
+
+def test_the_end_belongs_to_nobody():
+    """A reservation holds from its start up to, not including, its end."""
+    kept = keep((0, 1, 2, 3), start="11:00", end="13:00")
+    assert [is_active(kept, at(clock)) for clock in ("10:59", "11:00", "12:59", "13:00")] == [False, True, True, False]
+    assert started(decide(*singles(1), kept=kept, now=at("13:00"))) == ["bob0"]
+    assert overlap(kept, keep(1, start="12:59", end="14:00"))
+    assert not overlap(kept, keep(1, start="13:00", end="14:00"))
+
+
+SOON = keep((0, 1), start="14:00", end="16:00")
+
+
+@pytest.mark.parametrize(("limit", "starts"), [(2 * HOUR, True), (2 * HOUR + 1, False), (None, False)])
+def test_what_will_be_needed_is_given_only_to_who_ends_before(limit, starts):
+    """Before a reservation its GPUs go only to jobs whose time limit ends before it begins."""
+    found = decide(job("j", user="bob", gpus=4, time_limit_ns=limit), kept=SOON)
+    assert (started(found) == ["j"]) is starts
+
+
+def test_the_words_for_what_will_be_needed():
+    """The reason names the beginning, and how long the job could run."""
+    found = decide(job("j", user="bob", gpus=4, time_limit_ns=190 * 60 * S), kept=keep(2, start="14:00"))
+    assert why(found, "j") == "reserved: 2 GPUs for alice from 14:00, and this job could run until 15:10"
+    found = decide(job("j", user="bob", gpus=4), kept=SOON)
+    assert why(found, "j") == "reserved: GPUs 0, 1 for alice from 14:00, and this job has no time limit"
+
+
+def test_jobs_without_a_limit_may_be_let():
+    """So configured, a job without a limit starts before a reservation that is to come, but not into an active one."""
+    policy = Policy(reservation_allows_unlimited=True)
+    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=policy)) == ["j"]
+    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=policy, now=at("14:00"))) == []
+
+
+def test_what_is_further_away_than_the_horizon_is_not_looked_at():
+    """A reservation binds from `reservation_horizon` before its start."""
+    found = decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR - 1))
+    assert started(found) == ["j"]
+    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR))) == []
+
+
+def test_others_avoid_what_will_be_needed():
+    """A job that may use any GPU takes one that no reservation will need."""
+    assert given_gpus(decide(job("j", user="bob", gpus=1, time_limit_ns=HOUR), kept=SOON)) == {"j": (2,)}
+
+
+def test_runs_that_end_in_time_count_for_what_is_to_come():
+    """GPUs of runs that end, by their limit, before a reservation begins are there for it."""
+    kept = keep(2, start="14:00", end="16:00")
+    ends = run("r", user="bob", on=(0, 1), time_limit_ns=HOUR)
+    assert started(decide(*singles(2), kept=kept, running=[ends])) == ["bob0", "bob1"]
+    stays = run("r", user="bob", on=(0, 1))
+    assert started(decide(*singles(2), kept=kept, running=[stays])) == []
+
+
+def test_two_reservations_bind_moment_by_moment():
+    """Two reservations one after the other need their GPUs one after the other, not twice as many."""
+    one, two = keep(2, start="13:00", end="14:00"), keep(2, "eve", start="14:00", end="15:00", name="two")
+    assert len(started(decide(*singles(4), kept=(one, two)))) == 2
+    assert len(started(decide(*singles(4), kept=(one, keep(2, "eve", start="13:30", end="15:00", name="two"))))) == 0
+
+
+def test_a_reservation_wakes_at_its_edges():
+    """The plan asks to be made again when a reservation comes into the horizon, begins and ends."""
+    policy = Policy(reservation_horizon_ns=HOUR)
+    waits = job("j", user="bob", gpus=4)
+    kept = keep(2, start="14:00", end="16:00")
+    assert decide(waits, kept=kept, policy=policy).next_at_ns == at("13:00")
+    assert decide(waits, kept=kept, policy=policy, now=at("13:00")).next_at_ns == at("14:00")
+    assert decide(waits, kept=kept, policy=policy, now=at("14:00")).next_at_ns == at("16:00")
+    assert decide(waits, kept=kept, policy=policy, now=at("16:00")).next_at_ns is None
+
+
+def test_what_is_reserved_is_expected_after_its_end():
+    """A job that a reservation keeps waiting is expected when that is over."""
+    found = decide(job("j", user="bob", gpus=4), kept=keep(2))
+    assert found.expected_start("j").at_ns == at("16:00")
+
+
+@pytest.mark.parametrize(
+    ("new", "problem"),
+    [
+        (keep(2, name="n"), None),
+        (keep(3, name="n"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (keep(3, name="n", start="16:00", end="17:00"), None),
+        (keep(3, name="n", start="09:00", end="11:01"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (keep((0, 1), name="n"), None),
+        (keep((0, 1, 2), name="n"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (keep((4,), name="n"), "there is no GPU 4, the machine has 4 GPUs"),
+        (keep(0, name="n"), "it must keep at least one GPU"),
+        (keep((), name="n"), "it names no GPUs"),
+        (keep(1, name="n", start="12:00", end="12:00"), "it ends before it begins"),
+        (keep(4, name="demo"), None),
+    ],
+)
+def test_a_conflict_by_count(new, problem):
+    """Beside 2 of 4 GPUs from 11:00 to 16:00 a reservation stands if there are enough at every moment."""
+    assert conflict(new, [keep(2)], 4) == problem
+
+
+def test_a_conflict_by_index():
+    """The same GPU cannot be kept for two at once, and the first that has it is named."""
+    assert conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], 4) == "at 11:00 GPU 2 is kept for alice already (demo)"
+    assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], 4) is None
+    assert conflict(keep((101,), name="n"), [], {101, 102}) is None
+    assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs"
+
+
+def test_reservations_that_never_coincide_do_not_conflict():
+    """Counts are summed at each moment, not over all that overlap the new one."""
+    existing = [keep(2, start="10:00", end="12:00", name="a"), keep(2, start="12:00", end="14:00", name="b")]
+    assert conflict(keep(2, start="11:00", end="13:00", name="n"), existing, 4) is None
+    assert conflict(keep(3, start="11:00", end="13:00", name="n"), existing, 4) is not None
+
+
+SPANS = st.tuples(st.integers(0, 6), st.integers(1, 4), st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SPANS, max_size=5))
+def test_what_does_not_conflict_is_possible_at_every_moment(drawn):
+    """Reservations accepted one after the other never ask for more than there is, nor for the same GPU twice."""
+    accepted: list[Reservation] = []
+    for number, (start, length, what) in enumerate(drawn):
+        count, indices = (what, ()) if isinstance(what, int) else (None, tuple(sorted(what)))
+        new = Reservation(f"r{number}", "u", None, start, start + length, count, indices)
+
+        def possible(moment: int, new: Reservation = new) -> bool:
+            at_once = [each for each in (*accepted, new) if is_active(each, moment)]
+            listed = [index for each in at_once for index in each.gpu_indices]
+            return len(set(listed)) == len(listed) and len(listed) + sum(each.gpu_count or 0 for each in at_once) <= 4
+
+        verdict = conflict(new, accepted, 4)
+        assert (verdict is None) == all(possible(moment) for moment in range(start, start + length))
+        if verdict is None:
+            accepted.append(new)
+
+
+KEPT = st.lists(st.tuples(st.integers(-3, 5), st.integers(1, 6), st.sampled_from(["alice", "bob"]), st.integers(1, 2)),
+                max_size=3)  # fmt: skip
+ASKED = st.lists(
+    st.tuples(st.sampled_from(["alice", "bob", "eve"]), st.integers(1, 3), st.sampled_from([None, 1, 2, 5])), max_size=6
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(KEPT, ASKED)
+def test_a_reservation_finds_its_gpus_free(kept, asked):
+    """At the beginning of every reservation, limits being kept, its GPUs are free of others' jobs started before."""
+    reservations: list[Reservation] = []
+    for number, (start, length, user, count) in enumerate(kept):
+        new = Reservation(f"r{number}", user, None, NOW + start * HOUR, NOW + (start + length) * HOUR, count)
+        if conflict(new, reservations, 4) is None:
+            reservations.append(new)
+    jobs = [
+        job(f"j{n}", user=user, gpus=number, time_limit_ns=None if limit is None else limit * HOUR)
+        for n, (user, number, limit) in enumerate(asked)
+    ]
+    found = decide(*jobs, kept=tuple(reservations))
+    by_name = {each.name: each for each in jobs}
+    for moment in {NOW, *(each.start_at_ns for each in reservations if NOW < each.start_at_ns)}:
+        active = [each for each in reservations if is_active(each, moment)]
+        there = [
+            (by_name[start.name].user, len(start.grant.gpu_uuids))
+            for start in found.starts
+            if (limit := by_name[start.name].spec.time_limit_ns) is None or NOW + limit > moment
+        ]
+        for holder in {each.user for each in active}:
+            count = sum(each.gpu_count for each in active if each.user == holder)
+            others = sum(number for user, number in there if user != holder)
+            if others:
+                assert others <= 4 - count
+
+
+def test_gpus_are_gpus_of_the_machine():
+    """A reservation of indices that the machine does not have keeps nothing."""
+    assert started(plan(job("j", user="bob", gpus=2), on=machine(gpus=gpus(2)), reservations=(keep((7,)),))) == ["j"]
