@@ -1,0 +1,157 @@
+"""Every example, run as its reader would run it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shell import Home, home_of_test
+from spool.formats import jobfile, reservation
+from support import ROOT, wait_for
+
+EXAMPLES = ROOT / "examples"
+TOML = sorted(EXAMPLES.rglob("*.toml"))
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """Make a home with a copy of the examples and a dispatcher that serves its spool."""
+    made = Home(home_of_test())
+    shutil.copytree(EXAMPLES, made.path / "spool-examples", ignore=shutil.ignore_patterns("__pycache__"))
+    made.serve()
+    yield made
+    (made.path / "go").touch()
+    made.close()
+
+
+def folder(home: Home, name: str) -> Path:
+    """Return the folder of one example in the reader's home."""
+    return home.path / "spool-examples" / name
+
+
+def result(home: Home, job: str, run: int = 1) -> dict[str, object]:
+    """Return how a run ended."""
+    return tomllib.loads((home.spool / "jobs" / job / str(run) / "result.toml").read_text(encoding="utf-8"))
+
+
+def runs_of(home: Home, job: str) -> list[str]:
+    """Return the runs of a job."""
+    return sorted(path.name for path in (home.spool / "jobs" / job).iterdir())
+
+
+@pytest.mark.parametrize("path", TOML, ids=lambda path: path.relative_to(EXAMPLES).as_posix())
+def test_every_job_file_names_its_schema_and_is_valid(path: Path) -> None:
+    """The first line of each TOML file names a schema that is there, and the file has no mistake."""
+    text = path.read_bytes()
+    first = text.decode().splitlines()[0]
+    match = re.fullmatch(r"#:schema (\S+)", first)
+    assert match is not None
+    schema = path.parent / match.group(1)
+    assert schema.resolve().is_relative_to(ROOT)
+    assert schema.exists()
+    if schema.name == "reservation.schema.json":
+        reservation.parse(text, name=path.stem, created_at_ns=0)
+    else:
+        jobfile.parse(text, name=path.stem)
+
+
+def test_spool_check_finds_no_mistake(home: Home) -> None:
+    """`spool check` passes every job file of the examples."""
+    files = [str(path) for path in TOML if path.stem != "reservation"]
+    home.run("spool", "check", *files)
+
+
+def test_a_training_fails_once_and_goes_on_from_its_checkpoint(home: Home) -> None:
+    """The second try of the training begins where the checkpoint is, not at the beginning, and finishes."""
+    home.run("spool", "submit", "-f", "train.toml", cwd=folder(home, "train"))
+    home.run("spool", "wait", "train")
+    assert result(home, "train", 1)["outcome"] == "failed"
+    assert result(home, "train", 1)["again"] == "retry"
+    assert result(home, "train", 2)["outcome"] == "finished"
+    log = home.run("spool", "log", "train").stdout
+    assert "attempt 2 begins after epoch 20" in log
+    right = re.search(r"right for (\d+) of 200", log)
+    assert right is not None
+    assert int(right.group(1)) > 180
+
+
+def test_a_study_reports_the_best(home: Home) -> None:
+    """The study runs a job for each of its six points and prints their errors, the smallest first."""
+    output = home.run("/bin/sh", "study.sh", cwd=folder(home, "study")).stdout
+    errors = [float(error) for error in re.findall(r"rms ([0-9.]+)", output)]
+    assert len(errors) == 6
+    assert errors == sorted(errors)
+
+
+def test_a_pipeline_of_make_is_a_pipeline_of_jobs(home: Home) -> None:
+    """`make -j4` runs each step as a job, and the counts of the merged file add up to the words of the texts."""
+    if shutil.which("make", path=home.environment["PATH"]) is None:
+        pytest.skip("make is not installed")
+    make = folder(home, "makefile")
+    home.run("make", "-j4", cwd=make)
+    lines = (make / "merged.txt").read_text(encoding="ascii").splitlines()
+    numbers = [int(line.split()[0]) for line in lines]
+    assert sum(numbers) == 4 * 20_000
+    assert numbers == sorted(numbers, reverse=True)
+    assert {path.stem for path in (home.spool / "done").iterdir()} == {
+        *(f"words-{step}-{n}" for step in ("text", "count") for n in range(1, 5)),
+        "words-merge",
+    }
+    assert "up to date" in home.run("make", "-j4", cwd=make).stdout
+
+
+def test_a_script_carries_its_own_options(home: Home) -> None:
+    """The `#SPOOL` lines of the script hold, options of the command line win, and words after it are its arguments."""
+    script = folder(home, "script")
+    assert home.run("spool", "submit", "primes.sh", cwd=script).stdout == "primes\n"
+    home.run("spool", "wait", "primes")
+    assert "2262 primes below 20000" in home.run("spool", "log", "primes").stdout
+    job = tomllib.loads((home.spool / "done" / "primes.toml").read_text(encoding="utf-8"))
+    assert (job["memory"], job["time_limit"], job["retry"]["max"], job["tags"]) == ("200M", "5m", 1, ["example"])
+    home.run("spool", "submit", "-n", "few", "-t", "1m", "primes.sh", "1000", cwd=script)
+    home.run("spool", "wait", "few")
+    assert "168 primes below 1000" in home.run("spool", "log", "few").stdout
+    assert tomllib.loads((home.spool / "done" / "few.toml").read_text(encoding="utf-8"))["time_limit"] == "1m"
+    assert "job none" in home.run("sh", "primes.sh", "10", cwd=script).stdout
+
+
+def test_cron_s_lines_do_what_they_say(home: Home) -> None:
+    """The two lines of the crontab put the report into the queue and make passes until it has been written."""
+    home.close()
+    lines = (folder(home, "cron") / "crontab").read_text(encoding="utf-8").splitlines()
+    entries = [line.split(None, 5) for line in lines if line and not line.startswith("#")]
+    a_pass, report = (entry[5] for entry in entries)
+    assert [entry[:5] for entry in entries] == [["*"] * 5, ["30", "3", "*", "*", "*"]]
+    assert "%" not in a_pass + report  # cron takes it for a line break
+    (home.spool / "queued" / "before.toml").write_text('command = "true"\n', encoding="utf-8")
+    home.sh(a_pass)
+    home.sh(report)
+    for _ in range(100):
+        home.sh(a_pass)
+        if (home.spool / "done" / "report.toml").exists():
+            break
+    text = (home.path / "spool-report.txt").read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d  1 finished; \d+\.\d\d CPU hours\n", text)
+
+
+def test_the_job_that_comes_every_night_never_overlaps_itself(home: Home) -> None:
+    """While a run of the name goes on, the same name waits, and the file that comes after takes its place."""
+    slow = home.path / "slow.toml"
+    slow.write_text('command = "until [ -e ~/go ]; do sleep 0.02; done"\n', encoding="utf-8")
+    put = f"cp {slow} $HOME/.spool/.tmp/slow.toml && mv $HOME/.spool/.tmp/slow.toml $HOME/.spool/queued/slow.toml"
+    home.sh(put)
+    wait_for(lambda: (home.spool / "jobs/slow/1/jid").exists())
+    home.sh(put)
+    home.sh(put)
+    home.sh("spool run --name later -- true")  # came after, and has been started and ended
+    assert (home.spool / "queued/slow.toml").exists()
+    assert runs_of(home, "slow") == ["1"]
+    (home.path / "go").touch()
+    wait_for(lambda: (home.spool / "jobs/slow/2/result.toml").exists())
+    home.run("spool", "wait", "slow")
+    assert runs_of(home, "slow") == ["1", "2"]
