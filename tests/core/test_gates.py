@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
 
+from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, Spec, State, Waiting
 from spool.core.plan import decide
 from spool.core.reasons import CODES

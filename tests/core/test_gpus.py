@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.planning import GIB, NOW, gpus, job, machine, plan, run, started, why
 
+from core.planning import GIB, NOW, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import is_of_type, unknown_gpus
 from spool.core.model import ForeignProcess, Gpu, Policy
 

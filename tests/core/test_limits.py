@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from core.planning import GIB, NOW, S, job, machine, plan, run, started, view, why
 
+from core.planning import GIB, NOW, S, job, machine, plan, run, started, view, why
 from spool.core.model import Limits, Policy
 from spool.core.plan import decide
 from spool.core.quotas import limits_of

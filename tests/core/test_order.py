@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cmp_to_key
 
 import pytest
-from core.planning import NOW, S, job, machine, plan, run, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.planning import NOW, S, job, machine, plan, run, started
 from spool.core.model import Grant, Policy, Waiting
 from spool.core.order import FULL_SHARE, UsageLedger, order_key, shares, time_bonus, weigh
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
 from spool.core.model import Policy, Reservation
 from spool.core.reservations import conflict, is_active, overlap
 
@@ -51,7 +51,7 @@ def test_the_holder_may_use_the_reservation_and_the_rest():
 
 
 def test_what_the_holder_uses_is_kept_no_more():
-    """n less what the holder's runs use already stays free."""
+    """N less what the holder's runs use already stays free."""
     holder = run("r", user="alice", on=(0,))
     assert len(started(decide(*singles(4), kept=keep(2), running=[holder]))) == 2
     both = run("r", user="alice", on=(0, 1, 2))
@@ -72,7 +72,8 @@ def test_a_projects_reservation():
     kept = keep(2, user=None, project="vision")
     assert len(started(decide(*singles(4), kept=kept))) == 2
     assert len(started(decide(*singles(4, project="vision"), kept=kept))) == 4
-    assert why(decide(job("j", user="bob", gpus=3), kept=kept), "j") == "reserved: 2 GPUs for project vision until 16:00"
+    found = decide(job("j", user="bob", gpus=3), kept=kept)
+    assert why(found, "j") == "reserved: 2 GPUs for project vision until 16:00"
 
 
 def test_nobody_holds_what_is_nobodys():
@@ -132,9 +133,9 @@ def test_jobs_without_a_limit_may_be_let():
 
 def test_what_is_further_away_than_the_horizon_is_not_looked_at():
     """A reservation binds from `reservation_horizon` before its start."""
-    found = decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR - 1))
-    assert started(found) == ["j"]
-    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR))) == []
+    waits = job("j", user="bob", gpus=4)
+    assert started(decide(waits, kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR - 1))) == ["j"]
+    assert started(decide(waits, kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR))) == []
 
 
 def test_others_avoid_what_will_be_needed():
@@ -198,7 +199,8 @@ def test_a_conflict_by_count(new, problem):
 
 def test_a_conflict_by_index():
     """The same GPU cannot be kept for two at once, and the first that has it is named."""
-    assert conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], 4) == "at 11:00 GPU 2 is kept for alice already (demo)"
+    twice = conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], 4)
+    assert twice == "at 11:00 GPU 2 is kept for alice already (demo)"
     assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], 4) is None
     assert conflict(keep((101,), name="n"), [], {101, 102}) is None
     assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs"
@@ -211,7 +213,8 @@ def test_reservations_that_never_coincide_do_not_conflict():
     assert conflict(keep(3, start="11:00", end="13:00", name="n"), existing, 4) is not None
 
 
-SPANS = st.tuples(st.integers(0, 6), st.integers(1, 4), st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1)))
+WHAT = st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1))
+SPANS = st.tuples(st.integers(0, 6), st.integers(1, 4), WHAT)
 
 
 @settings(max_examples=150, deadline=None)
@@ -256,7 +259,7 @@ def test_a_reservation_finds_its_gpus_free(kept, asked):
     ]
     found = decide(*jobs, kept=tuple(reservations))
     by_name = {each.name: each for each in jobs}
-    for moment in {NOW, *(each.start_at_ns for each in reservations if NOW < each.start_at_ns)}:
+    for moment in {NOW, *(each.start_at_ns for each in reservations if each.start_at_ns > NOW)}:
         active = [each for each in reservations if is_active(each, moment)]
         there = [
             (by_name[start.name].user, len(start.grant.gpu_uuids))

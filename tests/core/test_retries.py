@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from core.planning import NOW, S, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.planning import NOW, S, spec
 from spool.core.model import OUTCOMES, Retry, State, StopKind
 from spool.core.retries import MAX_REQUEUES, Again, again, delay_ns
 

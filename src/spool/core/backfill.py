@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from spool.core.estimates import expected_end_ns
 from spool.core.gpus import NEW_RUN
 from spool.core.model import Grant, Running, Waiting
-from spool.core.queue import opens_at_ns, waited_ns
 from spool.core.reasons import Reason
 from spool.core.resources import Room
 from spool.core.units import show_duration
+from spool.core.waits import opens_at_ns, waited_ns
 
 FULL = frozenset({"memory", "cpus", "gpus", "reserved"})
 """The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""

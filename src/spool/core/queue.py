@@ -17,9 +17,11 @@ from typing import NamedTuple, TypeVar
 from spool.core.dependencies import Watch
 from spool.core.model import Request, Waiting
 from spool.core.order import Place, place
+from spool.core.waits import deadline_ns, opens_at_ns
 
 _Entry = TypeVar("_Entry", tuple[int, str], Place)
 
+_NEVER = -(1 << 63)
 _TIME = 1  # stands beside its shape because its instant has not come
 _DEPENDENCY = 2  # … because of the jobs that it depends on
 
@@ -66,37 +68,6 @@ def shape_key(job: Waiting) -> ShapeKey:
     )
 
 
-def opens_at_ns(job: Waiting) -> int | None:
-    """Return the instant before which *job* may not start: its begin, or a retry's delay. None: there is none."""
-    spec = job.spec
-    latest = job.not_before_ns
-    if spec.start_after_ns is not None and (latest is None or spec.start_after_ns > latest):
-        latest = spec.start_after_ns
-    if spec.start_delay_ns is not None:
-        begins = job.arrived_at_ns + spec.start_delay_ns
-        if latest is None or begins > latest:
-            latest = begins
-    return latest
-
-
-def deadline_ns(job: Waiting) -> int | None:
-    """Return the last instant at which *job* has not yet waited longer than its scheduling timeout, or None.
-
-    None where it has no timeout (0 is none), and while its clock stands.
-    """
-    timeout = job.spec.scheduling_timeout_ns
-    if not timeout or job.clock_at_ns is None:
-        return None
-    return job.clock_at_ns + timeout - job.waited_ns_before
-
-
-def waited_ns(job: Waiting, now_ns: int) -> int:
-    """Return how long *job* has waited since it was (re)queued; a time held or paused does not count."""
-    if job.clock_at_ns is None:
-        return job.waited_ns_before
-    return job.waited_ns_before + max(now_ns - job.clock_at_ns, 0)
-
-
 class WaitingQueue(Mapping[str, Waiting]):
     """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
 
@@ -110,7 +81,8 @@ class WaitingQueue(Mapping[str, Waiting]):
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
         self._closed: dict[str, int] = {}  # jobs beside their shape, and why
-        self._times: list[tuple[int, str]] = []  # those of them that wait for an instant, by instant
+        self._times: list[tuple[int, str]] = []  # the jobs that have an instant, by instant, whether it has come or not
+        self._ripe_ns = _NEVER  # the instants up to this one have come
         self._deadlines: list[tuple[int, str]] = []
         self._arrivals: dict[tuple[str, str], list[tuple[int, str]]] = {}  # made when first asked for
         self._counts: dict[tuple[str, str], int] = {}
@@ -149,8 +121,8 @@ class WaitingQueue(Mapping[str, Waiting]):
         closed = 0
         opens = opens_at_ns(job)
         if opens is not None:
-            closed = _TIME
             insort(self._times, (opens, name))
+            closed = _TIME if opens > self._ripe_ns else 0
         if job.spec.depends_on is not None:
             closed |= _DEPENDENCY
             self.watch.add(job)
@@ -187,10 +159,9 @@ class WaitingQueue(Mapping[str, Waiting]):
             _discard(shape.ready, place(job))
         if not shape.members:
             del self._shapes[key]
-        if closed & _TIME:
-            opens = opens_at_ns(job)
-            if opens is not None:
-                _discard(self._times, (opens, name))
+        opens = opens_at_ns(job)
+        if opens is not None:
+            _discard(self._times, (opens, name))
         if job.spec.depends_on is not None:
             self.watch.discard(job)
         deadline = deadline_ns(job)
@@ -212,12 +183,12 @@ class WaitingQueue(Mapping[str, Waiting]):
         return self._shapes.values()
 
     def ripen(self, now_ns: int) -> None:
-        """Let the jobs whose instant has come join their shapes."""
-        cut = bisect_left(self._times, (now_ns + 1,))
-        if cut:
-            names = [name for _, name in self._times[:cut]]
-            del self._times[:cut]
-            self._open(names, _TIME)
+        """Let the jobs whose instant has come join their shapes, and the others leave if the clock was set back."""
+        before, after = (bisect_left(self._times, (at_ns + 1,)) for at_ns in (self._ripe_ns, now_ns))
+        self._ripe_ns = now_ns
+        self._open([name for _, name in self._times[before:after]], _TIME)
+        for _, name in self._times[after:before]:
+            self._close(name, _TIME)
 
     def open_dependency(self, names: Iterable[str]) -> None:
         """Let the jobs whose dependencies are satisfied join their shapes."""
@@ -225,11 +196,14 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     def close_dependency(self, name: str) -> None:
         """Let a job whose dependencies are not satisfied (any more) stand beside its shape."""
-        job = self._jobs[name]
+        self._close(name, _DEPENDENCY)
+
+    def _close(self, name: str, gate: int) -> None:
         closed = self._closed.get(name, 0)
         if not closed:
+            job = self._jobs[name]
             _discard(self._shapes[shape_key(job)].ready, place(job))
-        self._closed[name] = closed | _DEPENDENCY
+        self._closed[name] = closed | gate
 
     def _open(self, names: Iterable[str], gate: int) -> None:
         opened: dict[ShapeKey, list[Place]] = {}

@@ -9,10 +9,11 @@ from spool.core.backfill import FULL, Halt, Protection
 from spool.core.cycles import Cycles
 from spool.core.dependencies import Names, Verdict, judge
 from spool.core.model import Policy, Waiting
-from spool.core.queue import WaitingQueue, deadline_ns, opens_at_ns, waited_ns
+from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
 from spool.core.resources import Room
 from spool.core.units import show_duration, show_size
+from spool.core.waits import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 
 _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
 
@@ -80,7 +81,7 @@ class Rules:
         opens = opens_at_ns(job)
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
-            begins = _begins_at_ns(job)
+            begins = begins_at_ns(job)
             if begins is not None and begins > now_ns:
                 yield Reason("begins", f"begins at {show_instant(begins, now_ns, self._zone)}")
             if retry_ns is not None and retry_ns > now_ns:
@@ -146,11 +147,3 @@ def _gib(size_bytes: int) -> str:
     if not whole and not tenth:
         return show_size(size_bytes)
     return f"{whole}.{tenth} GiB" if tenth else f"{whole} GiB"
-
-
-def _begins_at_ns(job: Waiting) -> int | None:
-    spec = job.spec
-    begins = [] if spec.start_after_ns is None else [spec.start_after_ns]
-    if spec.start_delay_ns is not None:
-        begins.append(job.arrived_at_ns + spec.start_delay_ns)
-    return max(begins, default=None)

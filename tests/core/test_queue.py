@@ -1,0 +1,195 @@
+"""The index of the waiting jobs answers, however it came about, as one built anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from core.planning import NOW, S, job, machine, run, started
+from core.worlds import BOX, NAMES, POLICIES, waiting
+from spool.core.model import Grant, Policy, Running, State
+from spool.core.plan import View, decide
+from spool.core.queue import WaitingQueue
+
+
+def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
+    """Return everything that a plan says."""
+    plan = decide(view, now_ns, policy)
+    reasons = {name: [str(each) for each in plan.all_noes(name)] for name in (*view.queue, *view.held)}
+    firsts = {name: str(plan.reason(name)) for name in (*view.queue, *view.held)}
+    return plan.starts, set(plan.endings), plan.protected, plan.next_at_ns, reasons, firsts
+
+
+class Index(RuleBasedStateMachine):
+    """Jobs come, change and go, start and end, time goes on and back: the kept index and a new one answer alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WaitingQueue()
+        self.held = {}
+        self.running = {}
+        self.ended = {}
+        self.now_ns = NOW
+        self.paused = False
+
+    @initialize(policy=POLICIES)
+    def begin(self, policy):
+        """Draw the configuration."""
+        self.policy = policy
+
+    @rule(new=waiting())
+    def put(self, new):
+        """Bring or edit a file."""
+        self.queue.put(new)
+        self.held.pop(new.name, None)
+
+    @rule(name=st.sampled_from(NAMES))
+    def remove(self, name):
+        """Delete a file."""
+        self.queue.remove(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def hold(self, name):
+        """Move a file to held/."""
+        if name in self.queue:
+            self.held[name] = self.queue[name]
+            self.queue.remove(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def release(self, name):
+        """Move it back."""
+        if name in self.held:
+            self.queue.put(self.held.pop(name))
+
+    @rule(name=st.sampled_from(NAMES))
+    def start(self, name):
+        """Start a job."""
+        if name in self.queue and name not in self.running:
+            spec = self.queue[name].spec
+            self.queue.remove(name)
+            self.running[name] = Running(name, 1, "alice", spec, Grant(cpus=1), self.now_ns)
+
+    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    def end(self, name, outcome):
+        """End a run, its outcome seen in the same look."""
+        if self.running.pop(name, None) is not None:
+            self.ended[name] = outcome
+
+    @rule(name=st.sampled_from(NAMES))
+    def forget(self, name):
+        """Delete a record in done/, which the owner tells."""
+        self.ended.pop(name, None)
+        self.queue.changed(name)
+
+    @rule(by=st.sampled_from([1, 4, -3, 10**12]))
+    def tick(self, by):
+        """Let the clock go on, or set it back."""
+        self.now_ns += by
+
+    @rule()
+    def pause(self):
+        """Pause or resume the spool."""
+        self.paused = not self.paused
+
+    @rule()
+    def perform(self):
+        """Carry out the endings."""
+        plan = decide(self.view(self.queue), self.now_ns, self.policy)
+        for ending in plan.endings:
+            self.queue.remove(ending.name)
+            if self.held.pop(ending.name, None) is not None:
+                self.queue.changed(ending.name)
+            self.ended[ending.name] = ending.outcome
+
+    def view(self, queue):
+        """Return the view with that index."""
+        arrays = {"sweep": ("j0", "j1")}
+        return View(BOX, queue, self.held, tuple(self.running.values()), self.ended, arrays, paused=self.paused)
+
+    @invariant()
+    def alike(self):
+        """Compare the answers of the kept index and of one built anew, and ask twice."""
+        if not hasattr(self, "policy"):
+            return
+        kept = answer(self.view(self.queue), self.now_ns, self.policy)
+        anew = answer(self.view(WaitingQueue(self.queue.values())), self.now_ns, self.policy)
+        assert kept == anew
+        assert kept == answer(self.view(self.queue), self.now_ns, self.policy)
+        assert len(self.queue) == self.queue.queued()
+
+
+TestIndex = Index.TestCase
+TestIndex.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(waiting(), max_size=8), POLICIES, st.randoms(use_true_random=False))
+def test_the_order_of_arrival_in_memory_decides_nothing(jobs, policy, random):
+    """The same jobs put in another order make the same plan."""
+    jobs = list({each.name: each for each in jobs}.values())
+    other = list(jobs)
+    random.shuffle(other)
+    event(f"{len(jobs)} jobs")
+    assert answer(View(BOX, WaitingQueue(jobs)), NOW, policy) == answer(View(BOX, WaitingQueue(other)), NOW, policy)
+
+
+def test_it_is_a_mapping():
+    """The queue is asked like a dictionary."""
+    queue = WaitingQueue([job("a"), job("b", user="bob", project="p")])
+    queue.put(job("a", priority=3))
+    queue.remove("nobody")
+    assert (len(queue), set(queue), "a" in queue, "x" in queue, queue.get("x")) == (2, {"a", "b"}, True, False, None)
+    assert queue["a"].spec.priority == 3
+    assert (queue.queued(), queue.queued(user="bob"), queue.queued(project="p"), queue.queued(user="x")) == (2, 1, 1, 0)
+
+
+def test_what_matters_of_ended_jobs_is_told():
+    """The names whose outcome anybody asks for are those that waiting jobs depend on."""
+    queue = WaitingQueue([job("a", depends_on="x"), job("b", depends_on=("x", "y"))])
+    assert set(queue.watch.names()) == {"x", "y"}
+    queue.remove("b")
+    assert set(queue.watch.names()) == {"x"}
+
+
+def test_a_pass_asks_nothing_of_jobs_behind_the_first_of_their_shape():
+    """Of 1,000 equal jobs of which none fits, the rules look at one at most."""
+    asked = []
+
+    class Counting(WaitingQueue):
+        def __getitem__(self, name):
+            asked.append(name)
+            return super().__getitem__(name)
+
+    queue = Counting(job(f"j{n:04}", cpus=2, waited=n) for n in range(1000))
+    asked.clear()
+    found = decide(View(machine(cpus=4), queue, running=(run("r", cpus=3),)), NOW, Policy())
+    assert (started(found), len(set(asked)) <= 1) == ([], True)
+    asked.clear()
+    assert started(decide(View(machine(cpus=4), queue), NOW, Policy())) == ["j0999", "j0998"]
+    assert len(set(asked)) <= 3
+
+
+def test_many_gates_that_open_at_once():
+    """A hundred jobs with the same beginning join their shapes in order."""
+    jobs = [job(f"j{n:03}", waited=n, start_after_ns=NOW + S) for n in range(100)]
+    queue = WaitingQueue(jobs)
+    assert decide(View(machine(cpus=200), queue), NOW, Policy()).starts == ()
+    found = decide(View(machine(cpus=200), queue), NOW + S, Policy())
+    assert started(found) == [each.name for each in reversed(jobs)]
+    queue.put(replace(jobs[3], spec=jobs[4].spec))
+    for each in jobs:
+        queue.remove(each.name)
+    assert decide(View(machine(cpus=200), queue), NOW + S, Policy()).next_at_ns is None
+
+
+def test_everything_can_be_asked_again():
+    """`changed` without names has every dependency judged again."""
+    ended = {}
+    queue = WaitingQueue([job("j", depends_on="a")])
+    assert started(decide(View(machine(), queue, ended=ended), NOW, Policy())) == []
+    ended["a"] = State.FINISHED
+    queue.changed()
+    assert started(decide(View(machine(), queue, ended=ended), NOW, Policy())) == ["j"]

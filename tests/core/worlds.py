@@ -1,0 +1,135 @@
+"""Generated spools for the properties of the planner, and what must be true in every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from core.planning import GIB, NOW, S, gpus, machine
+from spool.core.model import ArrayTask, Dependencies, Limits, Machine, Policy, Request, Running, Spec, Waiting
+from spool.core.simulation import Coming
+
+BOX = machine(cpus=4, memory=8 * GIB, gpus=gpus(4, total=8 * GIB))
+
+REQUESTS = st.builds(
+    Request,
+    cpus=st.integers(0, 5),
+    memory_bytes=st.sampled_from([None, None, GIB, 3 * GIB, 8 * GIB, 9 * GIB]),
+    gpus=st.sampled_from([0, 0, 0, 1, 1, 2, 4, 5]),
+    gpu_memory_bytes=st.sampled_from([None, None, GIB, 3 * GIB, 8 * GIB]),
+)
+
+SPECS = st.builds(
+    Spec,
+    command=st.just("true"),
+    request=REQUESTS,
+    priority=st.sampled_from([10, 10, 10, 0, 200]),
+    time_limit_ns=st.sampled_from([None, 60 * S, 600 * S, 7200 * S]),
+    group=st.sampled_from([None, None, "g"]),
+    group_limit=st.sampled_from([None, 1, 2]),
+    task=st.sampled_from([None, None, ArrayTask("sweep", 0, 1), ArrayTask("sweep", 1, 2)]),
+    project=st.sampled_from([None, "p"]),
+)
+
+POLICIES = st.builds(
+    Policy,
+    starvation_after_ns=st.sampled_from([0, 30 * S, 1800 * S]),
+    time_bonus=st.booleans(),
+    fair_share=st.booleans(),
+    gpu_strategy=st.sampled_from([None, "random", "packed", "spread", "sequential"]),
+    default_user_limits=st.builds(
+        Limits,
+        max_running_jobs=st.sampled_from([None, 2]),
+        max_running_gpus=st.sampled_from([None, 3]),
+        max_running_cpus=st.sampled_from([None, 3]),
+    ),
+    default_project_limits=st.builds(Limits, max_running_jobs=st.sampled_from([None, 2])),
+)
+
+NAMES = [f"j{number}" for number in range(8)]
+
+GATES = st.fixed_dictionaries(
+    {},
+    optional={
+        "start_after_ns": st.integers(NOW - 5, NOW + 5),
+        "scheduling_timeout_ns": st.sampled_from([0, S, 10**6 * S]),
+        "depends_on": st.builds(
+            Dependencies,
+            all=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
+            any=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
+            ended=st.lists(st.sampled_from([*NAMES, "sweep"]), max_size=1).map(tuple),
+        ),
+    },
+)
+
+
+@st.composite
+def waiting(draw: st.DrawFn, names: list[str] = NAMES) -> Waiting:
+    """Draw a job that waits, for something of its own perhaps."""
+    waited = draw(st.integers(0, 4000))
+    return Waiting(
+        draw(st.sampled_from(names)),
+        replace(draw(SPECS), **draw(GATES)),
+        draw(st.sampled_from(["alice", "bob"])),
+        NOW - waited * S,
+        clock_at_ns=draw(st.sampled_from([NOW - waited * S, None])),
+        not_before_ns=draw(st.sampled_from([None, None, NOW + 3])),
+        executor_problem=draw(st.sampled_from([None, None, None, "no tmux"])),
+    )
+
+
+@st.composite
+def comings(draw: st.DrawFn, **fixed: object) -> list[Coming]:
+    """Draw jobs that come over an hour and end within their limits."""
+    jobs = []
+    for number in range(draw(st.integers(1, 12))):
+        spec = replace(draw(SPECS), **fixed)
+        limit = spec.time_limit_ns
+        duration = draw(st.integers(1, 900)) * S
+        jobs.append(
+            Coming(
+                f"j{number:02}",
+                spec,
+                NOW + draw(st.sampled_from([0, 0, 5, 60, 700, 3600])) * S,
+                duration if limit is None else min(duration, limit),
+                draw(st.sampled_from(["alice", "bob"])),
+            )
+        )
+    return jobs
+
+
+def over_committed(box: Machine, runs: list[Running], policy: Policy, waiting_specs: list[Spec]) -> list[str]:
+    """Return what these runs have more of than there is: counted plainly, by nothing that the planner uses."""
+    wrong = []
+    if sum(run.grant.cpus for run in runs) > box.cpus:
+        wrong.append("cpus")
+    if sum(run.grant.memory_bytes or 0 for run in runs) > box.memory_bytes:
+        wrong.append("memory")
+    for gpu in box.gpus:
+        here = [run.grant for run in runs if gpu.uuid in run.grant.gpu_uuids]
+        alone = [grant for grant in here if grant.gpu_memory_bytes is None]
+        shared = sum(grant.gpu_memory_bytes or 0 for grant in here)
+        if (alone and len(here) > 1) or shared > (gpu.memory_total_bytes or 0):
+            wrong.append(gpu.uuid)
+    wrong += [run.name for run in runs if len(set(run.grant.gpu_uuids)) != run.spec.request.gpus]
+    specs = [run.spec for run in runs] + waiting_specs
+    limits = [spec.group_limit for spec in specs if spec.group and spec.group_limit is not None]
+    if limits and sum(run.spec.group is not None for run in runs) > min(limits):
+        wrong.append("group")
+    limits = [spec.task.max_running for spec in specs if spec.task]
+    if limits and sum(run.spec.task is not None for run in runs) > min(limits):
+        wrong.append("array")
+    user, project = policy.default_user_limits, policy.default_project_limits
+    for name in ("alice", "bob"):
+        mine = [run for run in runs if run.user == name]
+        if user.max_running_jobs is not None and len(mine) > user.max_running_jobs:
+            wrong.append(f"jobs of {name}")
+        if user.max_running_gpus is not None and sum(len(r.grant.gpu_uuids) for r in mine) > user.max_running_gpus:
+            wrong.append(f"GPUs of {name}")
+        if user.max_running_cpus is not None and sum(run.grant.cpus for run in mine) > user.max_running_cpus:
+            wrong.append(f"CPUs of {name}")
+    in_project = [run for run in runs if run.spec.project is not None]
+    if project.max_running_jobs is not None and len(in_project) > project.max_running_jobs:
+        wrong.append("jobs of the project")
+    return wrong
