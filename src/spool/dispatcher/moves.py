@@ -67,6 +67,8 @@ class Moves:
                 self._see_missing(live)
 
     def _see_missing(self, live: Live) -> None:
+        if live.adopted and self.spool.result(live.name, live.run) is not None:
+            return  # it has ended, and what took its file away is the paperwork that was cut off after that
         stop = self.spool.stop(live.name, live.run)
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):

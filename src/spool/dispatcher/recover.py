@@ -15,7 +15,7 @@ from spool.core import layout
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict
-from spool.core.model import SECOND_NS, Grant, Jid, Running, Spec
+from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
@@ -170,12 +170,23 @@ class Recovery:
 
     def _series(self, name: str, arrived_at_ns: int) -> Series:
         """Return how far the submission that waits has come: its newest result says so if it is of the same one."""
-        run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = self._newest_result(name)
         if result is None or result.again is None or result.submitted_at_ns != arrived_at_ns:
             return FRESH
         stop = self._spool.stop(name, result.run)
         return series_after(result, stop.kind if stop is not None else None)
+
+    def _newest_result(self, name: str) -> Result | None:
+        """Return how the newest run of a job that waits ended; one that was prepared and never claimed is taken back."""
+        spool = self._spool
+        for run in reversed(spool.runs(name)):
+            result = spool.result(name, run)
+            if result is not None:
+                return result
+            found = spool.jid(name, run)
+            if found is not Liveness.VOID and not (found is Liveness.ABSENT and spool.take_jid(name, run)):
+                return None
+        return None
 
     def _refuse_other_hosts(self, live: Live) -> None:
         jid = live.jid
