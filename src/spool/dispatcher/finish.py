@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Proof, Verdict, exit_words, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import Result, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
@@ -56,6 +56,14 @@ class Finisher:
         if live.failure is not None:
             live.proof = Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}")
             return True
+        if not live.adopted and live.exit_status is not None and live.stop is None:
+            # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
+            code = self._spool.exit_code(live.name, live.run)
+            if code is not None:
+                live.exit_code = code
+                ended = Evidence(Liveness.GONE, rc=code, oom_killed=live.oom_killed)
+                live.proof = self._explained(live, prove(ended))
+                return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
@@ -63,6 +71,7 @@ class Finisher:
             live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
             self._spool.take_jid(live.name, live.run)
             return self.conclude(live)
+        live.exit_code = evidence.rc
         proof = prove(
             replace(
                 evidence,
@@ -86,7 +95,7 @@ class Finisher:
         return True
 
     def _explained(self, live: Live, proof: Proof) -> Proof:
-        stop = live.stop or self._spool.stop(live.name, live.run)
+        stop = live.stop
         if proof.outcome is State.FAILED:
             failure = self._spool.failure(live.name, live.run)
             if failure:
@@ -110,7 +119,7 @@ class Finisher:
             assert proof is not None
             if proof.outcome is None:
                 continue
-            recorded = self._spool.result(live.name, live.run)
+            recorded = self._spool.result(live.name, live.run) if live.adopted else None
             result = recorded or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
             if recorded is None:
                 self._write(live, result)
@@ -127,9 +136,9 @@ class Finisher:
 
     def _write(self, live: Live, result: Result) -> None:
         self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
-        status = records.render_status(result.outcome)
-        if self._spool.record(live.name, live.run, layout.STATUS) != status:
-            self._spool.put_record(live.name, live.run, layout.STATUS, status)
+        if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
+            # In all other cases the wrapper has written the word.
+            self._spool.put_record(live.name, live.run, layout.STATUS, records.render_status(result.outcome))
 
     def _move(self, job: Job, live: Live, result: Result) -> None:
         """Put the job's file where it belongs after *result*, and the job where it stands."""
@@ -175,7 +184,7 @@ class Finisher:
             submitted_at_ns=live.wait.arrived_at_ns,
             started_at_ns=live.started_at_ns,
             ended_at_ns=max(ended, live.started_at_ns),
-            exit_code=self._spool.exit_code(live.name, live.run),
+            exit_code=live.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
             requeues=live.series.requeues,

@@ -225,7 +225,13 @@ class Dispatcher:
         return True
 
     def _watch_run(self, live: Live) -> None:
-        log.info("job %s run %d: %s", live.name, live.run, "adopted" if live.adopted else "started")
+        log.log(
+            logging.INFO if live.adopted else logging.DEBUG,
+            "job %s run %d: %s",
+            live.name,
+            live.run,
+            "adopted" if live.adopted else "started",
+        )
         if live.failure is not None:
             self.ends.suspect(live)
             return

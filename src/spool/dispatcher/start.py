@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from spool.core import layout
 from spool.core.errors import SpoolError
@@ -184,16 +183,16 @@ class Starter:
         launch = Launch(
             job=live.name,
             run=live.run,
-            spool_dir=Path(self._spool.root),
-            metadir=Path(metadir),
-            script=Path(f"{metadir}/{layout.WRAPPER}"),
+            spool_dir=self._spool.root,
+            metadir=metadir,
+            script=f"{metadir}/{layout.WRAPPER}",
         )
         try:
             started = self.executor(live.executor).start(launch)
         except SpoolError as error:
             live.failure = str(error)
             return
-        live.pid, live.pidfd = started.pid, started.pidfd
+        live.pid = started.pid
 
 
 def home() -> str:

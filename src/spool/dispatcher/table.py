@@ -75,6 +75,7 @@ class Live:
     stop: Stop | None = None
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     exit_status: int | None = None  # of our own child, as wait() reports it
+    exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None

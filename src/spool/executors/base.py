@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from spool.formats.wrapper import Surroundings
@@ -17,27 +17,37 @@ class Launch:
 
     job: str
     run: int
-    spool_dir: Path
-    metadir: Path
-    script: Path
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    """What the wrapper inherits: the dispatcher's environment. What the run adds stands in the script."""
+    spool_dir: str
+    metadir: str
+    script: str
+    environment: Mapping[str, str] | None = None
+    """What the wrapper inherits; None is the environment of this process as it was first asked for."""
 
     def inherited(self) -> dict[str, str]:
-        """Return the environment to start the wrapper with.
+        """Return the environment to start the wrapper with. What the run adds stands in the script.
 
         The marks of an outer run are taken away. Those of this one are set, so that the wrapper can be found by
         them from its first moment on.
         """
-        environment = {
-            key: value
-            for key, value in self.environment.items()
-            if not key.startswith(("SPOOL_", "spool_")) and key not in _SHELLS_OWN
-        }
-        environment["SPOOL_DIR"] = str(self.spool_dir)
+        environment = dict(_own_environment()) if self.environment is None else _without_marks(self.environment)
+        environment["SPOOL_DIR"] = self.spool_dir
         environment["SPOOL_JOB"] = self.job
         environment["SPOOL_RUN"] = str(self.run)
         return environment
+
+
+def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in environment.items()
+        if not key.startswith(("SPOOL_", "spool_")) and key not in _SHELLS_OWN
+    }
+
+
+@cache
+def _own_environment() -> dict[str, str]:
+    """Return what a dispatcher hands on; it does not change in its life, and asking costs as much as a small file."""
+    return _without_marks(os.environ)
 
 
 # The wrapper knows bash by the first; the others would turn options such as errexit on in it.
@@ -49,7 +59,6 @@ class Started:
     """A wrapper on its way. What it is, its `jid` will prove; until then this is all that is known."""
 
     pid: int | None = None  # of the wrapper, where it is our child
-    pidfd: int | None = None  # readable once it has ended; whoever gets it closes it
 
 
 class Executor(Protocol):

@@ -61,7 +61,7 @@ class ProcessExecutor:
         try:
             pid = os.posix_spawn(
                 SHELL,
-                [SHELL, str(launch.script)],
+                [SHELL, launch.script],
                 launch.inherited(),
                 file_actions=_NULL_DEVICE,
                 setsid=True,
@@ -70,10 +70,7 @@ class ProcessExecutor:
             )
         except OSError as error:
             raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=SHELL)) from error
-        try:
-            return Started(pid, os.pidfd_open(pid))
-        except OSError:  # no descriptor left, or a kernel without them: the dispatcher polls
-            return Started(pid)
+        return Started(pid)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -17,12 +18,17 @@ _TEXT = re.compile(
 def render_instant(at_ns: int, *, digits: int = 9) -> str:
     """Return *at_ns* as RFC 3339 in UTC, the second with that many digits after its point (rounded down)."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
+    whole = _whole_second(seconds)
+    return f"{whole}.{rest:09}"[: len(whole) + 1 + digits] + "Z" if digits else f"{whole}Z"
+
+
+@lru_cache(maxsize=64)
+def _whole_second(seconds: int) -> str:
     moment = time.gmtime(seconds)
-    whole = (
+    return (
         f"{moment.tm_year:04}-{moment.tm_mon:02}-{moment.tm_mday:02}"
         f"T{moment.tm_hour:02}:{moment.tm_min:02}:{moment.tm_sec:02}"
     )
-    return f"{whole}.{rest:09}"[: len(whole) + 1 + digits] + "Z" if digits else f"{whole}Z"
 
 
 def parse_instant(text: str) -> int | None:

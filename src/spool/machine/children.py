@@ -40,14 +40,12 @@ def become_subreaper() -> bool:
 
 def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
     """Return the pids of this process's children, zombies too; None where the kernel does not list them."""
-    tasks = f"{proc}/self/task"
-    found: set[int] = set()
+    # Orphans become children of the thread that leads the process, and it is the one that starts the wrappers.
+    pid = os.getpid() if proc == PROC else "self"
     try:
-        for task in os.listdir(tasks):
-            found.update(map(int, read_bytes(f"{tasks}/{task}/children").split()))
+        return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
     except OSError:
         return None
-    return frozenset(found)
 
 
 def reap(pids: Iterable[int]) -> dict[int, Reaped]:

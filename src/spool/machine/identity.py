@@ -150,7 +150,7 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
 
 
 class MachineProber:
-    """What a look at a spool asks of this machine. *gone_hosts* are those of which the user says that they are no more."""
+    """What a look at a spool asks of this machine. *gone_hosts*: those of which the user says that they are no more."""
 
     def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
         self._gone_hosts = gone_hosts
