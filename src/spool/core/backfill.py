@@ -92,6 +92,7 @@ class Halt:
 
     def __init__(self, job: Waiting, now_ns: int) -> None:
         self.job = job
+        self.at_ns = None
         self._now_ns = now_ns
 
     def grant(self, job: Waiting, room: Room) -> Grant | None:

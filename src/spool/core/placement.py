@@ -42,6 +42,7 @@ class Placement:
         self._shapes: list[Shape] = [shape for shape in queue.shapes if shape.ready]
         self._next = [0] * len(self._shapes)  # of each shape, where to look for its next job
         self._ruled_out: list[int] = []  # shapes for which there was no room at the beginning
+        self._never_tried: set[int] = set()  # those of them that have been looked at for starved jobs
         self._passed: list[_Entry] = []  # a heap: starved jobs for which there is no room
         self._started: set[str] = set()
         job = None if owed is None else queue.get(owed)
@@ -159,11 +160,31 @@ class Placement:
             entry = self._first_open(number)
             if entry is not None:
                 self._pass_over(self._queue[entry[4]], entry)
+        self._never_tried.update(self._ruled_out)
         self._ruled_out.clear()
 
     def _look_ahead(self) -> None:
-        owed = self._owed
-        if owed is None or self._rules.protection is not None or owed.name in self._started:
+        """Say whom the next pass is to protect from the beginning, where this one has protected nobody.
+
+        That is the job that was protected before and still does not fit, though nobody else fits either. Else the
+        first starved job for which there was no room from the beginning, while one that arrived after it started:
+        by a shorter limit or a better share it may stand before it in the order, and so may the next.
+        """
+        if self._rules.protection is not None:
             return
         if any(entry[5] == _OWED for entry in self._passed):
-            self._placed.protected = owed.name  # nobody else fits now, but whoever fits next is to leave it its room
+            self._placed.protected = self._owed.name if self._owed is not None else None
+            return
+        started = [self._queue[name] for name, _ in self._placed.starts]
+        empty = None
+        for entry in sorted(self._passed) if started else ():
+            name = entry[4]
+            job = self._queue[name]
+            if entry[5] in self._never_tried and any(
+                each.arrived_at_ns > job.arrived_at_ns and each.spec.priority <= job.spec.priority for each in started
+            ):
+                empty = empty or self._room.emptied()
+                reason = next(self._rules.in_the_way(job), None)
+                if reason is not None and reason.code in FULL and empty.fits(job):
+                    self._placed.protected = name
+                    return

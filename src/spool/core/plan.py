@@ -69,12 +69,14 @@ class Plan:
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
-    none. `protected` is to be handed to the next view.
+    none. `protected` is to be handed to the next view; `protected_until_ns` is when that job could start, where it
+    was passed over in this pass.
     """
 
     def __init__(self, view: View, rules: Rules, names: Names, placed: Placed, next_at_ns: int | None) -> None:
         self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
         self.protected = placed.protected
+        self.protected_until_ns = None if rules.protection is None else rules.protection.at_ns
         self.next_at_ns = next_at_ns
         self._view = view
         self._rules = rules
