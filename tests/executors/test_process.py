@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -48,13 +49,10 @@ def start(tmp_path: Path) -> Iterator[Starter]:
     yield starter
     for started in starter.started:
         assert started.pid is not None
-        pidfd = os.pidfd_open(started.pid)
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            os.waitpid(started.pid or 0, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):  # reaped by the test
+            if os.waitpid(started.pid, os.WNOHANG)[0] == 0:
+                os.kill(started.pid, signal.SIGTERM)
+                os.waitpid(started.pid, 0)
 
 
 def test_an_executor_is_found_by_its_name() -> None:
