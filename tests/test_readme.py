@@ -1,0 +1,73 @@
+"""The README, run as its reader would type it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from shell import Home, home_of_test
+from spool.formats.state import parse_state
+from spool.store.spool import read_bytes
+from support import ROOT, wait_for
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str) -> list[str]:
+    """Return the shell blocks that a reader types in order; not the two commands for those who have nothing yet."""
+    text = re.sub(r"<!-- (?:demo|tests) -->\n```sh\n.*?```", "", text, flags=re.DOTALL)
+    return re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_of_the_readme_runs() -> None:
+    """All shell blocks, typed into one shell one after the other, succeed and print what they promise."""
+    home = Home(home_of_test())
+    try:
+        numbered = (f"echo '### {number}'\n{block}" for number, block in enumerate(blocks(README)))
+        printed = home.sh("\n".join(numbered))
+    finally:
+        end_dispatcher(home.spool)
+    for promise in (
+        "hello from hello",
+        "hello by hand",
+        "did you mean",
+        'outcome = "finished"',
+        'outcome = "cancelled"',
+    ):
+        assert promise in printed
+    for job in ("hello", "byhand", "train", "collect", "first", "second"):
+        runs = sorted((home.spool / "jobs" / job).iterdir())
+        assert 'outcome = "finished"' in (runs[-1] / "result.toml").read_text(encoding="utf-8"), job
+
+
+def end_dispatcher(spool: Path) -> None:
+    """End the dispatcher that the first submission started in the background."""
+    view = wait_for(lambda: parse_state(read_bytes(str(spool / "state.json")) or b""))
+    os.kill(view.pid, signal.SIGTERM)
+    wait_for(lambda: not Path(f"/proc/{view.pid}").exists(), what="the dispatcher's end")
+
+
+def test_the_first_screen_has_the_two_commands() -> None:
+    """What spool is and the two commands to try it stand within the first thirty lines, under their markers."""
+    head = README.splitlines()[:30]
+    for marker in ("<!-- demo -->", "<!-- tests -->"):
+        at = head.index(marker)
+        assert head[at + 1] == "```sh"
+        assert head[at + 3] == "```"
+
+
+def test_every_verb_that_the_pages_show_exists() -> None:
+    """Each `spool VERB` in the README and the docs is a verb of the program."""
+    from spool.cli.group import SECTIONS
+
+    verbs = {verb for _, section in SECTIONS for verb in section}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        typed = re.findall(r"(?:`|^    )spool (?!paused)([a-z]+)\b", text, re.MULTILINE)
+        for block in blocks(text):
+            typed += re.findall(r"^spool ([a-z]+)\b", block, re.MULTILINE)
+        for verb in typed:
+            assert verb in verbs, (page.name, verb)
