@@ -222,13 +222,37 @@ class Finisher:
     ) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
         spool, name = self._spool, job.name
-        file = job.queued or job.held
         text = spool.job_text(place, name)
-        run = spool.next_run(name)
-        spec = file.spec if file is not None else None
+        result = self._cut_off(job)
+        if result is None:
+            result = self._unstarted(job, outcome, reason, now_ns)
+            files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(outcome)}
+            if text is not None:
+                files[layout.SPEC_COPY] = text
+            spool.publish_metadir(name, result.run, files)
+            account(ends.render_history(result))
+        elif not spool.accounted(result):
+            account(ends.render_history(result))
+        if place != DONE:
+            spool.file_away(name, place, text)
+        self._outcome(name, result.outcome)
+        self.lines.append(journal.Left(name))
+        job.queued = job.held = job.wait = None
+        job.series = FRESH
+        self._table.settle(job)
+
+    def _cut_off(self, job: Job) -> Result | None:
+        """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
+        run = self._spool.latest_run(job.name)
+        result = self._spool.result(job.name, run) if run is not None else None
+        ours = result is not None and job.wait is not None and result.submitted_at_ns == job.wait.arrived_at_ns
+        return result if result is not None and ours and result.started_at_ns is None else None
+
+    def _unstarted(self, job: Job, outcome: State, reason: str, now_ns: int) -> Result:
+        file = job.queued or job.held
         result = Result(
-            job=name,
-            run=run,
+            job=job.name,
+            run=self._spool.next_run(job.name),
             attempt=job.series.attempt,
             outcome=outcome,
             reason=reason,
@@ -238,20 +262,10 @@ class Finisher:
             user=self._table.user_of(job),
             host=identity.host(),
         )
-        if spec is not None:
-            result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
-        files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(outcome)}
-        if text is not None:
-            files[layout.SPEC_COPY] = text
-        spool.publish_metadir(name, run, files)
-        account(ends.render_history(result))
-        if place != DONE:
-            spool.file_away(name, place, text)
-        self._outcome(name, outcome)
-        self.lines.append(journal.Left(name))
-        job.queued = job.held = job.wait = None
-        job.series = FRESH
-        self._table.settle(job)
+        spec = file.spec if file is not None else None
+        if spec is None:
+            return result
+        return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
 
 
 def series_after(result: Result, stopped_by: StopKind | None) -> Series:
