@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from spool.core.dependencies import Names, Verdict, judge, referred, twin
 from spool.core.model import Waiting
+
+_ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
 
 
 class Cycles:
@@ -15,10 +17,13 @@ class Cycles:
     def __init__(self, jobs: Iterable[Waiting], names: Names) -> None:
         self._jobs = jobs
         self._names = names
+        self._clear: set[str] = set()  # nodes from which no circle can be reached
         self._stuck: dict[str, Waiting] | None = None
 
     def through(self, job: Waiting) -> tuple[str, ...]:
         """Return a shortest circle through *job*, from it back to it, or () if it stands in none."""
+        if self._is_clear(job.name):
+            return ()
         if self._stuck is None:
             self._stuck = _stuck(self._jobs, self._names)
         if job.name not in self._stuck:
@@ -37,6 +42,39 @@ class Cycles:
                     came_from[other] = name
                     todo.append(other)
         return ()
+
+    def _is_clear(self, name: str) -> bool:
+        """Tell whether every way on from *name* has an end. Whatever was found on the way is kept.
+
+        Which alternatives are enough is not asked here, so a no is not yet a circle.
+        """
+        clear = self._clear
+        trail = [] if name in clear else [(name, self._next(name))]
+        on_trail = {name}
+        while trail:
+            node, ways = trail[-1]
+            for other in ways:
+                if other in on_trail:
+                    return False
+                if other not in clear:
+                    trail.append((other, self._next(other)))
+                    on_trail.add(other)
+                    break
+            else:
+                clear.add(node)
+                on_trail.discard(node)
+                trail.pop()
+        return True
+
+    def _next(self, node: str) -> Iterator[str]:
+        """Yield where *node* leads: a job to what it depends on, an array (marked) to its tasks."""
+        if node.startswith(_ARRAY):
+            yield from self._names.members(node.removeprefix(_ARRAY))
+            return
+        job = self._names.pending(node)
+        for unit in () if job is None else referred(job):
+            members = self._names.members(unit)
+            yield unit if members == (unit,) else _ARRAY + unit
 
     def _waits_for(self, job: Waiting) -> list[str]:
         return [member for name in referred(job) for member in self._names.members(name)]

@@ -107,6 +107,12 @@ class Names:
             return State.HELD
         return self._ended(name)
 
+    def pending(self, name: str) -> Waiting | None:
+        """Return the job *name* if it waits or is held, and this pass does not end it."""
+        if name in self._running or name in self.ended_now:
+            return None
+        return self._queue.get(name) or self._held.get(name)
+
     def members(self, name: str) -> tuple[str, ...]:
         """Return the tasks of the array *name*, or *name* itself where it is no array."""
         return self._arrays.get(name) or (name,)
