@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,13 +40,15 @@ class SpoolEngine:
         self.scratch = scratch
         self.command = command
         self.root = scratch.path / "spool"
-        self.env = os.environ | {"SPOOL_DIR": str(self.root)}
+        self.env = dict(os.environ)
         self.process: subprocess.Popen[bytes] | None = None
         self._serial = 0
 
     def prepare(self, slots: int) -> None:
-        """Make an empty spool."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """Make an empty spool, in a place of its own."""
+        self._serial += 1
+        self.root = self.scratch.path / f"spool{self._serial}"
+        self.env["SPOOL_DIR"] = str(self.root)
         if self.run([*self.command, "init"])[0]:
             raise MissingError("`spool init` fails: install spool for this Python, or name it by --spool")
         (self.root / "config.toml").write_text(f'cpus = {slots}\nautostart = false\nlog_level = "warning"\n')
@@ -118,7 +120,9 @@ def load(directory: str | None, wanted: list[str], scratch: Scratch, command: li
     if directory is None:
         return [SpoolEngine(scratch, command)]
     sys.path.insert(0, os.path.abspath(directory))
-    offered = importlib.import_module("peers").PEERS
+    peers = importlib.import_module("peers")
+    offered = peers.PEERS
+    peers.wipe = _move_aside  # nothing is deleted while we measure: see Scratch
     base = importlib.import_module("perflib").Peer
     spool_class = type("Spool", (SpoolEngine, base), {})
     engines = [spool_class(scratch, command)]
@@ -132,6 +136,14 @@ def load(directory: str | None, wanted: list[str], scratch: Scratch, command: li
         else:
             print(f"left out {name}: {problem}", file=sys.stderr)
     return engines
+
+
+def _move_aside(directory: str) -> None:
+    """Make *directory* an empty one; stands for the peers' own way, which deletes what was there."""
+    if os.path.isdir(directory):
+        aside = tempfile.mkdtemp(prefix="aside.", dir=os.path.dirname(directory))
+        os.rename(directory, os.path.join(aside, os.path.basename(directory)))
+    os.makedirs(directory)
 
 
 def unusable(engine: Any) -> str | None:

@@ -20,7 +20,12 @@ class MissingError(Exception):
 
 
 class Scratch:
-    """A directory for what one call makes, the stamp program in it, and a gate."""
+    """A directory for what one call makes, the stamp program in it, and a gate.
+
+    Nothing in it is deleted before the end. For minutes after a deletion ext4 passes over the inodes that it freed
+    (`recently_deleted` in its `ialloc.c`), looking at each of them again for every new file: after 10,000 deletions
+    a new file costs 0.8 ms instead of 0.03 ms, whoever makes it.
+    """
 
     def __init__(self, parent: str | None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="spool-benchmark-", dir=parent))
