@@ -219,9 +219,10 @@ class Dispatcher:
         for live in runs:
             self._watch_run(live)
             self.outcomes.forget(live.name)
+        before, self.report.blocked = self.report.blocked, {one.name: one.why for one in blocked}
         for one in blocked:
-            log.error("cannot start job %s: %s", one.name, one.why)
-            self.report.blocked[one.name] = one.why
+            if before.get(one.name) != one.why:
+                log.error("cannot start job %s: %s", one.name, one.why)
         return True
 
     def _watch_run(self, live: Live) -> None:
