@@ -65,6 +65,8 @@ class Finisher:
                 live.proof = self._explained(live, prove(ended))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
+        if evidence.liveness is Liveness.ABSENT and not os.path.lexists(self._spool.layout.metadir(*live.key)):
+            evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
@@ -93,6 +95,15 @@ class Finisher:
             return False
         live.proof = self._explained(live, proof)
         return True
+
+    def _without_metadir(self, live: Live) -> Evidence:
+        """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""
+        if live.exit_status is not None:
+            code = os.waitstatus_to_exitcode(live.exit_status)
+            return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
+        if live.jid is not None:
+            return Evidence(self._prober.liveness(live.jid), stop=live.stop_kind)
+        return Evidence(Liveness.GONE if live.pid is None else Liveness.ALIVE, stop=live.stop_kind)
 
     def _explained(self, live: Live, proof: Proof) -> Proof:
         stop = live.stop
@@ -146,7 +157,8 @@ class Finisher:
         final = result.again is None
         if result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD):
             final = not (spool.put_back(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
-        if final and not spool.holds(live.inode, name, QUEUED, HELD, DONE):
+        # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
+        if final and (spool.holds(live.inode, name, RUNNING) or not self._moved_away(live)):
             text = spool.record(name, live.run, layout.SPEC_COPY)
             spool.file_away(name, RUNNING, text)
         self.lines.append(journal.Over(name, live.run, final))
@@ -160,6 +172,11 @@ class Finisher:
             if job.wait is None:
                 job.wait = Wait(live.wait.arrived_at_ns, 0, None)
         self._revisit(job)
+
+    def _moved_away(self, live: Live) -> bool:
+        """Whether the file of a run was moved to another directory by a person."""
+        holds = self._spool.holds
+        return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
 
     def _void(self, job: Job, live: Live) -> None:
         """Put the job of a run that never started and never will back; nothing is counted."""
@@ -214,7 +231,9 @@ class Finisher:
 
     def _superseded(self, job: Job, live: Live) -> bool:
         """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""
-        newer = job.queued is not None and job.queued.inode != live.inode
+        newer = job.queued is not None and (
+            job.queued.inode != live.inode or live.mtime_ns not in (None, job.queued.mtime_ns)
+        )
         return newer or live.file_missing_ns is not None
 
     def end_unstarted(

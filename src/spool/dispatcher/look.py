@@ -6,6 +6,7 @@ Events say where to look first; a look at everything finds what they missed. Not
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -192,6 +193,10 @@ class Look:
         except OSError as error:
             log.warning("cannot say what is wrong with job %s: %s", name, error.strerror)
 
+    def _withdraw_complaint(self, place: str, name: str) -> None:
+        with contextlib.suppress(IsADirectoryError):  # a directory of that name is none of ours
+            self._spool.disk.discard(self._layout.error_file(place, name))
+
     def _hide(self, place: str, name: str) -> None:
         """While a file is being written its old version is not started, and its place is kept."""
         job = self._table.jobs.get(name)
@@ -207,8 +212,9 @@ class Look:
             job.queued = file
         else:
             job.held = file
-        if before is not None and before.problem == INVALID and (file is None or file.problem is None):
-            self._spool.disk.discard(self._layout.error_file(place, name))
+        # Whatever it was before (open in an editor, being written), it may have been invalid before that.
+        if before is not None and before.problem is not None and (file is None or file.problem is None):
+            self._withdraw_complaint(place, name)
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
@@ -226,10 +232,11 @@ class Look:
         assert file is not None
         runs = job.queued is not None
         if job.wait is None:
-            if job.live is not None and job.live.inode == file.inode:
+            live = job.live
+            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
                 # moved out of running/ by a person: the same submission goes on
-                arrived = job.live.wait.arrived_at_ns
-                job.series = job.live.series
+                arrived = live.wait.arrived_at_ns
+                job.series = live.series
             else:
                 arrived = min(file.changed_at_ns, now)
                 job.series = FRESH
@@ -280,7 +287,7 @@ class Look:
             job = self._table.jobs.get(name)
             file = (job.queued if place == QUEUED else job.held) if job is not None else None
             if name not in found or (file is not None and file.problem != INVALID):
-                self._spool.disk.discard(self._layout.error_file(place, name))
+                self._withdraw_complaint(place, name)
         return found, marks
 
     def _in_editor(self, place: str, name: str, marks: set[str] | None) -> bool:

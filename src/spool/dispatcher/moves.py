@@ -57,8 +57,8 @@ class Moves:
             if live is None or live.proof is not None:
                 continue
             try:
-                live.inode = os.lstat(self.spool.layout.job_file(RUNNING, name)).st_ino
-                live.file_missing_ns = None
+                status = os.lstat(self.spool.layout.job_file(RUNNING, name))
+                live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
             except OSError:
                 if live.file_missing_ns is None:
                     live.file_missing_ns = time.monotonic_ns()
@@ -72,7 +72,7 @@ class Moves:
         stop = self.spool.stop(live.name, live.run)
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):
-                if self.spool.holds(live.inode, live.name, place):
+                if self.spool.holds(live.inode, live.name, place, mtime_ns=live.mtime_ns):
                     stop = Stop(kind, live.user, time.time_ns())
                     break
             else:
@@ -95,9 +95,13 @@ class Moves:
     def _see_stray(self, name: str) -> None:
         """Queue a file in `running/` that belongs to no run: it was put there by hand."""
         job = self.table.jobs.get(name)
-        if (job is None or job.live is None) and self.spool.put_back(name, QUEUED):
+        if job is not None and job.live is not None:
+            return
+        if self.spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
             self.look.examine(QUEUED, name)
+        elif job is not None:
+            self.table.version += 1  # it may have been in the way of the one in queued/, and be gone
 
     def _see_cancelled(self) -> None:
         """Cancel the waiting jobs whose files were moved to `done/`."""

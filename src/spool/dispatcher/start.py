@@ -28,6 +28,7 @@ from spool.store.spool import read_bytes
 
 log = logging.getLogger(__name__)
 
+IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
@@ -68,6 +69,9 @@ class Starter:
         for start in starts:
             job = self._table.jobs.get(start.name)
             if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+                continue
+            if os.path.lexists(self._spool.layout.job_file(layout.RUNNING, start.name)):
+                blocked.append(Blocked(start.name, IN_THE_WAY))
                 continue
             try:
                 live = self._prepare(job, start.grant, now_ns)
@@ -127,6 +131,7 @@ class Starter:
             wait=job.wait,
             series=job.series,
             inode=file.inode,
+            mtime_ns=file.mtime_ns,
             started_at_ns=now_ns,
             started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             executor=executor,

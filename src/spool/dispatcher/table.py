@@ -63,7 +63,7 @@ class Live:
     user: str
     wait: Wait
     series: Series
-    inode: int  # of the job file that was claimed
+    inode: int  # of the job file in running/
     started_at_ns: int
     started_boot_ns: int  # on the clock that no one sets: since boot
     executor: str
@@ -74,6 +74,7 @@ class Live:
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
+    mtime_ns: int | None = None  # of the job file in running/, where it was seen
     exit_status: int | None = None  # of our own child, as wait() reports it
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started

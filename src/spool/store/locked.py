@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import time
 from typing import TYPE_CHECKING
 
 import msgspec.json
@@ -76,11 +78,16 @@ class LockedSpool(Spool):
         self.take_jid(name, run)
 
     def take_jid(self, name: str, run: int) -> bool:
-        """Settle a run whose wrapper has not spoken: take its `jid`. True: it never started and never will."""
+        """Settle a run whose wrapper has not spoken: take its `jid`. True: it never started and never will.
+
+        Without its metadir, which somebody removed, no wrapper can create one either.
+        """
         try:
             self.disk.create(self.layout.record(name, run, layout.JID), records.VOID_JID)
         except FileExistsError:
             return False
+        except FileNotFoundError:
+            return True
         return True
 
     # Stopping and ending.
@@ -91,28 +98,47 @@ class LockedSpool(Spool):
             self.disk.publish(self.layout.record(name, run, layout.STOP), records.render_stop(stop))
         except FileExistsError:
             return False
+        except FileNotFoundError:  # somebody removed the metadir: it is stopped without a record
+            return True
         return True
 
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Write one record of a run; it appears whole."""
-        self.disk.put(self.layout.record(name, run, record), data)
+        """Write one record of a run; it appears whole, in a new metadir if somebody removed the old one."""
+        try:
+            self.disk.put(self.layout.record(name, run, record), data)
+        except FileNotFoundError:
+            self.disk.ensure_directory(self.layout.runs(name))
+            self.disk.ensure_directory(self.layout.metadir(name, run))
+            self.disk.put(self.layout.record(name, run, record), data)
 
     def file_away(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
 
         If the file is gone (its deletion was what cancelled the job) the record is made from *text*.
         """
-        done = self.layout.job_file(layout.DONE, name)
+        file, done = self.layout.job_file(place, name), self.layout.job_file(layout.DONE, name)
         try:
-            self.disk.rename(self.layout.job_file(place, name), done)
+            self.disk.rename(file, done)
         except FileNotFoundError:
             if text is not None:
                 self.disk.put(done, text)
+        except IsADirectoryError:
+            # None of ours, and in the way. Left where it is the file would run again, so it is put aside, not lost.
+            self.disk.rename(file, f"{done}.{time.time_ns()}")
+        else:
+            # Of two names of one file (`ln done/x.toml queued/x.toml`), rename(2) takes away neither.
+            if same_file(file, done):
+                self.disk.discard(file)
 
     def put_back(self, name: str, place: str) -> bool:
-        """Move a job file from `running/` to *place* without replacing a newer one of that name."""
+        """Move a job file from `running/` to *place* without replacing a newer one of that name.
+
+        What is no regular file (a directory, a link, a FIFO) is none of ours and stays.
+        """
         running, back = self.layout.job_file(layout.RUNNING, name), self.layout.job_file(place, name)
         try:
+            if not stat.S_ISREG(os.lstat(running).st_mode):
+                return False
             self.disk.move(running, back)
         except FileExistsError:
             if not same_file(running, back):

@@ -49,14 +49,18 @@ class Spool:
         """Return the state directories in which job *name* has a file now."""
         return [place for place in layout.PLACES if os.path.lexists(self.layout.job_file(place, name))]
 
-    def holds(self, inode: int, name: str, *places: str) -> bool:
-        """Whether the file of that inode lies under job *name* in one of *places*."""
+    def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
+        """Whether the file of that inode lies under job *name* in one of *places*.
+
+        With *mtime_ns* it is told from a new file that was given the inode of a deleted one, as happens at once.
+        """
         for place in places:
             try:
-                if os.lstat(self.layout.job_file(place, name)).st_ino == inode:
-                    return True
+                status = os.lstat(self.layout.job_file(place, name))
             except OSError:
                 continue
+            if status.st_ino == inode and mtime_ns in (None, status.st_mtime_ns):
+                return True
         return False
 
     def job_text(self, place: str, name: str) -> bytes | None:
