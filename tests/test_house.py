@@ -63,6 +63,7 @@ HOMES = {
     "psutil": "machine",
     "pynvml": "machine/nvml.py",
     "rich": "cli",
+    "tomli": "formats/toml.py",
     "tomli_w": "formats/toml.py",
     "tomlkit": "formats",
     "watchdog": "dispatcher/watch.py",

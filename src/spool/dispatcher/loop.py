@@ -6,6 +6,7 @@ go on from.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -91,7 +92,11 @@ class Dispatcher:
             if self.groups is not None:
                 live.group = self.groups.existing(live.name, live.run)
             self._watch_run(live)
+        # What the first look finds stays for long: collecting garbage among it, over and over, would cost as much again.
+        gc.disable()
         self.sight.look_at_everything()
+        gc.freeze()
+        gc.enable()
         self.moves.settle_places()
         self.look.lines = []  # all of it is in what follows
         self.logs.compact(self._worth_remembering())

@@ -82,7 +82,11 @@ class Sight:
             self._paused_since_ns = None
             of.table.version += 1
             for job in of.table.jobs.values():
-                if job.wait is not None and job.wait.clock_at_ns is not None and job.queued is not None:
+                spec = job.queued.spec if job.queued is not None else None
+                # Only these have a clock that somebody looks at.
+                if spec is None or spec.scheduling_timeout_ns is None or job.wait is None:
+                    continue
+                if job.wait.clock_at_ns is not None:
                     job.wait.clock_at_ns += pause_ns
                     of.look.remember(job)
                     of.table.settle(job)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+
+# The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
+import tomli
 
 from spool.core.errors import InvalidFile, Problem
 
@@ -36,7 +38,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     if text.count(".") >= MAX_KEY_PARTS and _has_long_key(text):
         raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
     try:
-        document = tomllib.loads(text)
+        document = tomli.loads(text)
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
