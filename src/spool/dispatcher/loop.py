@@ -92,7 +92,7 @@ class Dispatcher:
             if self.groups is not None:
                 live.group = self.groups.existing(live.name, live.run)
             self._watch_run(live)
-        # What the first look finds stays for long: collecting garbage among it, over and over, would cost as much again.
+        # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
         gc.disable()
         self.sight.look_at_everything()
         gc.freeze()

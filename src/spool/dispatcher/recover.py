@@ -177,7 +177,7 @@ class Recovery:
         return series_after(result, stop.kind if stop is not None else None)
 
     def _newest_result(self, name: str) -> Result | None:
-        """Return how the newest run of a job that waits ended; one that was prepared and never claimed is taken back."""
+        """Return how the newest run of a waiting job ended; one that was prepared and never claimed is taken back."""
         spool = self._spool
         for run in reversed(spool.runs(name)):
             result = spool.result(name, run)
