@@ -1,0 +1,43 @@
+"""`spool cancel`: end jobs."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli.common import for_each, named, names_argument, opened, this_user
+from spool.cli.submission import ensure_dispatcher
+from spool.cli.verb import Verb
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.store.requests import Done, Requests
+
+
+@click.command(cls=Verb)
+@names_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept with the run.")
+@click.option("--dry-run", is_flag=True, help="Say what would be cancelled and change nothing.")
+@click.pass_obj
+def command(root: str, names: tuple[str, ...], reason: str, dry_run: bool) -> int:
+    """Cancel jobs, whether they wait or run.
+
+    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood.
+
+      spool cancel train
+      spool cancel 'sweep_*' --dry-run
+
+    By hand: mv queued/train.toml done/   or, if it runs:   rm running/train.toml
+    """
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    done: set[Done] = set()
+
+    def cancel(name: str) -> str:
+        result = requests.cancel(name, reason, dry_run=dry_run)
+        done.add(result)
+        if dry_run:
+            return f"{name} would be {'stopped' if result is Done.STOPPING else 'cancelled'}"
+        return f"{name} {result}"
+
+    code = for_each(named(spool, names, (QUEUED, HELD, RUNNING)), cancel)
+    if Done.STOPPING in done and not dry_run:
+        ensure_dispatcher(spool.root)
+    return code

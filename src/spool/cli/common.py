@@ -1,0 +1,112 @@
+"""What many verbs need: the spool that is meant, the jobs that are meant, and going on after a bad one."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pwd
+from collections.abc import Callable, Iterable, Sequence
+
+import click
+
+from spool.cli.completing import complete_names
+from spool.cli.group import tell
+from spool.core import layout
+from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
+from spool.core.names import why_not_name
+from spool.store.spool import Spool
+from spool.store.submitting import make_spool
+
+_GLOB = frozenset("*?[")
+
+
+def opened(root: str) -> Spool:
+    """Return the spool at *root*. Raises SpoolUnusable if there is none."""
+    return Spool.open(root)
+
+
+def made(root: str) -> Spool:
+    """Return the spool at *root*, made if there was none. Raises SpoolUnusable."""
+    try:
+        if make_spool(root):
+            tell(f"made a new spool in {root}")
+    except OSError as error:
+        raise SpoolUnusable(cannot("make", "a spool", error.strerror or str(error), where=root)) from None
+    return Spool.open(root)
+
+
+def this_user() -> str:
+    """Return the login name of whoever runs this."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
+    """Return the jobs that *patterns* mean, each once: names, as they are; globs, whatever they match in *places*.
+
+    A file's name or path (`train.toml`, `queued/train.toml`) is taken for the job's. Raises NoSuchJob for a glob that
+    matches nothing.
+    """
+    found: dict[str, None] = {}
+    listed: list[str] | None = None
+    for pattern in patterns:
+        if _GLOB.isdisjoint(pattern):
+            found[job_name(pattern)] = None
+            continue
+        if listed is None:
+            listed = sorted({name for place in places for name in spool.names(place)}, key=natural)
+        matches = [name for name in listed if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            where = "/, ".join(places)
+            raise NoSuchJob(cannot("find", "a job", f"none in {where}/ matches {pattern!r}"))
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def job_name(text: str) -> str:
+    """Return the job that a user means by *text*: its name, its file's name or path. Raises NoSuchJob."""
+    name = os.path.basename(text.rstrip("/")) if text.rstrip("/") else text
+    name = name.removesuffix(layout.JOB_SUFFIX)
+    if not layout.valid_name(name):
+        raise NoSuchJob(cannot("find", f"job {text!r}", f"no job can have that name: {why_not_name(name)}"))
+    return name
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return what to sort names by, so that `sweep_2` comes before `sweep_10`."""
+    parts: list[tuple[int, int, str]] = []
+    digits = ""
+    for char in f"{name}\0":
+        if char.isascii() and char.isdigit():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits), ""))
+            digits = ""
+        parts.append((1, 0, char))
+    return parts
+
+
+def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
+    """Call *act* for each name and print what it did; go on after a bad one. Return the worst exit code."""
+    worst = 0
+    for name in names:
+        try:
+            done = act(name)
+        except SpoolError as error:
+            tell(str(error))
+            worst = max(worst, int(error.exit_code))
+            continue
+        except OSError as error:
+            tell(f"cannot change job {name}: {error.strerror}")
+            worst = max(worst, int(ExitCode.SPOOL_UNUSABLE))
+            continue
+        if done:
+            print(done)
+    return worst
+
+
+names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

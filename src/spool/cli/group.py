@@ -1,0 +1,174 @@
+"""The command line as a whole: the verbs, each imported when it is used, and how errors are told."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from spool import __version__
+from spool.cli.verb import unfilled
+from spool.core.errors import InvalidFile, SpoolError
+from spool.store import submitting
+
+SECTIONS = (
+    (
+        "Jobs",
+        {
+            "submit": "Put a job into the queue.",
+            "run": "Submit a job, follow its output and exit with its code.",
+            "ls": "List the jobs that wait, run, or ended a short while ago.",
+            "show": "Show everything about a job.",
+            "why": "Say why a job does not run yet.",
+            "log": "Show or follow a job's output.",
+            "wait": "Wait until jobs have ended, and exit with their code.",
+            "cancel": "Cancel jobs, whether they wait or run.",
+            "hold": "Keep jobs from running until they are released.",
+            "release": "Let held jobs run.",
+            "requeue": "Run jobs again: those that run, and those that have ended.",
+            "edit": "Change a job that waits.",
+            "check": "Tell whether job files are valid.",
+        },
+    ),
+    (
+        "The spool",
+        {
+            "init": "Make a spool.",
+            "dispatch": "Run the dispatcher, which starts the jobs.",
+            "pause": "Start no job until `resume`.",
+            "resume": "Start jobs again.",
+            "gc": "Remove old records and outputs.",
+            "doctor": "Find out what is wrong with this spool and this machine.",
+            "demo": "Show what spool does, with real jobs, in a spool of its own.",
+            "completion": "Print the completion script for a shell.",
+        },
+    ),
+)
+_VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
+_ELSEWHERE = {
+    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
+    "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
+    "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
+    "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "info": "show", "start": "dispatch",
+    "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
+}  # fmt: skip
+# What the world around us does to a file system; any other OSError is a bug and says where.
+_EXPECTED = frozenset(
+    {
+        errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
+        errno.ENFILE, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV, errno.EMLINK,
+    }
+)  # fmt: skip
+
+
+class Verbs(click.Group):
+    """The group of all verbs; a verb's module is imported when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the verb's command, None if there is none of that name."""
+        if cmd_name not in _VERBS:
+            return None
+        command = importlib.import_module(f"spool.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say which one was probably meant."""
+        verb = args[0]
+        if verb not in _VERBS and not verb.startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(verb, _VERBS, n=1)
+            meant = _ELSEWHERE.get(verb) or (near[0] if near else None)
+            hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists them"
+            raise click.UsageError(f"there is no verb {verb!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs by section, without importing them."""
+        for title, verbs in SECTIONS:
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
+
+
+_EPILOG = unfilled("""\
+Everything here can be done by cp, mv, rm and cat as well:
+  mv queued/a.toml held/       holds job a        (spool hold a)
+  rm running/a.toml            cancels it         (spool cancel a)
+  mv done/a.toml queued/       runs it again      (spool requeue a)
+  cat jobs/a/1/log             shows its output   (spool log a)
+""")
+
+
+@click.group(
+    cls=Verbs,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
+)
+@click.option("--spool", "root", metavar="DIR", help="The spool to use. Default: $SPOOL_DIR, else ~/.spool.")
+@click.version_option(__version__, "-V", "--version", prog_name="spool", message="%(prog)s %(version)s")
+@click.pass_context
+def spool(ctx: click.Context, root: str | None) -> None:
+    """Run jobs from a directory: a job is a TOML file, and where it lies says what it does."""
+    ctx.obj = os.path.abspath(root) if root else submitting.default_root()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return the exit code; expected errors become one line on stderr."""
+    try:
+        code = spool.main(args=list(arguments), prog_name="spool", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        _tell_usage(error)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except InvalidFile as error:
+        _tell_invalid(error)
+        return int(error.exit_code)
+    except SpoolError as error:
+        tell(str(error))
+        return int(error.exit_code)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.errno not in _EXPECTED:
+            raise
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        tell(f"cannot use the disk: {where}{error.strerror}")
+        return 5
+    return code if isinstance(code, int) else 0
+
+
+def tell(message: str) -> None:
+    """Print a message for people, on stderr."""
+    print(f"spool: {message}", file=sys.stderr)
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    message = " ".join(error.format_message().split())
+    ctx = getattr(error, "ctx", None)
+    verb = f" {ctx.info_name}" if ctx is not None and ctx.parent is not None else ""
+    help_hint = f" (`spool{verb} --help` helps)" if isinstance(error, click.UsageError) else ""
+    tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
+
+
+def _tell_invalid(error: InvalidFile) -> None:
+    """Print each problem of a file on a line of its own, as a compiler does."""
+    if len(error.problems) < 2:
+        tell(str(error))
+        return
+    tell(f"cannot use {error.what}: it has {len(error.problems)} problems")
+    for problem in error.problems:
+        print(f"  {problem.message}", file=sys.stderr)

@@ -1,0 +1,31 @@
+"""`spool init`: make a spool."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli.verb import Verb
+from spool.core.errors import SpoolUnusable, cannot
+from spool.store.submitting import make_spool
+
+
+@click.command(cls=Verb)
+@click.argument("directory", required=False)
+@click.pass_obj
+def command(root: str, directory: str | None) -> int:
+    """Make a spool.
+
+    In DIRECTORY, or where --spool, $SPOOL_DIR or ~/.spool says. What is there already stays as it is. Other commands
+    make the spool themselves when they need it.
+
+    By hand: mkdir -m 700 ~/.spool && cd ~/.spool && mkdir -m 700 queued held running done jobs reservations .tmp
+    """
+    import os
+
+    where = os.path.abspath(directory) if directory else root
+    try:
+        new = make_spool(where)
+    except OSError as error:
+        raise SpoolUnusable(cannot("make", "a spool", error.strerror or str(error), where=where)) from None
+    print(f"made a spool in {where}" if new else f"there is a spool in {where}")
+    return 0

@@ -1,0 +1,72 @@
+"""Where `spool` begins: the quick way or the full one, and what becomes of errors.
+
+An expected error is one line on stderr and the exit code of its class; only a bug prints a traceback.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | it was tried and failed |
+| 2 | the command was called wrongly |
+| 3 | there is no such job |
+| 4 | a job file, reservation or configuration is not valid |
+| 5 | the spool cannot be used: not there, not ours, damaged, the disk is full |
+| 6 | another dispatcher holds the lock |
+| 130 | interrupted with Ctrl-C |
+
+A command for several jobs goes on after a bad one and exits with the highest code. `wait`, `run` and
+`submit --wait` stand for the job and exit as it did:
+
+| outcome | code |
+|---|---|
+| `finished` | 0 |
+| `failed` | its own code, 128+n for signal n; 1 if it could not be started |
+| `timeout` | 124 |
+| `lost` | 125 |
+| `cancelled` | 130 |
+| `out_of_memory` | 137 |
+| `unschedulable` | 75 |
+| invalid job file | 4 |
+| never seen | 3 |
+| `wait --timeout` is over | 124, and a line on stderr |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code."""
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or _without_reader()
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line *arguments* and return the exit code."""
+    from spool.cli import quick
+
+    try:
+        code = quick.submit(arguments)
+        if code is None:
+            from spool.cli import group
+
+            code = group.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return _without_reader()
+    return code
+
+
+def _without_reader() -> int:
+    """Return what to exit with when nobody reads our output any more, as `spool ls | head` does it: quietly."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)  # or the interpreter complains when it flushes at its end
+    os.close(null)
+    return 141  # what a shell reports for SIGPIPE

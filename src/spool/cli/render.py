@@ -1,0 +1,158 @@
+"""Values to what is seen: a table on a terminal, aligned text in a pipe, JSON for programs. Nothing is computed here.
+
+Numbers and instants arrive as integers with their unit in the name; here they become words.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from spool.core.model import State
+from spool.core.units import show_duration, show_size
+from spool.formats.instants import render_instant
+
+_LONG = 400  # rows; a drawn table of more takes longer to draw than to read
+
+STATE_STYLES = {
+    State.RUNNING: "green",
+    State.STARTING: "green",
+    State.STOPPING: "yellow",
+    State.QUEUED: "",
+    State.HELD: "cyan",
+    State.INVALID: "bold red",
+    State.FINISHED: "dim",
+    State.FAILED: "red",
+    State.TIMEOUT: "red",
+    State.OUT_OF_MEMORY: "red",
+    State.LOST: "red",
+    State.UNSCHEDULABLE: "red",
+    State.CANCELLED: "dim yellow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. *wide* is the one that is cut short where there is no room."""
+
+    title: str
+    right: bool = False
+    wide: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
+    """Print a table; *styles* has one for each row, for terminals."""
+    if sys.stdout.isatty() and len(rows) <= _LONG:
+        _drawn(columns, rows, styles)
+    else:
+        sys.stdout.write(aligned(columns, rows))
+
+
+def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
+    lines = [[column.title for column in columns], *([_one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    last = len(columns) - 1
+    text = []
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column.right else cell if at == last else cell.ljust(width)
+            for at, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True))
+        ]
+        text.append("  ".join(cells).rstrip() + "\n")
+    return "".join(text)
+
+
+def _drawn(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        drawn.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wide,
+            overflow="fold" if column.wide else "ellipsis",
+            ratio=None,
+        )
+    for at, row in enumerate(rows):
+        drawn.add_row(*(Text(_one_line(cell)) for cell in row), style=styles[at] if styles else None)
+    Console(highlight=False, emoji=False).print(drawn)
+
+
+def pairs(lines: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line, the values below each other; longer ones are indented."""
+    listed = list(lines)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        first, *more = value.splitlines() or [""]
+        print(f"{name.ljust(width)}  {first}".rstrip())
+        for line in more:
+            print(f"{'':{width}}  {line}")
+
+
+def as_json(value: Any) -> None:
+    """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, what is unknown as null."""
+    json.dump(plain(value), sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def plain(value: Any) -> Any:
+    """Return *value* as what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        found: dict[str, Any] = {}
+        for field in fields(value):
+            item = getattr(value, field.name)
+            if field.name.endswith("_at_ns"):
+                found[field.name.removesuffix("_ns")] = None if item is None else render_instant(item)
+            else:
+                found[field.name] = plain(item)
+        return found
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return [plain(item) for item in sorted(value, key=str)]
+    return value
+
+
+def size(size_bytes: int | None) -> str:
+    """Return a size for a table's cell."""
+    return "" if size_bytes is None else show_size(size_bytes).replace(" ", "").replace("iB", "")
+
+
+def duration(duration_ns: int | None) -> str:
+    """Return a duration for a table's cell."""
+    return "" if duration_ns is None else show_duration(max(0, duration_ns))
+
+
+def count(number: int | None) -> str:
+    """Return a number for a table's cell."""
+    return "" if number is None else str(number)
+
+
+def moment(at_ns: int | None, now_ns: int | None = None) -> str:
+    """Return an instant as this machine's clock shows it, and how long ago it was."""
+    if at_ns is None:
+        return ""
+    from datetime import datetime
+
+    text = datetime.fromtimestamp(at_ns // 1_000_000_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if now_ns is None:
+        return text
+    ago = now_ns - at_ns
+    return f"{text} ({duration(ago)} ago)" if ago >= 0 else f"{text} (in {duration(-ago)})"
+
+
+def _one_line(text: str) -> str:
+    """Return *text* so that nothing in it moves a terminal's cursor."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "·" for char in text)

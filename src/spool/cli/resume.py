@@ -1,0 +1,24 @@
+"""`spool resume`: start jobs again."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli.common import opened, this_user
+from spool.cli.submission import ensure_dispatcher
+from spool.cli.verb import Verb
+from spool.store.requests import Requests
+
+
+@click.command(cls=Verb)
+@click.pass_obj
+def command(root: str) -> int:
+    """Start jobs again after `spool pause`.
+
+    By hand: rm paused
+    """
+    spool = opened(root)
+    was = Requests(spool, this_user()).resume()
+    print("jobs start again" if was else "it is not paused")
+    ensure_dispatcher(spool.root)
+    return 0

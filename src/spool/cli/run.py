@@ -1,0 +1,115 @@
+"""`spool run`: submit a job, follow its output, exit with its code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from spool.cli import submission
+from spool.cli.codes import code_of, told
+from spool.cli.common import made, this_user
+from spool.cli.group import tell
+from spool.cli.keyoptions import key_options
+from spool.cli.submit import asked
+from spool.cli.verb import WordsVerb
+from spool.cli.wait import POLL_S
+from spool.core.errors import SpoolError
+from spool.core.model import State
+from spool.store.following import Follower, Piece, Stream
+from spool.store.requests import Requests
+from spool.store.spool import Spool
+
+
+@click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
+@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option("--replace", is_flag=True, help="Take the place of a job of that name that waits or is held.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
+@key_options
+@click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    shell_command: str | None,
+    replace: bool,
+    quiet: bool,
+    words: tuple[str, ...],
+    **_: Any,
+) -> int:
+    """Submit a job, follow its output and exit with its code.
+
+    Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. The exit codes are
+    those of `spool wait`.
+
+      spool run -g 1 -- python train.py
+      spool run -c 'make -j4 && make check' --cpus 4
+    """
+    job, text = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj)
+    spool = made(ctx.obj)
+    before = spool.latest_run(job)
+    submission.publish(spool.root, [(job, text)], held=False, replace=replace)
+    if not quiet:
+        tell(f"job {job}")
+    return _Session(spool, job, before, quiet=quiet).follow()
+
+
+class _Session:
+    """One job that is followed in the foreground."""
+
+    def __init__(self, spool: Spool, job: str, before: int | None, *, quiet: bool) -> None:
+        self._spool = spool
+        self._job = job
+        self._quiet = quiet
+        self._follower = Follower(spool, job, after=before)
+        self._interrupts = 0
+
+    def follow(self) -> int:
+        """Return the job's exit code once it has ended, or 130 after a second Ctrl-C."""
+        handlers = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        cancelled = False
+        try:
+            for piece in self._follower.pieces():
+                if self._interrupts and not cancelled:
+                    cancelled = True
+                    self._cancel()
+                if self._interrupts > 1:
+                    tell(f"job {self._job} is being stopped; leaving it")
+                    return 130
+                self._show(piece)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self._follower.close()
+        end = self._follower.end
+        assert end is not None
+        if end.outcome is not State.FINISHED and not self._quiet:
+            tell(told(end))
+        return code_of(end.outcome, end.exit_code)
+
+    def _interrupted(self, number: int, frame: object) -> None:
+        self._interrupts += 1
+
+    def _cancel(self) -> None:
+        tell(f"cancelling job {self._job} (Ctrl-C again leaves at once)")
+        try:
+            Requests(self._spool, this_user()).cancel(self._job, "interrupted")
+        except SpoolError:
+            return  # it has just ended
+
+    def _show(self, piece: Piece | None) -> None:
+        if piece is None:
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+        elif not piece.data:
+            if piece.run > 1 and not self._quiet:
+                tell(f"job {self._job}: run {piece.run}")
+        else:
+            out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
+            out.buffer.write(piece.data)
+            out.flush()

@@ -1,0 +1,190 @@
+"""From what stands on the command line to a job file in the spool: shared by `submit` and `run`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from spool.cli import naming, options
+from spool.cli.group import tell
+from spool.core import layout
+from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
+from spool.core.names import why_not_name
+from spool.dispatcher import background
+from spool.formats import directives, jobfile
+from spool.store import submitting
+from spool.store.whole import MAX_BYTES
+
+SCHEMA_COMMENT: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them."""
+
+    values: options.Values = field(default_factory=dict)
+    name: str | None = None
+    shell_command: str | None = None
+    plain: Sequence[str] = ()
+    loose: Sequence[str] = ()
+
+
+def job_of(asked: Asked, root: str) -> tuple[str, bytes]:
+    """Return the name and the text of the job that is asked for, valid. Raises UsageError or InvalidJob."""
+    values = asked.values
+    command: str | Sequence[str]
+    stem: str | None = None
+    if asked.shell_command is not None:
+        if asked.plain or asked.loose:
+            raise UsageError("cannot submit a job: -c gives the command already; leave the other words out")
+        command = asked.shell_command
+    elif asked.plain:
+        command = naming.command_of(asked.plain)
+    elif asked.loose:
+        command, directive_values, stem = _loose(asked.loose)
+        values = {**directive_values, **values}
+        if "name" in directive_values:
+            asked = Asked(values, asked.name or directive_values["name"][-1])
+    else:
+        raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+    keys: dict[str, object] = {"command": command, "workdir": _here(), **options.keys_of(values)}
+    name = asked.name
+    if name is None:
+        name = naming.fresh_name(stem or naming.stem_of(command), lambda name: submitting.ever_used(root, name))
+    return checked_name(name), checked(name, keys)
+
+
+def checked_name(name: str) -> str:
+    """Return *name* if a job can have it. Raises InvalidValue."""
+    why = why_not_name(name)
+    if why is None and name.endswith(layout.JOB_SUFFIX):
+        why = f"that is a file's name; the job's is {name.removesuffix(layout.JOB_SUFFIX)!r}"
+    if why is not None:
+        raise InvalidValue(cannot("name", f"a job {name!r}", why))
+    return name
+
+
+def checked(name: str, keys: dict[str, object]) -> bytes:
+    """Return *keys* as the text of a job file. Raises InvalidJob, or InvalidValue for what no file can hold."""
+    text = jobfile.dump(keys)
+    jobfile.parse(text, name=name)
+    return text
+
+
+def file_job(path: str, name: str | None) -> tuple[str, bytes]:
+    """Return the job in the file *path*, byte for byte, if it is valid. Raises SpoolError."""
+    stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
+    name = checked_name(name or stem)
+    jobfile.parse(text, name=name)
+    return name, text
+
+
+def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace: bool) -> None:
+    """Put *jobs* into the spool and see that a dispatcher serves it. Raises SpoolError if a name is taken."""
+    if not replace:
+        for name, _ in jobs:
+            if (place := submitting.where_taken(root, name)) is not None:
+                raise _taken(name, place)
+    try:
+        submitting.submit(root, jobs, held=held, replace=replace)
+    except FileExistsError as error:
+        path = os.fsdecode(error.filename)
+        name = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
+        raise _taken(name, os.path.basename(os.path.dirname(path))) from None
+    if not held:
+        ensure_dispatcher(root)
+
+
+def ensure_dispatcher(root: str) -> None:
+    """Start a dispatcher in the background if none lives, or say how."""
+    problem = background.ensure(root)
+    if problem is not None:
+        tell(problem)
+
+
+def _taken(name: str, place: str) -> SpoolError:
+    does = "waits" if place == layout.QUEUED else "is held"
+    return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy="--replace takes its place"))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("cannot submit a job: the current directory was removed; give --workdir") from None
+
+
+def _loose(words: Sequence[str]) -> tuple[str | list[str], options.Values, str | None]:
+    """Return what to run for words without `--` before them: a script, its `#SPOOL` lines read; `-`; or a program."""
+    first, *rest = words
+    if first == "-":
+        if rest:
+            raise UsageError("cannot submit the script on stdin: it is the whole command, and no arguments follow it")
+        data = sys.stdin.buffer.read()
+        return _text_of(data), _directives(data, "stdin"), "stdin"
+    try:
+        status = os.stat(first)
+    except OSError:
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        from shutil import which
+
+        if "/" not in first and which(first) is not None:
+            return list(words), {}, None
+        why = "no such file" if status is None else "it is not a file"
+        raise UsageError(
+            cannot("submit", f"script {first}", why, remedy=f"for a command write `spool submit -- {first} …`")
+        )
+    with open(first, "rb") as script:
+        head = script.read(65536)
+    path = os.path.abspath(first)
+    return [*_interpreter(head, path), path, *rest], _directives(head, first), naming.stem_of([path])
+
+
+def _directives(script: bytes, what: str) -> options.Values:
+    words = directives.words(script, what)
+    try:
+        values, rest, _ = options.read(words, {"-n": ("name", True), "--name": ("name", True)})
+    except options.UnclearError as error:
+        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
+    if rest:
+        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
+    for line in directives.late_lines(script):
+        tell(f"{what}: line {line}: this #SPOOL line stands after the first command and is not read")
+    return values
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise UsageError("cannot submit the script on stdin: it is not UTF-8") from None
+    if text.startswith("#!") and not _is_shell(text):
+        raise UsageError("cannot submit the script on stdin: only the shell can read it from there; give its file")
+    return text
+
+
+def _is_shell(text: str) -> bool:
+    words = text.splitlines()[0][2:].split()
+    return bool(words) and os.path.basename(words[-1]) in ("sh", "dash", "bash", "ash", "ksh", "zsh")
+
+
+def _interpreter(head: bytes, path: str) -> list[str]:
+    """Return what has to stand before a script that cannot be executed itself: its `#!` line, or the shell."""
+    if os.access(path, os.X_OK):
+        return []
+    if head.startswith(b"#!"):
+        words = head.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
+        if words:
+            return words
+    if b"\0" in head[:1024]:
+        raise UsageError(cannot("submit", f"script {path}", "it is not a text and may not be executed"))
+    return ["/bin/sh"]

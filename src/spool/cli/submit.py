@@ -1,0 +1,89 @@
+"""`spool submit`: put a job into the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from spool.cli import submission
+from spool.cli.common import made
+from spool.cli.keyoptions import key_options, values_of
+from spool.cli.verb import WordsVerb
+from spool.core.errors import UsageError
+from spool.store.submitting import is_spool
+
+
+def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> submission.Asked:
+    """Return what a command line with `key_options` asks for."""
+    dashes = ctx.meta.get("spool.dashes", False)
+    return submission.Asked(
+        values=values_of(ctx.params),
+        name=name,
+        shell_command=shell_command,
+        plain=words if dashes else (),
+        loose=() if dashes else words,
+    )
+
+
+@click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
+@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
+@click.option("--hold", is_flag=True, help="Submit it held: it does not run until `spool release`.")
+@click.option("--replace", is_flag=True, help="Take the place of a job of that name that waits or is held.")
+@click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
+@click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
+@key_options
+@click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    shell_command: str | None,
+    files: tuple[str, ...],
+    hold: bool,
+    replace: bool,
+    wait_for_it: bool,
+    dry_run: bool,
+    words: tuple[str, ...],
+    **_: Any,
+) -> int:
+    """Put a job into the queue.
+
+    Prints the job's name. The job is on the disk when this returns. A dispatcher is started if none lives.
+
+      spool submit -- python train.py --lr 0.1
+      spool submit -g 1 -t 2h --name train -- ./train
+      spool submit -c 'sort words | uniq -c > counts'
+      spool submit script.sh          reads the script's `#SPOOL --gpus 1` lines; options here win
+      spool submit -f train.toml      a job file, copied byte for byte
+
+    By hand: cp train.toml ~/.spool/.tmp/ && mv ~/.spool/.tmp/train.toml ~/.spool/queued/
+    """
+    request = asked(ctx, words, name, shell_command)
+    if files:
+        if request.values or words or shell_command is not None:
+            raise UsageError("cannot submit a job file with other options: it says all itself; edit a copy of it")
+        if name is not None and len(files) > 1:
+            raise UsageError("cannot give one name to several job files; leave --name out")
+        jobs = [submission.file_job(path, name) for path in files]
+        if len({job for job, _ in jobs}) < len(jobs):
+            raise UsageError("cannot submit two job files of the same name at once")
+    else:
+        jobs = [submission.job_of(request, ctx.obj)]
+    if dry_run:
+        for _name, text in jobs:
+            click.echo(text, nl=False)
+        return 0
+    root = ctx.obj if is_spool(ctx.obj) else made(ctx.obj).root
+    submission.publish(root, jobs, held=hold, replace=replace)
+    for job, _text in jobs:
+        print(job, flush=True)
+    if not wait_for_it:
+        return 0
+    from spool.cli.wait import until_ended
+
+    return until_ended(root, [job for job, _ in jobs])

@@ -1,0 +1,87 @@
+"""`spool wait`: wait until jobs have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import click
+
+from spool.cli.codes import TIMED_OUT, code_of, told
+from spool.cli.common import named, names_argument, opened
+from spool.cli.group import tell
+from spool.cli.verb import Verb
+from spool.core.errors import ExitCode, NoSuchJob
+from spool.core.model import State
+from spool.core.units import parse_duration
+from spool.store.awaiting import Awaited, End
+from spool.store.spool import Spool
+
+POLL_S = 0.025
+PATIENCE_NS = 3_000_000_000  # one that was just started in the background is there by then
+
+
+def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:
+    """Wait for all jobs, or with *first* for one of them; say how they ended, and return the exit code."""
+    spool = Spool.open(root)
+    waiting: list[Awaited] = []
+    codes: dict[str, int] = {}
+    for name in names:
+        try:
+            waiting.append(Awaited(spool, name))
+        except NoSuchJob as error:
+            tell(str(error))
+            codes[name] = int(ExitCode.NO_SUCH_JOB)
+    begun = time.monotonic_ns()
+    warned = False
+    while waiting and not (first and codes):
+        for awaited in list(waiting):
+            end = awaited.look()
+            if end is not None:
+                waiting.remove(awaited)
+                codes[awaited.name] = _told(end)
+                if first:
+                    return codes[awaited.name]
+        if not waiting:
+            break
+        waited_ns = time.monotonic_ns() - begun
+        if timeout_ns is not None and waited_ns >= timeout_ns:
+            tell(f"waited in vain for {', '.join(awaited.name for awaited in waiting[:5])}: the time is over")
+            return TIMED_OUT
+        if not warned and waited_ns > PATIENCE_NS:
+            warned = True
+            if not spool.dispatcher_lives():
+                tell("no dispatcher runs, so nothing starts: `spool dispatch` is one")
+        time.sleep(POLL_S)
+    return next((codes[name] for name in names if codes.get(name)), 0)
+
+
+def _told(end: End) -> int:
+    """Say on stderr how a job ended, unless it finished, and return its exit code."""
+    if end.outcome is not State.FINISHED:
+        tell(told(end))
+    return code_of(end.outcome, end.exit_code)
+
+
+@click.command(cls=Verb)
+@names_argument
+@click.option("--all", "wait_for_all", is_flag=True, help="Wait until all have ended. This is the default.")
+@click.option("--any", "wait_for_any", is_flag=True, help="Wait until one of them has ended.")
+@click.option("--timeout", metavar="TIME", help="Wait no longer than this; then exit with 124.")
+@click.pass_obj
+def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any: bool, timeout: str | None) -> int:
+    """Wait until jobs have ended, and exit with their code.
+
+    0 if all finished, else the code of the first named that did not: its own for a job that failed, 124 for a time
+    limit, 125 lost, 130 cancelled, 137 out of memory, 75 unschedulable, 4 an invalid file, 3 no such job.
+
+      spool wait train && echo trained
+      spool wait 'sweep_*' --timeout 2h
+
+    By hand: until [ -e done/train.toml ]; do sleep 1; done; cat jobs/train/1/result.toml
+    """
+    if wait_for_all and wait_for_any:
+        raise click.UsageError("--all and --any exclude each other")
+    spool = opened(root)
+    timeout_ns = parse_duration(timeout) if timeout is not None else None
+    return until_ended(spool.root, named(spool, names), first=wait_for_any, timeout_ns=timeout_ns)

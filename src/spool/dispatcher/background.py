@@ -1,0 +1,157 @@
+"""Starting a dispatcher behind a user's back, for `spool submit` and `spool run`.
+
+Where our systemd unit is installed for the user, systemd starts it and keeps it; elsewhere it is a process of its
+own session that outlives the terminal and leaves after ten idle minutes. Imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from spool.core import layout
+from spool.store.disk import Disk
+from spool.store.submitting import is_served
+
+IDLE_EXIT = "10m"  # as the configuration has it where it says nothing
+UNIT = "spool.service"
+_STARTING = f"{layout.STAGING}/dispatcher.start"  # who was started last, while it does not hold the lock yet
+_PATIENCE_S = 5.0
+_UNIT_PLACES = ("{config}/systemd/user", "/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
+
+
+def ensure(root: str) -> str | None:
+    """See to it that a dispatcher serves the spool *root*. Return None, or a line for the user where none will.
+
+    Does not wait for it: what was submitted lies on the disk and is found by whoever comes.
+    """
+    if is_served(root) or _is_starting(root):
+        return None
+    by_hand = f"start one with `spool --spool {root} dispatch`" if root != _usual_root() else "run `spool dispatch`"
+    wanted, idle_exit = _wishes(root)
+    if not wanted:
+        return f"no dispatcher runs, and autostart is off: {by_hand}"
+    unit = unit_for(root)
+    try:
+        if unit is not None and _run(["systemctl", "--user", "--no-block", "--quiet", "start", unit]):
+            return None
+        start(root, idle_exit)
+    except OSError as error:
+        return f"no dispatcher runs, and none can be started ({error.strerror or error}): {by_hand}"
+    return None
+
+
+def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
+    """Start a dispatcher of its own session, its messages in `dispatcher.log`, and return its pid. Raises OSError."""
+    log = os.open(f"{root}/{layout.LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", "spool", "--spool", root, "dispatch", "--idle-exit", idle_exit],
+            _environment(),
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, null, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(log)
+        os.close(null)
+    Disk(f"{root}/{layout.STAGING}").put(f"{root}/{_STARTING}", f"{pid}\n".encode())
+    return pid
+
+
+def _environment() -> dict[str, str]:
+    """Return what a dispatcher is started with: ours, without the marks of a job that we may be part of."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
+    if package_path := os.environ.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, package_path.split(os.pathsep)))
+    return environment
+
+
+def _is_starting(root: str) -> bool:
+    """Whether a dispatcher was started moments ago and lives: a loop of a hundred submissions must not start more."""
+    path = f"{root}/{_STARTING}"
+    try:
+        if not -1 < time.time() - os.stat(path).st_mtime < _PATIENCE_S:
+            return False
+        with open(path, encoding="ascii") as note:
+            pid = int(note.read())
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _wishes(root: str) -> tuple[bool, str]:
+    """Return what the configuration says: whether to start dispatchers, and after how long without jobs they leave."""
+    try:
+        with open(f"{root}/{layout.CONFIG}", "rb") as file:
+            text = file.read()
+    except OSError:
+        return True, IDLE_EXIT
+    if b"autostart" not in text and b"idle_exit" not in text:  # and so the parser need not be imported
+        return True, IDLE_EXIT
+    from spool.core.errors import InvalidConfig
+    from spool.formats import config
+
+    try:
+        said = config.parse(text)
+    except InvalidConfig:
+        return True, IDLE_EXIT  # the dispatcher will say what is wrong with it
+    return said.autostart, "0s" if said.idle_exit_ns is None else f"{said.idle_exit_ns}ns"
+
+
+def _usual_root() -> str:
+    return os.path.abspath(os.path.expanduser("~/.spool"))
+
+
+def unit_for(root: str) -> str | None:
+    """Return the user's systemd unit that serves the spool *root*, None if there is none, or no systemd."""
+    if not os.path.isdir(f"/run/user/{os.getuid()}/systemd"):
+        return None
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    places = [place.format(config=config) for place in _UNIT_PLACES]
+    if not any(os.path.exists(f"{place}/{UNIT}") for place in places):
+        return None
+    return UNIT if _root_of_unit(places) == root else None
+
+
+def _root_of_unit(places: list[str]) -> str:
+    """Return the spool that the unit serves: where its files and drop-ins set SPOOL_DIR, there, else the usual one."""
+    home = os.path.expanduser("~")
+    for place in places:
+        drop_ins = f"{place}/{UNIT}.d"
+        files = sorted(os.listdir(drop_ins)) if os.path.isdir(drop_ins) else []
+        for path in [*(f"{drop_ins}/{file}" for file in files if file.endswith(".conf")), f"{place}/{UNIT}"]:
+            try:
+                with open(path, encoding="utf-8", errors="replace") as unit:
+                    lines = unit.read().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                before, named, value = line.partition("SPOOL_DIR=")
+                if named and before.strip().rstrip('"') == "Environment=":
+                    return os.path.abspath(value.strip().strip('"').replace("%h", home))
+    return _usual_root()
+
+
+def _run(arguments: list[str]) -> bool:
+    """Run a program quietly and return whether it ended well."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawnp(
+            arguments[0],
+            arguments,
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)],
+        )
+    except OSError:
+        return False
+    finally:
+        os.close(null)
+    return os.waitpid(pid, 0)[1] == 0

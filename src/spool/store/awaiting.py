@@ -1,0 +1,86 @@
+"""Waiting for a job's end, by looking at the files: no dispatcher is asked, and none need live.
+
+The end of a job is that its file lies in `done/` and nowhere else, and that its newest run says how it ended and not
+that it goes on. Between two looks a file may move, and for a moment while it is cancelled there is none at all.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from spool.core.errors import NoSuchJob, cannot
+from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.model import Result, State
+from spool.store.spool import Spool
+
+GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ended. INVALID: its file cannot be used, and `reason` says why."""
+
+    name: str
+    outcome: State
+    exit_code: int | None = None
+    reason: str = ""
+    run: int | None = None
+
+
+class Awaited:
+    """One job that is waited for. Raises NoSuchJob at once if nothing is known of it."""
+
+    def __init__(self, spool: Spool, name: str) -> None:
+        self._spool = spool
+        self.name = name
+        self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
+        self._waiting = False
+        self._absent_since_ns: int | None = None
+        if not spool.places(name) and not spool.runs(name):
+            raise NoSuchJob(cannot("wait for", f"job {name}", "no job of that name is in the spool"))
+
+    def look(self) -> End | None:
+        """Return how the job ended, None if it has not."""
+        spool, name = self._spool, self.name
+        places = spool.places(name)
+        if places == [DONE] or not places:
+            places = spool.places(name)  # it may have gone back while the places were looked at one by one
+        if any(place != DONE for place in places):
+            return self._goes_on(places)
+        result = self._newest()
+        if result is not None and result.again is None and (result.run != self._before or not self._waiting):
+            if places or self._patience_is_over():
+                return End(name, result.outcome, result.exit_code, result.reason, result.run)
+            return None
+        if result is None and spool.latest_run(name) is not None and not places:
+            return None  # its file was taken away, and its run is being stopped
+        if not self._patience_is_over():
+            return None
+        reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
+        return End(name, State.CANCELLED, reason=reason)
+
+    def _goes_on(self, places: list[str]) -> End | None:
+        self._absent_since_ns = None
+        if not self._waiting:
+            result = self._newest()
+            self._before = result.run if result is not None else None
+            self._waiting = True
+        if QUEUED in places or HELD in places:
+            problem = self._spool.problem_text(self.name)
+            if problem is not None:
+                return End(self.name, State.INVALID, reason=problem.strip())
+        return None
+
+    def _newest(self) -> Result | None:
+        run = self._spool.latest_run(self.name)
+        return self._spool.result(self.name, run) if run is not None else None
+
+    def _patience_is_over(self) -> bool:
+        """Whether the job has looked ended for so long that no record of how will follow."""
+        now = time.monotonic_ns()
+        if self._absent_since_ns is None:
+            self._absent_since_ns = now
+        if not self._spool.dispatcher_lives() and not self._waiting:
+            return True
+        return now - self._absent_since_ns > GRACE_NS

@@ -1,0 +1,149 @@
+"""What any user may ask of a spool, without the lock: each is what the `mv` or `rm` of the documentation does.
+
+Between a look and a move the dispatcher may move the file as well. So every request looks, acts, and where the file
+was gone looks again; it ends when something was done or nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from enum import StrEnum
+
+from spool.core import layout
+from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import Stop, StopKind
+from spool.formats import records
+from spool.store.disk import Disk
+from spool.store.spool import Spool
+
+_TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
+
+
+class Done(StrEnum):
+    """What a request has come to."""
+
+    HELD = "held"
+    STOPPED_AND_HELD = "is stopped and held"
+    RELEASED = "released"
+    QUEUED_AGAIN = "queued again"
+    STOPPED_AND_QUEUED = "is stopped and queued again"
+    CANCELLED = "cancelled"
+    STOPPING = "is being stopped"
+
+
+class Requests:
+    """The requests of one user."""
+
+    def __init__(self, spool: Spool, user: str, disk: Disk | None = None) -> None:
+        self._spool = spool
+        self._layout = spool.layout
+        self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
+        self._user = user
+
+    def hold(self, name: str) -> Done:
+        """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
+        moves = {QUEUED: Done.HELD, RUNNING: Done.STOPPED_AND_HELD}
+        return self._move("hold", name, moves, HELD)
+
+    def release(self, name: str) -> Done:
+        """Let a held job run: `mv held/NAME.toml queued/`."""
+        return self._move("release", name, {HELD: Done.RELEASED}, QUEUED)
+
+    def requeue(self, name: str) -> Done:
+        """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`."""
+        moves = {RUNNING: Done.STOPPED_AND_QUEUED, DONE: Done.QUEUED_AGAIN}
+        return self._move("requeue", name, moves, QUEUED)
+
+    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> Done:
+        """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; both where a second one waits.
+
+        Of a running one it is recorded who did that and why. Raises NoSuchJob, or SpoolError if it has ended.
+        """
+        done: Done | None = None
+        for _ in range(_TRIES):
+            places = self._spool.places(name)
+            if QUEUED not in places and HELD not in places and RUNNING not in places:
+                if done is not None:
+                    return done
+                raise self._not_there("cancel", name, places)
+            if dry_run:
+                return Done.STOPPING if RUNNING in places else Done.CANCELLED
+            for place in (QUEUED, HELD):
+                if place in places and self._file_away(name, place):
+                    done = done or Done.CANCELLED
+            if RUNNING in places and self._stop(name, reason):
+                done = Done.STOPPING
+        raise SpoolError(cannot("cancel", f"job {name}", "it is moved again and again by somebody else"))
+
+    def pause(self, reason: str = "") -> bool:
+        """Start nothing from now on: `touch paused`. Return whether that is new."""
+        try:
+            self._disk.publish(self._layout.at(layout.PAUSED), f"{self._user} {reason}".strip().encode() + b"\n")
+        except FileExistsError:
+            return False
+        return True
+
+    def resume(self) -> bool:
+        """Start jobs again: `rm paused`. Return whether the spool was paused."""
+        return self._disk.discard(self._layout.at(layout.PAUSED))
+
+    def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Done:
+        """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
+        target = self._layout.job_file(into, name)
+        for _ in range(_TRIES):
+            places = self._spool.places(name)
+            source = next((place for place in moves if place in places), None)
+            if source is None:
+                raise self._not_there(verb, name, places)
+            try:
+                self._disk.move(self._layout.job_file(source, name), target)
+            except FileNotFoundError:
+                continue
+            except FileExistsError:
+                if os.path.lexists(target):
+                    why = f"another job of that name is in {into}/"
+                    raise SpoolError(
+                        cannot(verb, f"job {name}", why, remedy="cancel or rename that one first")
+                    ) from None
+                continue
+            return moves[source]
+        raise SpoolError(cannot(verb, f"job {name}", "it is moved again and again by somebody else"))
+
+    def _file_away(self, name: str, place: str) -> bool:
+        """Move a waiting job to `done/`, over an older record; False if it was gone."""
+        try:
+            self._disk.rename(self._layout.job_file(place, name), self._layout.job_file(DONE, name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _stop(self, name: str, reason: str) -> bool:
+        """Record who cancels the newest run, and take its file out of `running/`; False if that was gone."""
+        run = self._spool.latest_run(name)
+        if run is not None:
+            stop = Stop(StopKind.CANCEL, self._user, time.time_ns(), reason)
+            # If it is being stopped already, it will not go on after that without its file.
+            with suppress(FileExistsError, FileNotFoundError):
+                self._disk.publish(self._layout.record(name, run, layout.STOP), records.render_stop(stop))
+        return self._disk.discard(self._layout.job_file(RUNNING, name))
+
+    def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:
+        thing = f"job {name}"
+        if not places and not self._spool.runs(name):
+            return NoSuchJob(cannot(verb, thing, "no job of that name is in the spool"))
+        words = {
+            QUEUED: "it waits in queued/",
+            HELD: "it is held already" if verb == "hold" else "it is held",
+            RUNNING: "it runs",
+            DONE: "it has ended",
+        }
+        remedy = {
+            ("hold", DONE): f"`spool requeue {name}` runs it again",
+            ("release", DONE): f"`spool requeue {name}` runs it again",
+            ("requeue", HELD): f"`spool release {name}` lets it run",
+        }
+        place = places[0] if places else DONE
+        return SpoolError(cannot(verb, thing, words[place], remedy=remedy.get((verb, place))))

@@ -1,0 +1,135 @@
+"""Making a spool and putting job files into it: all that a submission needs, and no import that it does not.
+
+A submitting program runs for a few hundredths of a second, most of which would be spent on importing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+
+from spool.core import layout
+from spool.core.layout import HELD, QUEUED, Layout
+from spool.store.disk import Disk
+
+README_TEXT = """\
+This directory is a spool: the whole interface of the job scheduler `spool`.
+A job is a TOML file, and the directory that it lies in says what the job is doing.
+
+    queued/NAME.toml        waits to run. Drop, edit and delete files here at will.
+    held/NAME.toml          parked. `mv` a file here to hold it, and back to queued/ to release it.
+    running/NAME.toml       runs. Delete it to cancel the job, move it to queued/ to stop it and run it anew.
+    done/NAME.toml          ended, whatever the outcome. Move it to queued/ to run it again.
+    jobs/NAME/RUN/          one start of a job: its output is `log`, how it ended is `result.toml`.
+    reservations/NAME.toml  GPUs that are kept for somebody.
+    config.toml             limits and preferences; read again when it changes.
+    paused                  while this file exists nothing starts.
+    history.jsonl           one line for every run that ended.
+    state.json              what the dispatcher last saw and why each job waits; never read back.
+
+The smallest job, and the program that runs it (leave it running, or have cron start it with --once):
+
+    echo 'command = "echo hello"' > .tmp/hello && mv .tmp/hello queued/hello.toml
+    spool dispatch
+
+Write into .tmp/ first and `mv` from there, so that a file appears whole. A file that cannot be used stays where
+it is, and NAME.toml.error beside it says what is wrong with it. `spool --help` has the commands.
+"""
+
+
+def default_root() -> str:
+    """Return the spool that is meant where none is named: `$SPOOL_DIR`, else `~/.spool`."""
+    return os.path.abspath(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
+
+
+def is_spool(root: str) -> bool:
+    """Whether there is a spool at *root*."""
+    return os.path.isdir(f"{root}/{QUEUED}")
+
+
+def make_spool(root: str) -> bool:
+    """Make what is missing of the spool at *root*, mode 0700; return whether there was none. Raises OSError.
+
+    What is there stays as it is. The new names are on the disk when this returns.
+    """
+    made = not is_spool(root)
+    place = Layout(os.path.abspath(root))
+    os.makedirs(os.path.dirname(place.root), exist_ok=True)
+    disk = Disk(place.at(layout.STAGING))
+    changed = disk.ensure_directory(place.root)
+    for name in layout.DIRECTORIES:
+        changed = disk.ensure_directory(place.at(name)) or changed
+    if not os.path.lexists(place.at(layout.README)):
+        disk.put(place.at(layout.README), README_TEXT.encode())
+        changed = True
+    if changed:
+        disk.sync_directories((place.root, os.path.dirname(place.root)))
+    return made
+
+
+def where_taken(root: str, name: str) -> str | None:
+    """Return the state directory in which a job *name* waits or is held, None if the name is free to submit."""
+    place = Layout(root)
+    return next((at for at in (QUEUED, HELD) if os.path.lexists(place.job_file(at, name))), None)
+
+
+def ever_used(root: str, name: str) -> bool:
+    """Whether a job of that name has a file or a run in the spool."""
+    place = Layout(root)
+    files = (place.job_file(at, name) for at in layout.PLACES)
+    return os.path.lexists(place.runs(name)) or any(map(os.path.lexists, files))
+
+
+def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, replace: bool = False) -> None:
+    """Put each (name, text) of *jobs* into `queued/`, or `held/`: whole, and on the disk when this returns.
+
+    Raises FileExistsError, its `filename` the one that is in the way, if a job of that name waits or is held; with
+    *replace* that one is replaced. A job that runs or has ended is never in the way. What was put before the error
+    stays. `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, but for the disk.
+    """
+    place = Layout(root)
+    disk = Disk(place.at(layout.STAGING))
+    into, other = (HELD, QUEUED) if held else (QUEUED, HELD)
+    touched = set()
+    try:
+        for name, text in jobs:
+            path, beside = place.job_file(into, name), place.job_file(other, name)
+            if not replace and os.path.lexists(beside):
+                raise FileExistsError(errno.EEXIST, "a job of that name is there", beside)
+            staged = disk.staged(text, durable=True)
+            try:
+                if replace:
+                    disk.rename(staged, path)
+                else:
+                    disk.link(staged, path)
+            except FileExistsError as error:
+                error.filename = path
+                raise
+            finally:
+                disk.discard(staged)
+            touched.add(into)
+            if replace and disk.discard(beside):
+                touched.add(other)
+    finally:
+        # One sync for all of them: it is what makes a submission slow.
+        disk.sync_directories(place.at(at) for at in touched)
+
+
+def is_served(root: str) -> bool:
+    """Whether a dispatcher serves the spool *root* now: whether `.lock` is locked.
+
+    `spool.store.lock` has the same question beside the lock itself, for programs that can afford its imports.
+    """
+    try:
+        fd = os.open(f"{root}/{layout.LOCK}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,42 @@
+"""How the tests of the commands call them: in this process, with a dispatcher or without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from calling import Command, Said, start
+from spool.cli import main
+from spool.store.spool import Spool
+from support import wait_for
+
+
+@pytest.fixture
+def spool(spool_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Call `spool` in this process, on a spool that starts no dispatcher by itself."""
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    monkeypatch.chdir(spool_root.parent)
+
+    def call(*words: object) -> Said:
+        capfd.readouterr()
+        code = main.run([str(word) for word in words])
+        sys.stdout.flush()
+        captured = capfd.readouterr()
+        told = [line for line in captured.err.splitlines() if "autostart is off" not in line]
+        return Said(code, captured.out, "\n".join(told))
+
+    return call
+
+
+@pytest.fixture
+def dispatcher(spool_root: Path) -> Iterator[subprocess.Popen[str]]:
+    """Have a dispatcher serve the spool for the length of the test."""
+    process = start("dispatch")
+    wait_for(Spool(str(spool_root)).dispatcher_lives)
+    yield process
+    process.terminate()
+    process.communicate(timeout=20)

@@ -1,0 +1,218 @@
+"""Waiting for jobs and reading their output: `wait`, `log`, `run`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job, start
+from spool.core.model import Result, State
+from spool.formats import ends
+from spool.formats.state import parse_state
+from spool.store.awaiting import Awaited, End
+from spool.store.following import Tail
+from spool.store.spool import Spool
+from support import wait_for
+
+
+def ended(
+    root: Path, name: str, run: int, outcome: State, *, code: int | None = None, again: str | None = None
+) -> Path:
+    """Write the records of an ended run, as a dispatcher does."""
+    metadir = root / "jobs" / name / str(run)
+    metadir.mkdir(parents=True)
+    result = Result(name, run, 1, outcome, str(outcome), exit_code=code, ended_at_ns=1, again=again)
+    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    return metadir
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "expected"),
+    [
+        (State.FINISHED, 0, 0),
+        (State.FAILED, 7, 7),
+        (State.FAILED, None, 1),
+        (State.TIMEOUT, 143, 124),
+        (State.LOST, None, 125),
+        (State.CANCELLED, 143, 130),
+        (State.OUT_OF_MEMORY, 137, 137),
+        (State.UNSCHEDULABLE, None, 75),
+    ],
+)
+def test_wait_exits_as_the_job_did(
+    spool: Command, spool_root: Path, outcome: State, code: int | None, expected: int
+) -> None:
+    """Each outcome has its exit code; a failed job's is its own."""
+    put_job(spool_root, "a", place="done")
+    ended(spool_root, "a", 1, outcome, code=code)
+    assert spool("wait", "a").code == expected
+
+
+def test_wait_takes_the_first_bad_code_of_several(spool: Command, spool_root: Path) -> None:
+    """Of several jobs the first named that did not finish gives the code, and all are waited for."""
+    for name, code in (("a", 0), ("b", 5), ("c", 6)):
+        put_job(spool_root, name, place="done")
+        ended(spool_root, name, 1, State.FAILED if code else State.FINISHED, code=code)
+    assert spool("wait", "a", "b", "c").code == 5
+    assert spool("wait", "c", "b").code == 6
+    assert spool("wait", "a", "nosuch").code == 3
+    put_job(spool_root, "d")
+    assert spool("wait", "--any", "d", "a").code == 0
+
+
+def test_wait_ends_with_an_invalid_file_and_says_what_is_wrong(spool: Command, spool_root: Path) -> None:
+    """A job whose file cannot be used will not end by itself; wait says why and exits with 4."""
+    (put_job(spool_root, "a").parent / "a.toml.error").write_text("The job a cannot run.\n- no such key\n")
+    said = spool("wait", "a")
+    assert said.code == 4
+    assert "no such key" in said.err
+
+
+def test_wait_gives_up_when_its_time_is_over(spool: Command, spool_root: Path) -> None:
+    """`--timeout` ends the waiting with 124 and changes nothing."""
+    put_job(spool_root, "a")
+    said = spool("wait", "a", "--timeout", "50ms")
+    assert said.code == 124
+    assert "in vain" in said.err
+
+
+def test_a_job_that_will_be_tried_again_has_not_ended(spool_root: Path) -> None:
+    """A run that says `again` is not the end, nor is an older record in done/ while the job waits again."""
+    root = Spool(str(spool_root))
+    put_job(spool_root, "a")
+    put_job(spool_root, "a", place="done")
+    ended(spool_root, "a", 1, State.FAILED, code=1, again="retry")
+    awaited = Awaited(root, "a")
+    assert awaited.look() is None
+    os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
+    ended(spool_root, "a", 2, State.FINISHED, code=0)
+    assert awaited.look() == End("a", State.FINISHED, 0, "finished", 2)
+
+
+def test_a_job_cancelled_while_it_waits_is_not_taken_for_its_earlier_run(spool_root: Path) -> None:
+    """What was seen waiting and then lies in done/ without a new run did not end as the run before it did."""
+    root = Spool(str(spool_root))
+    ended(spool_root, "a", 1, State.FINISHED, code=0)
+    put_job(spool_root, "a")
+    awaited = Awaited(root, "a")
+    assert awaited.look() is None
+    os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
+    end = wait_for(awaited.look)
+    assert end.outcome is State.CANCELLED
+
+
+def test_while_a_cancelled_run_is_stopped_its_job_has_not_ended(spool_root: Path) -> None:
+    """Between `rm running/a.toml` and the record of the end there is no file, and the wait goes on."""
+    root = Spool(str(spool_root))
+    put_job(spool_root, "a", place="running")
+    (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
+    awaited = Awaited(root, "a")
+    assert awaited.look() is None
+    (spool_root / "running" / "a.toml").unlink()
+    assert awaited.look() is None
+    result = Result("a", 1, 1, State.CANCELLED, "cancelled by me", ended_at_ns=1)
+    put_job(spool_root, "a", place="done")
+    (spool_root / "jobs" / "a" / "1" / "result.toml").write_bytes(ends.render_result(result))
+    assert awaited.look() == End("a", State.CANCELLED, None, "cancelled by me", 1)
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb\nc", "\n\n\n", "x" * 100_000 + "\nlast\n", "one long"])
+@pytest.mark.parametrize("lines", [0, 1, 2, 3, 10])
+def test_the_last_lines_are_those_that_tail_shows(tmp_path: Path, text: str, lines: int) -> None:
+    """`-n` counts lines as tail(1) does, an unfinished last one too."""
+    path = tmp_path / "log"
+    path.write_text(text)
+    tail = Tail(str(path))
+    tail.skip_to_last(lines)
+    shown = b""
+    while data := tail.read():
+        shown += data
+    assert shown.decode() == "".join(text.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+def test_a_file_that_is_cut_short_or_replaced_is_read_on(tmp_path: Path) -> None:
+    """A log that its program truncates or rotates is followed, each byte once."""
+    path = tmp_path / "log"
+    path.write_text("one\n")
+    tail = Tail(str(path))
+    assert tail.read() == b"one\n"
+    path.write_text("2\n")
+    assert tail.read() == b"2\n"
+    os.rename(path, tmp_path / "log.1")
+    with (tmp_path / "log.1").open("a") as old:
+        old.write("late\n")
+    path.write_text("new\n")
+    assert tail.read() == b"late\n"
+    assert tail.read() == b"new\n"
+    assert tail.read() == b""
+
+
+def test_log_shows_the_newest_run_or_the_one_asked_for(spool: Command, spool_root: Path) -> None:
+    """Without --run it is the newest run's output; a run that is not there is told with those that are."""
+    put_job(spool_root, "a", place="done")
+    for run in (1, 2):
+        (ended(spool_root, "a", run, State.FINISHED) / "log").write_text(f"run {run}\n")
+    assert spool("log", "a").out == "run 2\n"
+    assert spool("log", "--run", 1, "a").out == "run 1\n"
+    said = spool("log", "--run", 3, "a")
+    assert said.code == 3
+    assert "1, 2" in said.err
+    assert spool("log", "nosuch").code == 3
+
+
+def test_run_shows_both_outputs_and_exits_with_the_code(dispatcher: object, spool_root: Path) -> None:
+    """`spool run` is the command itself: its output, its error output, its exit code."""
+    process = start("run", "-q", "--stderr", spool_root.parent / "err", "-c", "echo out; echo err >&2; exit 7")
+    assert process.communicate(timeout=60) == ("out\n", "err\n")
+    assert process.returncode == 7
+
+
+def test_an_interrupt_cancels_the_job_that_run_stands_for(dispatcher: object, spool_root: Path) -> None:
+    """Ctrl-C at `spool run` cancels the job and exits with 130 once it has ended."""
+    process = start("run", "--name", "a", "-c", "echo ready; exec sleep 300")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "cancelled" in err
+    assert (spool_root / "done" / "a.toml").exists()
+
+
+def test_log_follows_a_job_through_its_retries(dispatcher: object, spool: Command, spool_root: Path) -> None:
+    """`log -f` begins before the job does and shows every run until the last."""
+    flag = spool_root.parent / "go"
+    command = f"until [ -e {flag} ]; do sleep 0.02; done; echo try $SPOOL_ATTEMPT; [ $SPOOL_ATTEMPT = 3 ]"
+    held = put_job(spool_root, "a", f'command = "{command}"\nretry = {{max = 3}}\n', "held")
+    process = start("log", "-f", "a")
+    os.rename(held, spool_root / "queued" / "a.toml")
+    assert process.stderr is not None
+    assert "run 1" in process.stderr.readline()
+    flag.touch()
+    out, err = process.communicate(timeout=60)
+    assert out == "try 1\ntry 2\ntry 3\n"
+    assert "run 3" in err
+    assert spool("wait", "a").code == 0
+
+
+def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) -> None:
+    """`submit --wait` prints the name and exits as the job did."""
+    process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("a\n", 9)
+
+
+def test_a_submission_starts_a_dispatcher_if_none_lives(spool_root: Path) -> None:
+    """The job is run although nobody started a dispatcher, and the next submission finds it alive."""
+    process = start("submit", "--wait", "-c", "echo $PPID")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    root = Spool(str(spool_root))
+    assert root.dispatcher_lives()
+    state = wait_for(lambda: parse_state((spool_root / "state.json").read_bytes()))
+    os.kill(state.pid, signal.SIGTERM)
+    wait_for(lambda: not root.dispatcher_lives())

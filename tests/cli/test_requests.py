@@ -1,0 +1,200 @@
+"""Cancel, hold, release, requeue, pause: each is the `mv` or `rm` that the documentation shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job
+from spool.core import layout
+from spool.core.model import StopKind
+from spool.formats import records
+from spool.store.disk import Disk
+from spool.store.requests import Done, Requests
+from spool.store.spool import Spool
+
+
+def places(root: Path, name: str) -> list[str]:
+    """Return where job *name* has a file."""
+    return [place for place in layout.PLACES if (root / place / f"{name}.toml").exists()]
+
+
+def running(root: Path, name: str) -> Path:
+    """Put a job into `running/` with its newest run, and return the metadir."""
+    put_job(root, name, place="running")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    return metadir
+
+
+@pytest.mark.parametrize(
+    ("verb", "source", "target"),
+    [
+        ("hold", "queued", "held"),
+        ("hold", "running", "held"),
+        ("release", "held", "queued"),
+        ("requeue", "running", "queued"),
+        ("requeue", "done", "queued"),
+        ("cancel", "queued", "done"),
+        ("cancel", "held", "done"),
+    ],
+)
+def test_a_request_moves_the_file_and_nothing_else(
+    spool: Command, spool_root: Path, verb: str, source: str, target: str
+) -> None:
+    """Each request is one move: the same file, byte for byte and inode for inode, in another directory."""
+    text = '# mine\ncommand = "true"\n'
+    before = put_job(spool_root, "a", text, source).stat()
+    said = spool(verb, "a")
+    assert said.code == 0, said.err
+    assert places(spool_root, "a") == [target]
+    after = spool_root / target / "a.toml"
+    assert (after.stat().st_ino, after.read_text()) == (before.st_ino, text)
+
+
+def test_cancelling_a_running_job_records_who_and_takes_its_file(spool: Command, spool_root: Path) -> None:
+    """The newest run gets a `stop` record with the reason, and the file in running/ goes."""
+    metadir = running(spool_root, "a")
+    assert spool("cancel", "a", "--reason", "wrong\ndata").code == 0
+    stop = records.parse_stop((metadir / "stop").read_bytes())
+    assert stop is not None
+    assert (stop.kind, stop.reason) == (StopKind.CANCEL, "wrong data")
+    assert places(spool_root, "a") == []
+
+
+def test_cancelling_leaves_an_earlier_order_as_it_is(spool: Command, spool_root: Path) -> None:
+    """A run that is being stopped already keeps its record, and loses its file all the same."""
+    metadir = running(spool_root, "a")
+    (metadir / "stop").write_text("timeout dispatcher 1\n")
+    assert spool("cancel", "a").code == 0
+    assert (metadir / "stop").read_text() == "timeout dispatcher 1\n"
+    assert places(spool_root, "a") == []
+
+
+def test_cancel_takes_the_place_of_an_older_record(spool: Command, spool_root: Path) -> None:
+    """A cancelled job's file replaces that of an earlier one of its name in done/."""
+    put_job(spool_root, "a", "old", "done")
+    put_job(spool_root, "a", "new", "queued")
+    assert spool("cancel", "a").code == 0
+    assert (spool_root / "done" / "a.toml").read_text() == "new"
+
+
+def test_cancel_ends_what_runs_and_what_waits_behind_it(spool: Command, spool_root: Path) -> None:
+    """Of a name that runs and waits again, both end."""
+    running(spool_root, "a")
+    put_job(spool_root, "a")
+    assert spool("cancel", "a").code == 0
+    assert places(spool_root, "a") == ["done"]
+
+
+def test_dry_run_changes_nothing(spool: Command, spool_root: Path) -> None:
+    """`cancel --dry-run` says what it would do and leaves every file where it is."""
+    running(spool_root, "a")
+    put_job(spool_root, "b")
+    said = spool("cancel", "--dry-run", "a", "b")
+    assert said.out == "a would be stopped\nb would be cancelled\n"
+    assert (places(spool_root, "a"), places(spool_root, "b")) == (["running"], ["queued"])
+    assert not (spool_root / "jobs" / "a" / "1" / "stop").exists()
+
+
+def test_a_bad_name_does_not_stop_the_others_and_the_worst_code_counts(spool: Command, spool_root: Path) -> None:
+    """The command goes on after a job that is not there or is in the wrong place."""
+    for name in ("a", "c"):
+        put_job(spool_root, name)
+    put_job(spool_root, "b", place="done")
+    said = spool("hold", "a", "nosuch", "b", "c")
+    assert said.code == 3
+    assert said.out == "a held\nc held\n"
+    assert "nosuch" in said.err
+    assert "requeue b" in said.err
+
+
+def test_globs_mean_the_jobs_that_the_verb_is_for(spool: Command, spool_root: Path) -> None:
+    """`sweep_*` takes those in the places that the verb moves from, in natural order; one that matches none is told."""
+    for name in ("sweep_10", "sweep_2", "other"):
+        put_job(spool_root, name)
+    put_job(spool_root, "sweep_1", place="done")
+    assert spool("cancel", "sweep_*").out == "sweep_2 cancelled\nsweep_10 cancelled\n"
+    assert spool("cancel", "nothing*").code == 3
+
+
+@pytest.mark.parametrize(("verb", "source", "target"), [("release", "held", "queued"), ("hold", "queued", "held")])
+def test_nothing_is_ever_replaced_by_a_move(
+    spool: Command, spool_root: Path, verb: str, source: str, target: str
+) -> None:
+    """Where another job of the name lies in the way, the request is refused and both files stay."""
+    put_job(spool_root, "a", "mine", source)
+    put_job(spool_root, "a", "other", target)
+    assert spool(verb, "a").code == 1
+    assert (spool_root / source / "a.toml").read_text() == "mine"
+    assert (spool_root / target / "a.toml").read_text() == "other"
+
+
+def test_pause_and_resume_are_a_file(spool: Command, spool_root: Path) -> None:
+    """`pause` makes the file `paused`, `resume` removes it, and doing it twice is no error."""
+    assert spool("pause", "--reason", "lunch").code == 0
+    assert "lunch" in (spool_root / "paused").read_text()
+    assert spool("pause").code == 0
+    assert "lunch" in (spool_root / "paused").read_text()
+    assert spool("resume").code == 0
+    assert not (spool_root / "paused").exists()
+    assert spool("resume").code == 0
+
+
+class _Racing(Disk):
+    """A disk on which a dispatcher does something just before each rename and link."""
+
+    def __init__(self, staging: str, before: object) -> None:
+        super().__init__(staging)
+        self.before = before
+
+    def rename(self, old: str, new: str) -> None:
+        """Let the other one go first, once."""
+        before, self.before = self.before, None
+        if callable(before):
+            before()
+        super().rename(old, new)
+
+
+def test_a_job_that_starts_while_it_is_cancelled_is_stopped(spool_root: Path) -> None:
+    """Lost the race for the file in queued/, cancel ends the run that was started of it."""
+    queued = put_job(spool_root, "a")
+
+    def dispatcher() -> None:
+        (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
+        os.rename(queued, spool_root / "running" / "a.toml")
+
+    requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
+    assert requests.cancel("a") is Done.STOPPING
+    assert places(spool_root, "a") == []
+    assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
+
+
+def test_a_job_that_is_being_claimed_while_it_is_cancelled_is_stopped(spool_root: Path) -> None:
+    """Between the two halves of the dispatcher's move the file has two names; cancel takes both away."""
+    queued = put_job(spool_root, "a")
+
+    def dispatcher() -> None:
+        (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
+        os.link(queued, spool_root / "running" / "a.toml")
+
+    requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
+    assert requests.cancel("a") is Done.STOPPING
+    assert places(spool_root, "a") == ["done"]
+    assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
+
+
+def test_a_path_is_taken_for_the_job_that_it_is(spool: Command, spool_root: Path) -> None:
+    """`queued/a.toml`, as a shell completes it, means job a."""
+    put_job(spool_root, "a")
+    assert spool("hold", f"{spool_root}/queued/a.toml").out == "a held\n"
+
+
+def test_a_spool_that_is_not_there_is_told_in_one_line(spool: Command, tmp_path: Path) -> None:
+    """A command that needs a spool and finds none says so, with code 5, and makes none."""
+    said = spool("--spool", tmp_path / "nowhere", "cancel", "a")
+    assert said.code == 5
+    assert said.err.count("\n") == 0
+    assert not (tmp_path / "nowhere").exists()

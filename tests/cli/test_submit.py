@@ -1,0 +1,301 @@
+"""What `spool submit` writes, refuses and prints."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calling import Command, put_job
+from spool.cli import main, naming, options, quick
+from spool.cli.options import OPTIONS, UnclearError
+from spool.core import layout
+from spool.formats import jobfile
+from spool.formats.schema import schema
+from support import ROOT
+
+
+def queued(root: Path, name: str) -> dict[str, object]:
+    """Return the keys of a job file in `queued/`."""
+    return tomllib.loads((root / "queued" / f"{name}.toml").read_text())
+
+
+def test_a_command_after_two_dashes_becomes_a_list_and_the_name_is_printed(spool: Command, spool_root: Path) -> None:
+    """`submit -- CMD` writes the words as they are, and the directory it was called in."""
+    said = spool("submit", "--name", "a", "--", "echo", "two words", "$HOME")
+    assert (said.code, said.out) == (0, "a\n")
+    assert queued(spool_root, "a") == {"command": ["echo", "two words", "$HOME"], "workdir": str(spool_root.parent)}
+
+
+def test_one_word_that_only_a_shell_understands_is_a_text_for_the_shell(spool: Command, spool_root: Path) -> None:
+    """`submit -- 'a | b'` is `-c 'a | b'`."""
+    spool("submit", "--name", "a", "--", "sort x | uniq")
+    spool("submit", "--name", "b", "-c", "sort x | uniq")
+    assert queued(spool_root, "a") == queued(spool_root, "b")
+    assert queued(spool_root, "a")["command"] == "sort x | uniq"
+
+
+def test_a_job_without_a_name_is_called_after_what_it_runs(spool: Command) -> None:
+    """The name is the program's, or the script's of an interpreter, and a suffix that makes it new."""
+    names = [
+        spool("submit", *words).out.strip()
+        for words in (("--", "sleep", "1"), ("--", "python3", "dir/train.py"), ("-c", "FOO=1 ./run-it.sh | cat"))
+    ]
+    assert [name.rpartition("-")[0] for name in names] == ["sleep", "train", "run-it"]
+    assert all(layout.valid_name(name) for name in names)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1) | st.text())
+def test_every_command_gives_a_valid_name(command: list[str] | str) -> None:
+    """Whatever runs, the name made of it is one that a job can have."""
+    assert layout.valid_name(naming.fresh_name(naming.stem_of(command), lambda name: False))
+
+
+def test_a_fresh_name_is_never_one_in_use() -> None:
+    """A name that is taken is not given again."""
+    used: set[str] = set()
+    for _ in range(200):
+        name = naming.fresh_name("a", used.__contains__)
+        assert name not in used
+        used.add(name)
+
+
+def test_every_key_has_an_option_and_every_option_a_key() -> None:
+    """The table of options and the keys of the job file are the same, but for what is no option."""
+    made = schema("job")
+    keys = {key for key in made["properties"] if key not in ("command", "task", "retry", "notify")}
+    keys |= {f"retry.{key}" for key in made["$defs"]["RetryTable"]["properties"]}
+    keys |= {f"notify.{key}" for key in made["$defs"]["NotifyTable"]["properties"]}
+    assert {option.key for option in OPTIONS} == keys
+
+
+def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None:
+    """Options of every kind come out as the keys that a person would have written."""
+    said = spool(
+        "submit", "--name", "a", "-g", 2, "--gpu-memory", "8G", "--cpus=4", "-m", "16G", "-t", "2h",
+        "-p50", "-e", "A=1", "--env", "B=x=y", "-d", "any:x,y", "-d", "z", "--retry-max", 3, "--retry-on", "failed,7",
+        "--no-requeue", "--tag", "t,u", "--notify", "me", "--notify-on", "started", "--retry-backoff", "1.5",
+        "--", "true",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    keys = queued(spool_root, "a")
+    del keys["workdir"]
+    assert keys == {
+        "command": ["true"],
+        "gpus": 2,
+        "gpu_memory": "8G",
+        "cpus": 4,
+        "memory": "16G",
+        "time_limit": "2h",
+        "priority": 50,
+        "env": {"A": "1", "B": "x=y"},
+        "depends_on": {"any": ["x", "y"], "all": ["z"]},
+        "retry": {"max": 3, "on": ["failed", 7], "backoff": 1.5},
+        "requeue": False,
+        "tags": ["t", "u"],
+        "notify": {"to": ["me"], "on": ["started"]},
+    }
+
+
+def test_env_without_a_value_passes_ours_on(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--env NAME` takes the value that NAME has now."""
+    monkeypatch.setenv("COLOUR", "blue")
+    spool("submit", "--name", "a", "--env", "COLOUR", "--", "true")
+    assert queued(spool_root, "a")["env"] == {"COLOUR": "blue"}
+
+
+def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_root: Path) -> None:
+    """A job that could not be used is refused with code 4 and the reason, and the queue stays empty."""
+    said = spool("submit", "--name", "a", "-m", "16", "--", "true")
+    assert said.code == 4
+    assert "memory" in said.err
+    assert "16G" in said.err
+    assert os.listdir(spool_root / "queued") == []
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
+def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, name: str) -> None:
+    """What is no job's name is refused as a usage error."""
+    assert spool("submit", f"--name={name}", "--", "true").code == 2
+    assert os.listdir(spool_root / "queued") == []
+
+
+@pytest.mark.parametrize("place", ["queued", "held"])
+def test_a_name_that_waits_is_refused_and_replaced_when_asked(spool: Command, spool_root: Path, place: str) -> None:
+    """A second job of a name that waits or is held is refused; --replace takes its place, wherever it was."""
+    old = put_job(spool_root, "a", place=place)
+    said = spool("submit", "--name", "a", "--", "new")
+    assert said.code == 1
+    assert "--replace" in said.err
+    assert old.read_text() == 'command = "true"\n'
+    assert spool("submit", "--name", "a", "--replace", "--", "new").code == 0
+    assert queued(spool_root, "a")["command"] == ["new"]
+    assert not (spool_root / "held" / "a.toml").exists()
+
+
+@pytest.mark.parametrize("place", ["running", "done"])
+def test_a_job_that_runs_or_has_ended_is_never_in_the_way(spool: Command, spool_root: Path, place: str) -> None:
+    """A name whose job runs or has ended may be submitted again."""
+    put_job(spool_root, "a", place=place)
+    assert spool("submit", "--name", "a", "--", "true").code == 0
+
+
+def test_hold_submits_into_held(spool: Command, spool_root: Path) -> None:
+    """`submit --hold` puts the file where it does not run."""
+    spool("submit", "--hold", "--name", "a", "--", "true")
+    assert os.listdir(spool_root / "held") == ["a.toml"]
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_a_job_file_is_copied_byte_for_byte(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """`submit -f` keeps comments, order and odd spacing, and takes the name of the file."""
+    texts = {"one": b'# first\ncommand   = "true"  # now\n', "two": b'cpus=2\r\ncommand="true"\r\n'}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.toml").write_bytes(text)
+    said = spool("submit", *(word for name in texts for word in ("-f", tmp_path / f"{name}.toml")))
+    assert said.out == "one\ntwo\n"
+    assert {name: (spool_root / "queued" / f"{name}.toml").read_bytes() for name in texts} == texts
+
+
+def test_of_several_job_files_none_is_taken_if_one_is_bad(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """All files are looked at before the first is put into the queue."""
+    (tmp_path / "good.toml").write_text('command = "true"\n')
+    (tmp_path / "bad.toml").write_text('comand = "true"\n')
+    said = spool("submit", "-f", tmp_path / "good.toml", "-f", tmp_path / "bad.toml")
+    assert said.code == 4
+    assert 'did you mean "command"?' in said.err
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_a_script_brings_its_own_options_and_the_command_line_wins(
+    spool: Command, spool_root: Path, tmp_path: Path
+) -> None:
+    """`#SPOOL` lines count as options, and those of the command line stand above them."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n#SPOOL --gpus 1 --time-limit 1h\n#SPOOL --tag night\necho hi\n")
+    said = spool("submit", "-t", "2h", script, "--epochs", "3")
+    name = said.out.strip()
+    assert name.startswith("train-")
+    keys = queued(spool_root, name)
+    assert keys["command"] == ["/bin/sh", str(script), "--epochs", "3"]
+    assert (keys["gpus"], keys["time_limit"], keys["tags"]) == (1, "2h", ["night"])
+    script.chmod(0o755)
+    assert queued(spool_root, spool("submit", script).out.strip())["command"] == [str(script)]
+
+
+def test_a_wrong_line_in_a_script_is_told(spool: Command, tmp_path: Path) -> None:
+    """A `#SPOOL` line with an unknown option is an error, not passed over."""
+    script = tmp_path / "a.sh"
+    script.write_text("#SPOOL --gpsu 1\necho hi\n")
+    said = spool("submit", script)
+    assert said.code == 2
+    assert "--gpsu" in said.err
+
+
+def test_a_script_on_stdin_becomes_the_command(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit -` takes the whole text as the command for the shell, its `#SPOOL` lines as options."""
+    text = b"#SPOOL --cpus 2 --name piped\necho one\necho two\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert spool("submit", "-").out == "piped\n"
+    assert queued(spool_root, "piped")["command"] == text.decode()
+    assert queued(spool_root, "piped")["cpus"] == 2
+
+
+def test_a_script_that_is_not_there_is_a_usage_error(spool: Command) -> None:
+    """A word that is neither a file nor a program is refused, with what was probably meant."""
+    said = spool("submit", "no-such-script.sh")
+    assert said.code == 2
+    assert "submit -- no-such-script.sh" in said.err
+
+
+def test_dry_run_prints_a_job_file_and_writes_nothing(spool: Command, spool_root: Path) -> None:
+    """`--dry-run` prints what would be submitted, a job file that can be used as it is."""
+    said = spool("submit", "--dry-run", "--cpus", "2", "--", "true")
+    assert jobfile.parse(said.out.encode(), name="a").request.cpus == 2
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_the_first_submission_makes_the_spool(tmp_path: Path, spool: Command) -> None:
+    """A spool that is not there is made, for its owner alone, with a page that explains it."""
+    root = tmp_path / "new" / "spool"
+    root.parent.mkdir()
+    (tmp_path / "config.toml").write_text("")
+    assert main.run(["--spool", str(root), "init"]) == 0
+    assert spool("--spool", root, "submit", "--hold", "--name", "a", "--", "true").code == 0
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert {path.name for path in root.iterdir()} == {*layout.DIRECTORIES, "README"}
+    assert "queued/" in (root / "README").read_text()
+
+
+def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, spool_root: Path) -> None:
+    """Whether it succeeds or is refused, no staging file stays."""
+    spool("submit", "--name", "a", "--", "true")
+    spool("submit", "--name", "a", "--", "true")
+    spool("submit", "--name", "a", "--replace", "--", "true")
+    assert os.listdir(spool_root / ".tmp") == []
+
+
+QUICK_OPTIONS = st.lists(
+    st.sampled_from(
+        [
+            ["--gpus", "1"], ["-g2"], ["--cpus", "0"], ["--memory", "16G"], ["-m", "0G"], ["--memory=16"],
+            ["-t", "90s"],
+            ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
+            ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
+            ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
+        ]
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@given(QUICK_OPTIONS, st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=3))
+def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
+    """The quick way takes a submission only if the full way would, and then means the same by it."""
+    arguments = [word for option in chosen for word in option]
+    values, _, _ = options.read(arguments)
+    command = naming.command_of(words)
+    text = quick.job_text(command, values)
+    if text is None:
+        return
+    spec = jobfile.parse(text.encode(), name="a")
+    keys = {"command": command, "workdir": os.getcwd(), **options.keys_of(values)}
+    assert spec == jobfile.parse(jobfile.dump(keys), name="a")
+
+
+def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
+    """`spool submit -- CMD` imports none of the packages that take long to import."""
+    (spool_root / "config.toml").write_text("")
+    (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
+    code = (
+        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '--', 'true']);"
+        "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = {"click", "msgspec", "tomllib", "tomli_w", "dataclasses", "inspect", "typing", "json", "datetime", "rich"}
+    assert slow & set(done.stderr.split()) == set()
+    assert len(os.listdir(spool_root / "queued")) == 1
+
+
+@pytest.mark.parametrize("words", [["--nonsense"], ["--gpus"], ["--no-requeue=1"]])
+def test_the_table_reader_refuses_what_it_does_not_know(words: list[str]) -> None:
+    """An option that is not in the table, or without its value, is unclear."""
+    with pytest.raises(UnclearError):
+        options.read(words)
