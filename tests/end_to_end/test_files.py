@@ -1,0 +1,688 @@
+"""Files are the interface: what `cp`, `mv`, `ln`, `rm` and editors do to a spool that is served."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from served import Served, alive, marked
+from support import wait_for
+
+
+def _sh(script: str, *arguments: str | Path) -> None:
+    """Let a shell do what a user would type; `$1` and so on are *arguments*."""
+    subprocess.run(["/bin/sh", "-ec", script, "sh", *map(str, arguments)], check=True)
+
+
+# Dropping.
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        'cp "$1" "$2/queued/NAME.toml"',
+        'mv "$1" "$2/queued/NAME.toml"',
+        'ln "$1" "$2/queued/NAME.toml"',
+        'cat "$1" > "$2/queued/NAME.toml"',
+        'cp "$1" "$2/queued/.NAME.partial" && mv "$2/queued/.NAME.partial" "$2/queued/NAME.toml"',
+        'mv "$1" "$2/.tmp/NAME" && mv "$2/.tmp/NAME" "$2/queued/NAME.toml"',
+    ],
+    ids=["cp", "mv", "ln", "cat", "partial", "staged"],
+)
+def test_a_file_that_appears_runs(shared: Served, tmp_path: Path, how: str, request: pytest.FixtureRequest) -> None:
+    """However a file comes into queued/, the job runs, and the file arrives in done/ byte for byte."""
+    name = f"appears-{request.node.callspec.id}"
+    file = tmp_path / "job.toml"
+    text = b"# mine  \r\n" + shared.text("echo was here") + b"\n\n# end, no newline"
+    file.write_bytes(text)
+    _sh(how.replace("NAME", name), file, shared.root)
+    result = shared.wait_done(name)
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert shared.log(name) == "was here\n"
+    assert shared.path("done", name).read_bytes() == text
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no second file system")
+def test_mv_from_another_file_system_runs(shared: Served) -> None:
+    """A file that `mv` copies from another file system is read when it is whole."""
+    other = Path(f"/dev/shm/spool-test-{os.getpid()}.toml")
+    other.write_bytes(shared.text("echo moved") + b"# filling\n" * 50_000)
+    try:
+        _sh('mv "$1" "$2"', other, shared.path("queued", "from-afar"))
+    finally:
+        other.unlink(missing_ok=True)
+    shared.wait_done("from-afar")
+    assert shared.log("from-afar") == "moved\n"
+
+
+def test_a_slow_writer_is_waited_for(shared: Served) -> None:
+    """A file that is valid at a cut, but still open for writing, is not run before its writer closes it."""
+    path = shared.path("queued", "slow-writer")
+    with path.open("wb") as file:
+        file.write(shared.text("echo cut"))
+        file.flush()
+        shared.looked()
+        assert shared.runs("slow-writer") == []
+        file.write(b'comment = "whole"\n[env]\nX = "1"\n')
+        file.flush()
+        shared.looked()
+        assert shared.runs("slow-writer") == []
+        assert shared.places("slow-writer") == ["queued"]
+    shared.wait_done("slow-writer")
+    assert b"whole" in (shared.record("slow-writer", "job.toml") or "").encode()
+
+
+def test_a_slow_writer_delays_nobody(shared: Served) -> None:
+    """While one file is being written, files that came later run."""
+    with shared.path("queued", "a-writer").open("wb") as file:
+        file.write(b"command = ")
+        file.flush()
+        shared.drop("after-writer", "true")
+        shared.wait_done("after-writer")
+        file.write(b'"true"\n')
+    shared.wait_done("a-writer")
+
+
+def test_two_hundred_files_at_once_all_run_once(served: Served) -> None:
+    """Of many files dropped at one moment each runs exactly once."""
+    served.start()
+    for at in range(200):
+        served.drop(f"many-{at}", ["/bin/true"], cpus=0)
+    served.wait_done(*(f"many-{at}" for at in range(200)))
+    assert sorted(line["job"] for line in served.history()) == sorted(f"many-{at}" for at in range(200))
+    assert all(served.runs(f"many-{at}") == [1] for at in range(200))
+
+
+# Editors.
+
+
+def _vim(path: Path, text: bytes) -> None:
+    """Save as vim does: a swap file, a test file, the old one renamed away, the new one written, all tidied up."""
+    swap = path.with_name(f".{path.name}.swp")
+    probe = path.with_name("4913")
+    backup = path.with_name(f"{path.name}~")
+    swap.write_bytes(b"b0VIM")
+    probe.write_bytes(b"")
+    probe.unlink()
+    path.rename(backup)
+    path.write_bytes(text)
+    backup.unlink()
+    swap.unlink()
+
+
+def _truncate(path: Path, text: bytes) -> None:
+    """Save as nano does: the same file, emptied and written anew."""
+    with path.open("wb") as file:
+        file.write(text)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Save as most do: another file, renamed over it."""
+    other = path.with_name(f".{path.name}.new")
+    other.write_bytes(text)
+    other.replace(path)
+
+
+def _remove_and_write(path: Path, text: bytes) -> None:
+    """Save as the careless do: the file goes, and comes back."""
+    path.unlink()
+    path.write_bytes(text)
+
+
+@pytest.mark.parametrize("save", [_vim, _truncate, _replace, _remove_and_write])
+def test_an_edit_of_a_waiting_file_counts(shared: Served, save: object, request: pytest.FixtureRequest) -> None:
+    """What a waiting file says after it was saved is what runs, in its old place, and it runs once."""
+    assert callable(save)
+    name = f"edited{save.__name__.replace('_', '-')}"
+    path = shared.drop(name, "echo old", start_after="1h")
+    shared.wait_reason(name, "begins")
+    since = shared.state()["jobs"][name]["since_ns"]
+    save(path, shared.text("echo new"))
+    shared.wait_done(name)
+    assert shared.runs(name) == [1]
+    assert shared.log(name) == "new\n"
+    history = [line for line in shared.history() if line["job"] == name]
+    assert [line["outcome"] for line in history] == ["finished"]
+    submitted = shared.result(name)
+    assert submitted is not None
+    assert submitted["submitted_at_ns"] == since
+
+
+def test_sed_in_place_edits_a_waiting_file(shared: Served) -> None:
+    """`sed -i` changes what runs."""
+    path = shared.drop("sedded", "echo old", start_after="1h")
+    shared.wait_reason("sedded", "begins")
+    _sh("sed -i -e s/old/new/ -e /start_after/d \"$1\"", path)
+    shared.wait_done("sedded")
+    assert shared.log("sedded") == "new\n"
+
+
+def test_an_edit_changes_the_priority(served: Served) -> None:
+    """A priority that is edited in a waiting file decides who is next."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    served.start()
+    served.drop("blocker", "until [ -e go ]; do sleep 0.02; done")
+    served.pid("blocker")
+    served.drop("first", "true", priority=20)
+    served.wait_reason("first", "cpus")
+    path = served.drop("second", "true", priority=10)
+    served.wait_reason("second", "cpus")
+    _sh('sed -i s/10/30/ "$1"', path)
+    wait_for(lambda: served.state()["jobs"]["second"]["priority"] == 30)
+    (served.root.parent / "go").touch()
+    served.wait_done("first", "second")
+    assert [line["job"] for line in served.history()] == ["blocker", "second", "first"]
+
+
+@pytest.mark.parametrize("mark", [".NAME.toml.swp", ".#NAME.toml"])
+def test_a_file_that_is_open_in_an_editor_waits(shared: Served, mark: str) -> None:
+    """While vim or emacs has a file open it is not started, and it starts when they close it."""
+    name = f"open-{'vim' if 'swp' in mark else 'emacs'}"
+    beside = shared.root / "queued" / mark.replace("NAME", name)
+    if "swp" in mark:
+        beside.write_bytes(b"b0VIM")
+    else:
+        beside.symlink_to("somebody@host.4711")  # emacs makes a link that leads nowhere
+    shared.drop(name, "echo closed")
+    shared.wait_reason(name, "editor")
+    assert shared.runs(name) == []
+    beside.unlink()
+    shared.wait_done(name)
+    assert shared.log(name) == "closed\n"
+
+
+@pytest.mark.skipif(shutil.which("vim") is None, reason="vim is not installed")
+def test_the_real_vim_saves_a_job(shared: Served) -> None:
+    """A job that was opened, changed and saved in vim runs once, as it was saved."""
+    path = shared.drop("vimmed", "echo old", start_after="1h")
+    shared.wait_reason("vimmed", "begins")
+    script = ["-c", "%s/old/new/", "-c", "g/start_after/d", "-c", "wq"]
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(["vim", "-u", "NONE", "-es", *script, str(path)], **options, timeout=20, check=False)
+    shared.wait_done("vimmed")
+    assert shared.log("vimmed") == "new\n"
+    assert shared.runs("vimmed") == [1]
+
+
+def test_an_editor_that_saves_a_running_file_cancels_nothing(shared: Served) -> None:
+    """A file in running/ that is gone for a moment while an editor saves it was never gone."""
+    shared.drop("saved-running", "echo up; until [ -e saved ]; do sleep 0.02; done")
+    shared.says("saved-running", "up")
+    path = shared.path("running", "saved-running")
+    _vim(path, path.read_bytes() + b"# edited\n")
+    shared.looked()
+    (shared.root.parent / "saved").touch()
+    result = shared.wait_done("saved-running")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert b"# edited" in shared.path("done", "saved-running").read_bytes()
+
+
+# Moves.
+
+
+def test_hold_and_release_by_mv(shared: Served) -> None:
+    """A file moved to held/ does not run, keeps its place, and runs when it is moved back."""
+    shared.drop("parked", "true", start_after="1h")
+    shared.wait_reason("parked", "begins")
+    since = shared.state()["jobs"]["parked"]["since_ns"]
+    shared.move("parked", "queued", "held")
+    wait_for(lambda: shared.state()["jobs"].get("parked", {}).get("state") == "held")
+    shared.path("held", "parked").write_bytes(shared.text("true"))
+    shared.looked()
+    assert shared.places("parked") == ["held"]
+    shared.move("parked", "held", "queued")
+    result = shared.wait_done("parked")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert result["submitted_at_ns"] == since
+
+
+def test_a_file_dropped_into_held_waits_for_its_release(shared: Served) -> None:
+    """A job that was submitted held never ran before it was released."""
+    shared.drop("born-held", "true", place="held")
+    shared.looked()
+    assert shared.runs("born-held") == []
+    shared.move("born-held", "held", "queued")
+    shared.wait_done("born-held")
+
+
+@pytest.mark.parametrize("place", ["queued", "held"])
+def test_mv_to_done_cancels_a_waiting_job(shared: Served, place: str) -> None:
+    """A waiting or held file that is moved to done/ is cancelled, on record, and never runs."""
+    name = f"cancelled-{place}"
+    shared.drop(name, "echo ran", place=place, start_after="1h")
+    wait_for(lambda: name in shared.state()["jobs"])
+    shared.move(name, place, "done")
+    assert shared.wait_outcome(name) == "cancelled"
+    assert shared.record(name, "log") is None
+    wait_for(lambda: [line["outcome"] for line in shared.history() if line["job"] == name] == ["cancelled"])
+
+
+def test_rm_withdraws_a_waiting_job(shared: Served) -> None:
+    """A waiting file that is removed leaves nothing: no run, no history."""
+    path = shared.drop("withdrawn", "true", start_after="1h")
+    shared.wait_reason("withdrawn", "begins")
+    path.unlink()
+    wait_for(lambda: "withdrawn" not in shared.state()["jobs"])
+    assert shared.runs("withdrawn") == []
+    assert not any(line["job"] == "withdrawn" for line in shared.history())
+
+
+def test_rm_cancels_a_running_job(shared: Served) -> None:
+    """Removing the file of a running job ends it, and done/ has its file again, from the run's own copy."""
+    text = shared.text("echo up; exec sleep 1000")
+    shared.drop("removed", text)
+    shared.says("removed", "up")
+    pid = shared.pid("removed")
+    shared.path("running", "removed").unlink()
+    result = shared.wait_done("removed")
+    assert result is not None
+    assert result["outcome"] == "cancelled"
+    assert "deleted" in result["reason"]
+    assert not alive(pid)
+    assert shared.path("done", "removed").read_bytes() == text
+
+
+def test_mv_running_to_done_cancels_it(shared: Served) -> None:
+    """A running file that is moved to done/ is cancelled, and its file stays where it was put."""
+    shared.drop("filed", "echo up; exec sleep 1000")
+    shared.says("filed", "up")
+    shared.move("filed", "running", "done")
+    assert shared.wait_outcome("filed") == "cancelled"
+    shared.wait_place("filed", "done")
+
+
+def test_mv_running_to_queued_stops_and_runs_again(shared: Served) -> None:
+    """A running file that is moved to queued/ is stopped and runs anew in its old place; nothing is counted."""
+    shared.drop("again", "echo up $SPOOL_RUN $SPOOL_ATTEMPT; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
+    shared.says("again", "up")
+    shared.move("again", "running", "queued")
+    shared.wait_done("again")
+    first, second = shared.result("again", 1), shared.result("again", 2)
+    assert first is not None
+    assert second is not None
+    assert (first["outcome"], first["again"]) == ("cancelled", "requeue")
+    assert (second["outcome"], second["attempt"]) == ("finished", 1)
+    assert first["submitted_at_ns"] == second["submitted_at_ns"]
+    assert shared.log("again", 2) == "up 2 1\n"
+
+
+def test_mv_running_to_held_stops_and_holds(shared: Served) -> None:
+    """A running file that is moved to held/ is stopped, stays there, and begins anew when it is released."""
+    shared.drop("paused", "echo up; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
+    shared.says("paused", "up")
+    pid = shared.pid("paused")
+    shared.move("paused", "running", "held")
+    assert shared.wait_outcome("paused") == "cancelled"
+    assert not alive(pid)
+    shared.looked()
+    assert shared.places("paused") == ["held"]
+    shared.move("paused", "held", "queued")
+    shared.wait_done("paused")
+    assert shared.outcome("paused", 2) == "finished"
+
+
+def test_mv_done_to_queued_runs_it_again(shared: Served) -> None:
+    """A file that is moved from done/ to queued/ runs again as a new submission with the next number."""
+    shared.drop("twice", "echo $SPOOL_RUN")
+    shared.wait_done("twice")
+    for run in (2, 3):
+        shared.move("twice", "done", "queued")
+        wait_for(lambda run=run: shared.outcome("twice", run))
+        shared.wait_done("twice")
+    assert [shared.log("twice", run) for run in (1, 2, 3)] == ["1\n", "2\n", "3\n"]
+    first, third = shared.result("twice", 1), shared.result("twice", 3)
+    assert first is not None
+    assert third is not None
+    assert third["submitted_at_ns"] > first["ended_at_ns"]
+
+
+def test_a_second_file_of_a_running_name_waits_and_takes_its_place(shared: Served) -> None:
+    """A name never runs twice at once; the later file then has the record in done/, and both have their runs."""
+    shared.drop("cron", "echo first; until [ -e cron-go ]; do sleep 0.02; done")
+    shared.says("cron", "first")
+    second = shared.text("echo second")
+    shared.drop("cron", second)
+    shared.looked()
+    assert shared.runs("cron") == [1]
+    (shared.root.parent / "cron-go").touch()
+    wait_for(lambda: shared.outcome("cron", 2))
+    shared.wait_done("cron")
+    assert (shared.log("cron", 1), shared.log("cron", 2)) == ("first\n", "second\n")
+    assert shared.path("done", "cron").read_bytes() == second
+    first, later = (line for line in shared.history() if line["job"] == "cron")
+    assert first["ended_at"] <= later["started_at"]
+
+
+def test_a_newer_file_ends_the_retries_of_the_older(shared: Served) -> None:
+    """Where a newer file of the name waits, a failed one is not tried again."""
+    shared.drop("newer", "echo up; until [ -e newer-go ]; do sleep 0.02; done; exit 3", retry={"max": 5})
+    shared.says("newer", "up")
+    shared.drop("newer", "true")
+    shared.looked()
+    (shared.root.parent / "newer-go").touch()
+    wait_for(lambda: shared.outcome("newer", 2))
+    shared.wait_done("newer")
+    assert [shared.outcome("newer", 1), shared.outcome("newer", 2)] == ["failed", "finished"]
+
+
+def test_a_waiting_file_that_vanishes_and_comes_back_was_never_gone(shared: Served) -> None:
+    """A file that is away for a moment keeps its place in the queue."""
+    path = shared.drop("blink", "true", start_after="1h")
+    shared.wait_reason("blink", "begins")
+    since = shared.state()["jobs"]["blink"]["since_ns"]
+    path.unlink()
+    shared.looked()
+    path.write_bytes(shared.text("true"))
+    result = shared.wait_done("blink")
+    assert result is not None
+    assert result["submitted_at_ns"] == since
+
+
+def test_a_file_put_into_running_by_hand_is_queued(shared: Served) -> None:
+    """A file in running/ that belongs to no run is moved to queued/, and runs as any other."""
+    shared.drop("stray", "echo ran", place="running")
+    result = shared.wait_done("stray")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert shared.log("stray") == "ran\n"
+
+
+def test_a_link_beside_a_running_job_is_a_second_submission(shared: Served) -> None:
+    """`ln running/x.toml queued/x.toml`: the second waits for the first, and each ran once."""
+    shared.drop("linked", "echo run $SPOOL_RUN; [ $SPOOL_RUN != 1 ] || until [ -e linked-go ]; do sleep 0.02; done")
+    shared.says("linked", "run 1")
+    os.link(shared.path("running", "linked"), shared.path("queued", "linked"))
+    shared.looked()
+    (shared.root.parent / "linked-go").touch()
+    wait_for(lambda: shared.outcome("linked", shared.runs("linked")[-1]) and len(shared.runs("linked")) > 1)
+    shared.wait_done("linked")
+    assert shared.runs("linked") == [1, 2]
+
+
+def test_ln_from_done_runs_it_once_more(shared: Served) -> None:
+    """`ln done/x.toml queued/x.toml` runs the job again, once."""
+    shared.drop("relinked", "true")
+    shared.wait_done("relinked")
+    os.link(shared.path("done", "relinked"), shared.path("queued", "relinked"))
+    wait_for(lambda: shared.outcome("relinked", 2))
+    shared.wait_done("relinked")
+    shared.looked()
+    shared.looked()
+    assert shared.runs("relinked") == [1, 2]
+
+
+def test_two_names_of_one_file_are_two_jobs(shared: Served, tmp_path: Path) -> None:
+    """Hard links of one file under two names run as two jobs."""
+    file = tmp_path / "job"
+    file.write_bytes(shared.text("echo $SPOOL_JOB"))
+    for name in ("link-a", "link-b"):
+        os.link(file, shared.path("queued", name))
+    shared.wait_done("link-a", "link-b")
+    assert (shared.log("link-a"), shared.log("link-b")) == ("link-a\n", "link-b\n")
+
+
+def test_a_removed_running_file_and_a_new_one_of_its_name(shared: Served) -> None:
+    """`rm running/x.toml; cp new queued/x.toml` cancels the first and runs the second, whatever inode it got."""
+    for at in range(3):
+        name = f"reborn-{at}"
+        shared.drop(name, "echo up; exec sleep 1000")
+        shared.says(name, "up")
+        shared.path("running", name).unlink()
+        shared.path("queued", name).write_bytes(shared.text("echo new"))
+        wait_for(lambda name=name: shared.outcome(name, 2))
+        shared.wait_done(name)
+        first, second = shared.result(name, 1), shared.result(name, 2)
+        assert first is not None
+        assert second is not None
+        assert (first["outcome"], first.get("again")) == ("cancelled", None)
+        assert second["outcome"] == "finished"
+        assert second["submitted_at_ns"] > first["submitted_at_ns"]
+
+
+# Bad files.
+
+
+def test_a_bad_file_stays_and_is_explained(shared: Served) -> None:
+    """Beside a bad file appears what is wrong, in which key, on which line, and what was meant; mending runs it."""
+    path = shared.drop("typo", b'command = "true"\n\ngpu = 1\n')
+    error = path.with_name("typo.toml.error")
+    text = wait_for(lambda: error.read_text() if error.exists() else "")
+    assert "gpu" in text
+    assert '"gpus"' in text
+    assert "line 3" in text
+    wait_for(lambda: shared.state()["jobs"].get("typo", {}).get("state") == "invalid")
+    assert path.exists()
+    path.write_bytes(shared.text("echo mended"))
+    shared.wait_done("typo")
+    assert not error.exists()
+    assert shared.log("typo") == "mended\n"
+
+
+@pytest.mark.parametrize("save", [_vim, _truncate, _replace, _remove_and_write])
+def test_the_error_goes_however_a_file_is_mended(shared: Served, save: object) -> None:
+    """The `.error` file goes as soon as its file is mended, whichever editor did that."""
+    assert callable(save)
+    name = f"mended{save.__name__.replace('_', '-')}"
+    path = shared.drop(name, b"command = \n")
+    error = path.with_name(f"{name}.toml.error")
+    wait_for(error.exists)
+    save(path, shared.text("true", start_after="1h"))
+    shared.wait_reason(name, "begins")
+    wait_for(lambda: not error.exists(), timeout=3)
+    path.unlink()
+
+
+def test_the_error_goes_when_a_slow_writer_mends_the_file(shared: Served) -> None:
+    """The `.error` file goes also when the mending took its time with the file open, or with the editor open."""
+    path = shared.drop("slowly-mended", b"command = \n")
+    error = path.with_name("slowly-mended.toml.error")
+    wait_for(error.exists)
+    swap = path.with_name(".slowly-mended.toml.swp")
+    swap.touch()
+    wait_for(lambda: "editor" in shared.reason("slowly-mended"))
+    with path.open("wb") as file:
+        shared.looked()
+        file.write(shared.text("true", start_after="1h"))
+        file.flush()
+        shared.looked()
+    swap.unlink()
+    shared.wait_reason("slowly-mended", "begins")
+    wait_for(lambda: not error.exists(), timeout=3)
+    path.unlink()
+
+
+def test_the_error_goes_with_its_file(shared: Served) -> None:
+    """Removing a bad file, or holding it, takes its `.error` file away from where it was."""
+    path = shared.drop("hopeless", b"]")
+    error = path.with_name("hopeless.toml.error")
+    wait_for(error.exists)
+    shared.move("hopeless", "queued", "held")
+    wait_for(lambda: not error.exists(), timeout=3)
+    held_error = shared.root / "held" / "hopeless.toml.error"
+    wait_for(held_error.exists)
+    shared.path("held", "hopeless").unlink()
+    wait_for(lambda: not held_error.exists(), timeout=3)
+
+
+_BAD = {
+    "empty": b"",
+    "binary": bytes(range(256)) * 16,
+    "utf16": 'command = "true"\n'.encode("utf-16"),
+    "latin": 'command = "echo ä"\n'.encode("latin-1"),
+    "nul": b'command = "a\\u0000b"\n',
+    "nested": b"command = " + b"[" * 20_000,
+    "number": b"command = 3\n",
+    "bool-cpus": b'command = "true"\ncpus = true\n',
+    "huge-cpus": b'command = "true"\ncpus = 1' + b"0" * 5000 + b"\n",
+    "nan": b'command = "true"\n[retry]\nmax = 1\nbackoff = nan\n',
+    "date": b"command = 1979-05-27\n",
+    "no-command": b'comment = "nothing"\n',
+    "bad-env": b'command = "true"\n[env]\n"A=B" = "x"\n',
+    "bare-limit": b'command = "true"\ntime_limit = 90\n',
+    "self": b'command = "true"\ndepends_on = "bad-self"\n',
+}
+
+
+def test_no_bad_file_stops_the_others(shared: Served) -> None:
+    """Whatever is in a file, it is explained beside it, and the next job runs."""
+    for name, data in _BAD.items():
+        shared.drop(f"bad-{name}", data)
+    shared.drop("after-bad", "true")
+    shared.wait_done("after-bad")
+    for name in _BAD:
+        error = shared.root / "queued" / f"bad-{name}.toml.error"
+        wait_for(lambda error=error: error.exists(), what=f"{error}")
+        assert error.read_text().strip(), name
+        shared.path("queued", f"bad-{name}").unlink()
+    wait_for(lambda: not list((shared.root / "queued").glob("bad-*")), timeout=3)
+
+
+def test_a_huge_file_is_refused_unread(shared: Served) -> None:
+    """A file of gigabytes is told to be too large, and costs nothing."""
+    path = shared.path("queued", "huge")
+    with path.open("wb") as file:
+        file.truncate(10 << 30)
+    error = path.with_name("huge.toml.error")
+    assert "1 MiB" in wait_for(lambda: error.read_text() if error.exists() else "")
+    path.unlink()
+
+
+def test_what_is_no_job_file_is_none_of_spools_business(shared: Served, tmp_path: Path) -> None:
+    """Links, directories, FIFOs, sockets and odd names neither run nor hang nor crash anything, and stay."""
+    target = tmp_path / "target.toml"
+    target.write_bytes(shared.text("echo through a link"))
+    good = shared.text("echo should not run")
+    left: list[Path] = []
+    for place in ("queued", "held", "running", "done"):
+        at = shared.root / place
+        (at / "dir.toml").mkdir()
+        os.mkfifo(at / "fifo.toml")
+        (at / "link.toml").symlink_to(target)
+        (at / "dangling.toml").symlink_to(tmp_path / "nowhere")
+        (at / "loop.toml").symlink_to("loop.toml")
+        # The path of a socket may have 107 bytes.
+        with socket.socket(socket.AF_UNIX) as listener:
+            here = os.open(at, os.O_RDONLY)
+            listener.bind(f"/proc/self/fd/{here}/socket.toml")
+            os.close(here)
+        left += [at / f"{name}.toml" for name in ("dir", "fifo", "link", "dangling", "loop", "socket")]
+    for odd in ("with space.toml", "-rf.toml", "new\nline.toml", "ä.toml", ".hidden.toml", "x.toml~", "x.swp", "4913",
+                "#x.toml#", "x", "toml", ".toml", "x.TOML", "_x.toml", "a" * 101 + ".toml", "x.toml.bak"):  # fmt: skip
+        (shared.root / "queued" / odd).write_bytes(good)
+        left.append(shared.root / "queued" / odd)
+    raw = os.fsencode(shared.root / "queued") + b"/\xff\xfe.toml"
+    with open(raw, "wb") as file:
+        file.write(good)
+    shared.looked()
+    shared.drop("beside-odd-ones", "true")
+    shared.wait_done("beside-odd-ones")
+    assert all(os.path.lexists(path) for path in left), [str(p) for p in left if not os.path.lexists(p)]
+    for name in ("dir", "fifo", "link", "dangling", "loop", "socket", "x", "-rf"):
+        assert shared.runs(name) == []
+    for path in left:
+        path.rmdir() if path.name == "dir.toml" else path.unlink()
+    os.unlink(raw)
+    assert shared.lives()
+
+
+def test_longest_and_oddest_names_run(shared: Served) -> None:
+    """Names at the edge of the rule are names."""
+    for name in ("a" * 100, "0", "a.toml", "x.toml.error", "a-b_c.d", "1.", "con.toml.swp"):
+        shared.drop(name, 'echo "$SPOOL_JOB"')
+        result = shared.wait_done(name)
+        assert result is not None
+        assert shared.log(name) == f"{name}\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_explained(shared: Served) -> None:
+    """A file that may not be read is told so, and runs when it may."""
+    path = shared.drop("secret", "true")
+    path.chmod(0)
+    error = path.with_name("secret.toml.error")
+    wait_for(error.exists)
+    path.chmod(0o600)
+    shared.wait_done("secret")
+
+
+def test_directories_in_the_way_of_spools_own_files(served: Served) -> None:
+    """A directory where spool wants to write harms the one job at most; when it goes, all goes on."""
+    served.start()
+    for path in ("queued/ghost.toml.error", "queued/wrong.toml.error", "done/blocked.toml", "running/taken.toml"):
+        (served.root / path).mkdir()
+    served.drop("wrong", b"]")
+    served.drop("blocked", "echo blocked")
+    served.drop("taken", "echo taken")
+    served.drop("other", "true")
+    served.wait_done("other")
+    wait_for(lambda: served.outcome("blocked"))
+    served.looked()
+    assert served.lives()
+    assert len(served.runs("taken")) < 20
+    for path in ("queued/ghost.toml.error", "queued/wrong.toml.error", "done/blocked.toml", "running/taken.toml"):
+        (served.root / path).rmdir()
+    wait_for(lambda: served.places("blocked") == [])
+    assert len(list((served.root / "done").glob("blocked.toml.*"))) == 1
+    served.wait_done("taken")
+    assert served.log("taken", served.runs("taken")[-1]) == "taken\n"
+
+
+def test_a_stray_in_running_with_a_namesake_in_queued(served: Served) -> None:
+    """Of two files of one name, one put into running/ by hand, none is lost: one waits, with the reason, for a person."""
+    served.drop("x", "echo one", place="running")
+    served.drop("x", "echo two", place="queued")
+    served.start()
+    served.wait_reason("x", "belongs to no run")
+    served.looked()
+    assert served.places("x") == ["queued", "running"]
+    assert served.runs("x") == []
+    served.path("running", "x").unlink()
+    served.wait_done("x")
+    assert served.log("x") == "two\n"
+    assert served.said().count("cannot start") == 1
+
+
+def test_metadirs_deleted_under_a_running_job(served: Served) -> None:
+    """`rm -rf jobs/*` while jobs run ends no dispatcher and leaves no process."""
+    served.start()
+    served.drop("robbed", "echo up; until [ -e go ]; do sleep 0.02; done", kill_grace="1s")
+    served.drop("robbed-too", "echo up; exec sleep 1000", kill_grace="1s")
+    served.says("robbed", "up")
+    served.says("robbed-too", "up")
+    shutil.rmtree(served.root / "jobs" / "robbed")
+    shutil.rmtree(served.root / "jobs" / "robbed-too")
+    (served.root.parent / "go").touch()
+    served.path("running", "robbed-too").unlink()
+    wait_for(lambda: not marked(served.root))
+    served.looked()
+    assert served.lives()
+    result = served.wait_done("robbed")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("finished", 0)
+    assert served.outcome("robbed-too") == "cancelled"
+    served.move("robbed", "done", "queued")
+    wait_for(lambda: served.outcome("robbed", 2))
+    served.wait_done("robbed")
+
+
+def test_state_directories_that_are_replaced_are_found(served: Served) -> None:
+    """A state directory that is removed and made again is looked at again."""
+    (served.root / "config.toml").write_text('look_every = "200ms"\n')
+    served.start()
+    (served.root / "queued").rmdir()
+    served.drop("aside", "true", place="held")
+    (served.root / "queued").mkdir()
+    served.drop("back", "true")
+    served.wait_done("back")
+    (served.root / "done").rename(served.root / "done.old")
+    (served.root / "done").mkdir()
+    served.drop("back-2", "true")
+    served.wait_done("back-2")
