@@ -80,9 +80,25 @@ class Index(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def forget(self, name):
-        """Delete a record in done/, which the owner tells."""
+        """Delete a record in done/."""
         self.ended.pop(name, None)
+
+    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    def learn(self, name, outcome):
+        """Learn late how a job has ended."""
+        if name not in self.ended:
+            self.ended[name] = outcome
+
+    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    def correct(self, name, outcome):
+        """Change an outcome, which the owner tells."""
+        self.ended[name] = outcome
         self.queue.changed(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def vanish(self, name):
+        """Lose sight of a run before its outcome is known."""
+        self.running.pop(name, None)
 
     @rule(by=st.sampled_from([1, 4, -3, 10**12]))
     def tick(self, by):
@@ -100,8 +116,7 @@ class Index(RuleBasedStateMachine):
         plan = decide(self.view(self.queue), self.now_ns, self.policy)
         for ending in plan.endings:
             self.queue.remove(ending.name)
-            if self.held.pop(ending.name, None) is not None:
-                self.queue.changed(ending.name)
+            self.held.pop(ending.name, None)
             self.ended[ending.name] = ending.outcome
 
     def view(self, queue):

@@ -31,6 +31,7 @@ class Judgement:
 
     verdict: Verdict
     text: str = ""
+    unseen: bool = False  # waits for a name that does nothing yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Tally:
     bad: int
     pending: tuple[str, State | None] | None  # the first that has not ended, and what it does
     worst: tuple[str, State] | None  # the first that ended badly
+    unseen: bool = False  # one at least has never been seen
 
     @property
     def is_finished(self) -> bool:
@@ -132,6 +134,7 @@ class Names:
     def _count(self, name: str) -> Tally:
         members = self.members(name)
         finished = bad = 0
+        unseen = False
         pending: tuple[str, State | None] | None = None
         worst: tuple[str, State] | None = None
         for member in members:
@@ -143,7 +146,8 @@ class Names:
                 worst = worst or (member, state)
             else:
                 pending = pending or (member, state)
-        return Tally(name, len(members), finished, bad, pending, worst)
+                unseen = unseen or state is None
+        return Tally(name, len(members), finished, bad, pending, worst, unseen)
 
 
 def judge(job: Waiting, names: Names) -> Judgement:
@@ -152,15 +156,17 @@ def judge(job: Waiting, names: Names) -> Judgement:
     if depends is None:
         return Judgement(Verdict.SATISFIED)
     must = depends.all if depends.each is None else (*depends.all, twin(job, depends))
-    found = [
-        clause([names.tally(name) for name in listed])
-        for clause, listed in ((_all, must), (_any, depends.any), (_ended, depends.ended), (_failed, depends.failed))
-        if listed
-    ]
+    found = []
+    unseen = False
+    for clause, listed in ((_all, must), (_any, depends.any), (_ended, depends.ended), (_failed, depends.failed)):
+        if listed:
+            tallies = [names.tally(name) for name in listed]
+            found.append(clause(tallies))
+            unseen = unseen or any(tally.unseen for tally in tallies)
     for verdict in (Verdict.IMPOSSIBLE, Verdict.NOT_YET):
         for judgement in found:
             if judgement.verdict is verdict:
-                return judgement
+                return Judgement(verdict, judgement.text, unseen)
     return Judgement(Verdict.SATISFIED)
 
 
@@ -213,12 +219,12 @@ def _ended_as(name: str, outcome: State) -> str:
 class Watch:
     """Which waiting jobs are to be judged again because something that they depend on has changed."""
 
-    __slots__ = ("_by_name", "_jobs", "_ran", "doomed", "doubtful")
+    __slots__ = ("_by_name", "_jobs", "_seen", "doomed", "doubtful")
 
     def __init__(self) -> None:
         self._by_name: dict[str, set[str]] = {}
         self._jobs: set[str] = set()
-        self._ran: Set[str] = frozenset()
+        self._seen: Set[str] = frozenset()
         self.doubtful: set[str] = set()  # jobs not judged since something changed
         self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
 
@@ -267,9 +273,12 @@ class Watch:
         """Judge everybody again."""
         self.doubtful |= self._jobs
 
-    def runs(self, running: Set[str]) -> None:
-        """Take note of what runs now: whoever depends on a name that came or went is judged again."""
-        if self._by_name and running != self._ran:
-            for name in running ^ self._ran:
-                self.changed(name)
-        self._ran = running
+    def sees(self, running: Set[str], held: Set[str]) -> None:
+        """Take note of what runs and is held now: whoever depends on a name that came or went is judged again."""
+        if not self._by_name:
+            self._seen = frozenset()
+            return
+        seen = running | held
+        for name in seen ^ self._seen:
+            self.changed(name)
+        self._seen = seen

@@ -140,7 +140,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     queue = view.queue
     queue.ripen(now_ns)
     running = {run.name for run in view.running}
-    queue.watch.runs(running)
+    queue.watch.sees(running, view.held.keys())
     names = Names(queue, view.held, running, view.ended.get, view.arrays)
     settle(queue, view.held, names, now_ns, paused=view.paused)
     limits = shared_limits(queue.shapes, view.running)

@@ -71,9 +71,9 @@ def shape_key(job: Waiting) -> ShapeKey:
 class WaitingQueue(Mapping[str, Waiting]):
     """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
 
-    `put` and `remove` tell the index that a name has come, changed or gone. That a name has started, stopped
-    running or ended is told by the view. Of any other change of what a name is doing (a record in `done/` that
-    appears or goes, a held job that goes) the owner tells by `changed`.
+    `put` and `remove` tell the index that a name has come, changed or gone; what runs, is held, or was unseen and
+    has ended, it finds in the view. Of any other change of what a name is doing (another outcome of one that has ended
+    already) the owner tells by `changed`.
     """
 
     def __init__(self, jobs: Iterable[Waiting] = ()) -> None:

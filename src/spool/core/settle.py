@@ -36,7 +36,8 @@ def settle(queue: WaitingQueue, held: Mapping[str, Waiting], names: Names, now_n
         job = queue.get(name) or held.get(name)
         if job is None or job.spec.depends_on is None:
             continue
-        verdict = judge(job, names).verdict
+        judgement = judge(job, names)
+        verdict = judgement.verdict
         if verdict is Verdict.SATISFIED:
             if waits:
                 watch.doomed.discard(name)
@@ -46,6 +47,8 @@ def settle(queue: WaitingQueue, held: Mapping[str, Waiting], names: Names, now_n
             satisfied.pop(name, None)
             queue.close_dependency(name)
             watch.doomed.discard(name)
+            if judgement.unseen:
+                watch.doubtful.add(name)  # its outcome may become known without another sign
         if verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
             if waits:
                 watch.doomed.add(name)  # to be found again, as long as nobody has ended it
