@@ -46,6 +46,19 @@ def test_a_gate_opens_at_its_very_instant():
     assert started(plan(job("j", start_after_ns=NOW + 1))) == []
 
 
+def test_all_instants_must_have_come():
+    """Of a beginning, a delay and a retry, the last counts, and the one that is still to come is told."""
+    both = job("j", start_after_ns=at("13:00"), start_delay_ns=5400 * S, not_before_ns=at("14:00"))
+    found = plan(both)
+    assert [str(each) for each in found.all_noes("j")] == ["begins at 13:30", "retry in 2 h 00 m"]
+    assert found.next_at_ns == at("14:00")
+    assert started(plan(both, now=at("13:59"))) == []
+    assert started(plan(both, now=at("14:00"))) == ["j"]
+    later_begin = job("j", start_after_ns=at("15:00"), start_delay_ns=60 * S, not_before_ns=at("14:00"))
+    assert started(plan(later_begin, now=at("14:59"))) == []
+    assert why(plan(later_begin, now=at("14:59")), "j") == "begins at 15:00"
+
+
 def test_a_clock_that_was_set_back_closes_a_gate_again():
     """A job whose instant had come waits again when the clock says that it has not come."""
     seen = view(job("j", start_after_ns=NOW))
@@ -63,6 +76,12 @@ def test_the_plan_says_when_to_look_again():
     full = {"running": [run("r", cpus=4)]}
     assert plan(timed, **full).next_at_ns == NOW + 5 * S + 1
     assert plan(timed, paused=True, **full).next_at_ns is None
+    guessed = Policy(starvation_after_ns=0)
+    big = job("big", cpus=4, waited=60)
+    held_back = plan(big, job("small", cpus=1, waited=5), running=[run("r", cpus=2)], policy=guessed)
+    assert (held_back.next_at_ns, held_back.protected) == (NOW + 60 * S, "big")
+    limited = [run("r", cpus=2, time_limit_ns=HOUR)]
+    assert plan(big, job("small", cpus=1, waited=5), running=limited, policy=guessed).next_at_ns is None
     starving = plan(job("big", cpus=4, waited=60), job("small", cpus=1, waited=5), running=[run("r", cpus=2)])
     assert starving.next_at_ns == NOW + 1740 * S
 

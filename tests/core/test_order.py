@@ -40,6 +40,7 @@ def test_who_has_used_nothing_has_the_full_share():
     """The factor is 2^-level, and 1 for whoever has used nothing."""
     found = shares({"a": 300.0, "b": 100.0, "c": 0.0}, (), NOW, Policy())
     assert found == {"a": int(2**-1.5 * FULL_SHARE), "b": int(2**-0.5 * FULL_SHARE)}
+    assert shares(dict.fromkeys("abc", 7.0), (), NOW, Policy()) == dict.fromkeys("abc", FULL_SHARE // 2)
 
 
 def test_what_runs_now_counts_as_used():
@@ -58,6 +59,8 @@ def test_projects_share_where_so_configured():
     a = job("a", user="x", project="vision", waited=9)
     assert first(a, job("b", user="x", project="speech"), usage=used, policy=policy) == "b"
     assert first(a, job("c", user="y"), usage=used, policy=policy) == "c"  # no project has used nothing
+    assert first(a, job("c", user="y"), usage={"": 100.0, "vision": 1.0}, policy=policy) == "a"
+    assert first(job("p", user="x", project="p", waited=9), job("q", user="z"), usage={"x": 9.0}) == "q"
 
 
 def test_the_short_go_first():

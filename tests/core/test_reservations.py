@@ -237,8 +237,15 @@ def test_what_does_not_conflict_is_possible_at_every_moment(drawn):
             accepted.append(new)
 
 
-KEPT = st.lists(st.tuples(st.integers(-3, 5), st.integers(1, 6), st.sampled_from(["alice", "bob"]), st.integers(1, 2)),
-                max_size=3)  # fmt: skip
+KEPT = st.lists(
+    st.tuples(
+        st.integers(-3, 5),
+        st.integers(1, 6),
+        st.sampled_from(["alice", "bob"]),
+        st.one_of(st.integers(1, 2), st.sets(st.integers(0, 3), min_size=1, max_size=2)),
+    ),
+    max_size=3,
+)
 ASKED = st.lists(
     st.tuples(st.sampled_from(["alice", "bob", "eve"]), st.integers(1, 3), st.sampled_from([None, 1, 2, 5])), max_size=6
 )
@@ -249,8 +256,9 @@ ASKED = st.lists(
 def test_a_reservation_finds_its_gpus_free(kept, asked):
     """At the beginning of every reservation, limits being kept, its GPUs are free of others' jobs started before."""
     reservations: list[Reservation] = []
-    for number, (start, length, user, count) in enumerate(kept):
-        new = Reservation(f"r{number}", user, None, NOW + start * HOUR, NOW + (start + length) * HOUR, count)
+    for number, (start, length, user, what) in enumerate(kept):
+        count, indices = (what, ()) if isinstance(what, int) else (None, tuple(sorted(what)))
+        new = Reservation(f"r{number}", user, None, NOW + start * HOUR, NOW + (start + length) * HOUR, count, indices)
         if conflict(new, reservations, 4) is None:
             reservations.append(new)
     jobs = [
@@ -262,15 +270,16 @@ def test_a_reservation_finds_its_gpus_free(kept, asked):
     for moment in {NOW, *(each.start_at_ns for each in reservations if each.start_at_ns > NOW)}:
         active = [each for each in reservations if is_active(each, moment)]
         there = [
-            (by_name[start.name].user, len(start.grant.gpu_uuids))
+            (by_name[start.name].user, set(start.grant.gpu_indices))
             for start in found.starts
             if (limit := by_name[start.name].spec.time_limit_ns) is None or NOW + limit > moment
         ]
         for holder in {each.user for each in active}:
-            count = sum(each.gpu_count for each in active if each.user == holder)
-            others = sum(number for user, number in there if user != holder)
-            if others:
-                assert others <= 4 - count
+            count = sum(each.gpu_count or 0 for each in active if each.user == holder)
+            indices = {index for each in active if each.user == holder for index in each.gpu_indices}
+            others = set().union(*(taken for user, taken in there if user != holder))
+            assert not others & indices
+            assert not others or len(others) <= 4 - count - len(indices)
 
 
 def test_gpus_are_gpus_of_the_machine():

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
-from itertools import chain
 
-from spool.core.backfill import Expectation, expect
+from spool.core.backfill import Expectation, Protection, expect
 from spool.core.cycles import Cycles
 from spool.core.dependencies import Names, Verdict, judge
-from spool.core.model import Grant, Machine, Policy, Reservation, Running, State, Waiting
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Running, State, Waiting
 from spool.core.placement import Placed, Placement
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import shared_limits
@@ -23,6 +22,9 @@ from spool.core.reasons import Reason
 from spool.core.resources import Room
 from spool.core.rules import Rules
 from spool.core.settle import settle
+
+_GUESS_NS = 60 * SECOND_NS
+"""How often what is held back is looked at again while a guess that grows with time holds it (runs without a limit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     placed = Placed() if view.paused else Placement(queue, rules, view.usage, view.protected).run()
     if view.paused:
         placed.protected = view.protected
-    return Plan(view, rules, names, placed, _next_at_ns(view, now_ns, policy, placed))
+    return Plan(view, rules, names, placed, _next_at_ns(view, rules, placed))
 
 
 def _with_dependencies(view: View) -> Iterator[Waiting]:
@@ -157,10 +159,13 @@ def _with_dependencies(view: View) -> Iterator[Waiting]:
     yield from (job for job in view.held.values() if job.spec.depends_on is not None)
 
 
-def _next_at_ns(view: View, now_ns: int, policy: Policy, placed: Placed) -> int | None:
+def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:
     if view.paused or not view.queue:
         return None
+    now_ns, policy = rules.now_ns, rules.policy
     times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.starves_at_ns]
     for each in view.reservations:
         times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
-    return min(chain(at for at in times if at is not None and at > now_ns), default=None)
+    if isinstance(rules.protection, Protection) and any(run.spec.time_limit_ns is None for run in view.running):
+        times.append(now_ns + _GUESS_NS)
+    return min((at for at in times if at is not None and at > now_ns), default=None)
