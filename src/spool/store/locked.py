@@ -71,6 +71,10 @@ class LockedSpool(Spool):
             self.disk.discard(running)
             return False
         self.disk.discard(queued)
+        if same_file(running, self.layout.job_file(layout.HELD, name)):
+            # Somebody holds it at this moment, or was cut off in the middle of that.
+            self.disk.discard(running)
+            return False
         return True
 
     def withdraw(self, name: str, run: int) -> None:
