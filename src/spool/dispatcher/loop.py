@@ -280,7 +280,12 @@ class Dispatcher:
                 lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
         lines.extend(
             journal.Started(
-                live.name, live.run, self.prober.boot_id(), live.inode, live.wait.arrived_at_ns, live.started_at_ns
+                live.name,
+                live.run,
+                live.boot_id or self.prober.boot_id(),
+                live.inode,
+                live.wait.arrived_at_ns,
+                live.started_at_ns,
             )
             for live in self.table.live.values()
         )

@@ -44,6 +44,7 @@ def recall(lines: list[journal.Line]) -> Memory:
         match line:
             case journal.Waits():
                 memory.waits[line.job] = line
+                memory.closed.pop(line.job, None)  # the same file may have been queued again
             case journal.Left():
                 memory.waits.pop(line.job, None)
             case journal.Started():
@@ -93,7 +94,7 @@ class Recovery:
     def unfinished_moves(self, memory: Memory) -> None:
         """File away what had ended for good before a power cut that took the move back."""
         for name, started in memory.closed.items():
-            if started.boot_id != self._prober.boot_id() and self._spool.holds(started.inode, name, QUEUED):
+            if self._taken_back(name, started):
                 log.warning("job %s had ended before the power cut; its file goes to done/", name)
                 self._spool.file_away(name, QUEUED, None)
 
@@ -104,7 +105,10 @@ class Recovery:
         remembered = max((run for job, run in memory.open if job == name), default=None)
         if remembered is not None:
             started = memory.open[name, remembered]
-            if remembered not in spool.runs(name):
+            if self._taken_back(name, started):
+                # The claim is made again, so that the end finds the file in its place.
+                spool.put_forward(name)
+            if spool.grant(name, remembered) is None:
                 self._restore_metadir(name, remembered, started)
             return self._adopt(name, remembered, started)
         run = spool.latest_run(name)
@@ -119,23 +123,32 @@ class Recovery:
             log.warning("job %s lay in running/ without a run; it is queued", name)
         return None
 
+    def _taken_back(self, name: str, started: journal.Started) -> bool:
+        """Whether a power cut took back the claim of a started job: nobody has touched its file in `queued/` since."""
+        if started.boot_id == self._prober.boot_id():
+            return False
+        return self._spool.untouched(started.inode, name, QUEUED, started.at_ns)
+
     def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
         """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
         spool = self._spool
-        text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
+        series = self._series(name, started.arrived_at_ns, before=run)
         record = GrantRecord(
             job=name,
             run=run,
+            attempt=series.attempt,
+            requeues=series.requeues,
             submitted_at_ns=started.arrived_at_ns,
             granted_at_ns=started.at_ns,
             boot_id=started.boot_id,
             inode=started.inode,
         )
+        if run in spool.runs(name):
+            spool.put_record(name, run, layout.GRANT, records.render_grant(record))
+            return
+        text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
         spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record)})
-        if spool.holds(started.inode, name, QUEUED):
-            # The claim was taken back with the rest: it is made again, so that the end finds the file in its place.
-            spool.put_forward(name)
 
     def _adopt(self, name: str, run: int, started: journal.Started | None) -> Live:
         spool = self._spool
@@ -164,22 +177,23 @@ class Recovery:
             executor=record.executor,
             view=Running(name, run, user, spec, record.grant, at_ns, record.attempt),
             jid=jid,
+            boot_id=record.boot_id,
             stop=spool.stop(name, run),
             adopted=True,
         )
 
-    def _series(self, name: str, arrived_at_ns: int) -> Series:
-        """Return how far the submission that waits has come: its newest result says so if it is of the same one."""
-        result = self._newest_result(name)
+    def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Series:
+        """Return how far a submission has come: its newest result, *before* a run, says so if it is of the same one."""
+        result = self._newest_result(name, before)
         if result is None or result.again is None or result.submitted_at_ns != arrived_at_ns:
             return FRESH
         stop = self._spool.stop(name, result.run)
         return series_after(result, stop.kind if stop is not None else None)
 
-    def _newest_result(self, name: str) -> Result | None:
-        """Return how the newest run of a waiting job ended; one that was prepared and never claimed is taken back."""
+    def _newest_result(self, name: str, before: int | None) -> Result | None:
+        """Return how the newest run of a job ended; one that was prepared and never claimed is taken back."""
         spool = self._spool
-        for run in reversed(spool.runs(name)):
+        for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
             result = spool.result(name, run)
             if result is not None:
                 return result

@@ -71,6 +71,7 @@ class Live:
     pid: int | None = None  # our own child
     pidfd: int | None = None  # of an adopted wrapper
     jid: Jid | None = None
+    boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/

@@ -63,6 +63,14 @@ class Spool:
                 return True
         return False
 
+    def untouched(self, inode: int, name: str, place: str, since_ns: int) -> bool:
+        """Whether the file of that inode lies under job *name* in *place* and was last moved or changed before."""
+        try:
+            status = os.lstat(self.layout.job_file(place, name))
+        except OSError:
+            return False
+        return status.st_ino == inode and status.st_ctime_ns <= since_ns
+
     def job_text(self, place: str, name: str) -> bytes | None:
         """Return the bytes of a job file, None if it is not there."""
         return read_bytes(self.layout.job_file(place, name))
