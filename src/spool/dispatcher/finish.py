@@ -131,10 +131,14 @@ class Finisher:
             if proof.outcome is None:
                 continue
             recorded = self._spool.result(live.name, live.run) if live.adopted else None
-            result = recorded or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
+            known = recorded
+            if live.adopted and recorded is None:
+                # A power cut may have emptied the result and spared the line of the history, which is synced.
+                known = self._spool.account_of(live.name, live.run, live.started_at_ns)
+            result = known or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
             if recorded is None:
                 self._write(live, result)
-            if recorded is None or not self._spool.accounted(result):
+            if known is None or (recorded is not None and not self._spool.accounted(result)):
                 lines.append(ends.render_history(result))
             live.result = result
             results.append((live, result))
@@ -164,6 +168,7 @@ class Finisher:
         self.lines.append(journal.Over(name, live.run, final))
         live.final = final
         if final:
+            job.series = FRESH if job.queued is None or job.queued.inode == live.inode else job.series
             self._outcome(name, result.outcome)
         self._table.end_run(live)
         job.live = None

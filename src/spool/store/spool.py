@@ -176,17 +176,21 @@ class Spool:
         return prove(self.evidence(name, run, prober))
 
     def accounted(self, result: Result) -> bool:
-        """Whether the history has the line of *result* already. Looks back as far as such a line could be."""
+        """Whether the history has the line of *result* already."""
+        return self.account_of(result.job, result.run, result.ended_at_ns) is not None
+
+    def account_of(self, job: str, run: int, since_ns: int | None) -> Result | None:
+        """Return what the history says of a run that ended after *since_ns*. Looks no further back than that."""
         for line in history_lines(self.root):
             try:
                 known = ends.parse_history_line(line)
             except InvalidRecord:
                 continue
-            if (known.job, known.run) == (result.job, result.run):
-                return True
-            if (known.ended_at_ns or 0) < (result.ended_at_ns or 0) - _HISTORY_SLACK_NS:
-                return False
-        return False
+            if (known.job, known.run) == (job, run):
+                return known
+            if (known.ended_at_ns or 0) < (since_ns or 0) - _HISTORY_SLACK_NS:
+                return None
+        return None
 
     # The dispatcher.
 
