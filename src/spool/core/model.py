@@ -165,6 +165,7 @@ class Spec:
     group_limit: int | None = None
     array: ArraySpec | None = None
     matrix: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rows: tuple[tuple[tuple[str, str], ...], ...] = ()
     max_running: int | None = None
     task: ArrayTask | None = None
     retry: Retry = Retry()
@@ -178,6 +179,11 @@ class Spec:
     tags: tuple[str, ...] = ()
     comment: str | None = None
     notify: Notify | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the file stands for many jobs: it is expanded, never started itself."""
+        return self.array is not None or bool(self.matrix) or bool(self.rows)
 
 
 @dataclass(frozen=True, slots=True)

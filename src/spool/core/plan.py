@@ -7,7 +7,7 @@ it, and the simulator runs on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 
@@ -33,8 +33,9 @@ class View:
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
     names in `queue.watch.names()`, those that held jobs depend on, and the tasks of the arrays among them. `arrays`
-    gives the tasks of each expanded array. `usage` is what `order.UsageLedger.at` returns. `protected` is that of the
-    plan before, so that a job keeps the room that was left for it; None does no harm.
+    gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `usage` is what
+    `order.UsageLedger.at` returns. `protected` is that of the plan before, so that a job keeps the room that was left
+    for it; None does no harm.
     """
 
     machine: Machine
@@ -43,6 +44,7 @@ class View:
     running: tuple[Running, ...] = ()
     ended: Mapping[str, State] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_arrays: Set[str] = frozenset()
     reservations: tuple[Reservation, ...] = ()
     usage: Mapping[str, float] = field(default_factory=dict)
     paused: bool = False
@@ -144,8 +146,8 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     running = {run.name for run in view.running}
     queue.watch.sees(running, view.held.keys())
     names = Names(queue, view.held, running, view.ended.get, view.arrays)
-    settle(queue, view.held, names, now_ns, paused=view.paused)
-    limits = shared_limits(queue.shapes, view.running)
+    settle(queue, view.held, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    limits = shared_limits(queue.shapes, view.running, view.held_arrays)
     room = Room(view.machine, policy, limits, view.reservations, now_ns, view.running, view.zone)
     rules = Rules(queue, room, names, running, paused=view.paused, zone=view.zone)
     placed = Placed() if view.paused else Placement(queue, rules, view.usage, view.protected).run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, fields
 
 from spool.core.model import Limits, Policy, Running, Waiting
@@ -109,9 +109,12 @@ class SharedLimits:
 
     groups: Mapping[str, int]
     arrays: Mapping[str, int]
+    held: Set[str] = frozenset()  # arrays of which nothing starts
 
 
-def shared_limits(shapes: Iterable[Shape], running: Iterable[Running]) -> SharedLimits:
+def shared_limits(
+    shapes: Iterable[Shape], running: Iterable[Running], held_arrays: Set[str] = frozenset()
+) -> SharedLimits:
     """Return the limits of every group and array that has a member which states one."""
     groups: dict[str, int] = {}
     arrays: dict[str, int] = {}
@@ -127,7 +130,7 @@ def shared_limits(shapes: Iterable[Shape], running: Iterable[Running]) -> Shared
             _lower(groups, spec.group, spec.group_limit)
         if spec.task is not None and spec.task.max_running is not None:
             _lower(arrays, spec.task.array, spec.task.max_running)
-    return SharedLimits(groups, arrays)
+    return SharedLimits(groups, arrays, held_arrays)
 
 
 def _lower(limits: dict[str, int], name: str, limit: int) -> None:

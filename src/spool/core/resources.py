@@ -104,8 +104,12 @@ class Room:
     def array(self, job: Waiting) -> Reason | None:
         """At most so many tasks of an array run at once."""
         task = job.spec.task
-        limit = None if task is None else self.limits.arrays.get(task.array)
-        if task is None or limit is None:
+        if task is None:
+            return None
+        if task.array in self.limits.held:
+            return Reason("held", f"array {task.array} is held")
+        limit = self.limits.arrays.get(task.array)
+        if limit is None:
             return None
         running = self.tally.arrays.get(task.array, 0)
         return None if running < limit else Reason("array", f"array limit: {running} of {limit} run")

@@ -74,7 +74,9 @@ class Rules:
         if self._paused:
             yield Reason("paused", "spool paused")
         deadline = deadline_ns(job)
-        if deadline is not None and now_ns > deadline and not self._paused:
+        task = job.spec.task
+        stands = self._paused or (task is not None and task.array in self.room.limits.held)
+        if deadline is not None and now_ns > deadline and not stands:
             allowed = show_duration(job.spec.scheduling_timeout_ns or 0)
             waited = show_duration(waited_ns(job, now_ns))
             yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, allowed are {allowed}")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from spool.core.dependencies import Names, Verdict, judge, referred, units
 from spool.core.model import State, Waiting
 from spool.core.queue import WaitingQueue
 
 
-def settle(queue: WaitingQueue, held: Mapping[str, Waiting], names: Names, now_ns: int, *, paused: bool) -> list[str]:
+def settle(
+    queue: WaitingQueue,
+    held: Mapping[str, Waiting],
+    names: Names,
+    now_ns: int,
+    *,
+    paused: bool,
+    held_arrays: Set[str] = frozenset(),
+) -> list[str]:
     """Note in *names* every job that ends now, file the others by what their dependencies come to, return who ends.
 
     A job that ends takes with it those that depend on it, held ones too, and so on down the chain.
     """
     ending = [] if paused else queue.overdue(now_ns)
+    if held_arrays:
+        ending = [name for name in ending if not _is_held(queue[name], held_arrays)]
     for name in ending:
         names.end(name, State.UNSCHEDULABLE)
     held_watch = _held_watch(held)
@@ -57,6 +67,10 @@ def settle(queue: WaitingQueue, held: Mapping[str, Waiting], names: Names, now_n
             todo += _dependents(name, queue, held_watch)
     queue.open_dependency(satisfied)
     return ending
+
+
+def _is_held(job: Waiting, held_arrays: Set[str]) -> bool:
+    return job.spec.task is not None and job.spec.task.array in held_arrays
 
 
 def _held_watch(held: Mapping[str, Waiting]) -> dict[str, list[str]]:

@@ -1,0 +1,116 @@
+"""Many jobs in one file: which tasks there are, and what each of them puts in the place of `{key}`.
+
+Nothing here knows what a job file looks like; `formats.tasks` makes the text of each task from it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from spool.core.model import ArraySpec, ArrayTask, Spec
+
+INDEX = "index"
+"""`{index}` is the task's index: the number at the end of its name, and `SPOOL_ARRAY_INDEX`."""
+
+ARRAY = "array"
+"""`{array}`, where `array` stands beside a matrix or rows: the task's index among those of `array` alone."""
+
+
+class Tasks:
+    """The tasks of one array, by position. Counting and naming them costs nothing of what their number is.
+
+    With `array` alone a task's index is that of the array; else the tasks are numbered from 0. Of a product the last
+    key of the matrix varies fastest, and the indices of an `array` beside it slowest.
+    """
+
+    __slots__ = ("_array", "_matrix", "_rows", "count", "keys", "max_running", "name")
+
+    def __init__(self, name: str, spec: Spec) -> None:
+        self.name = name
+        self._array: ArraySpec | None = spec.array
+        self._matrix = spec.matrix
+        self._rows = spec.rows
+        alone = not self._matrix and not self._rows
+        indices = 1 if self._array is None else len(self._array.indices)
+        self.count = (
+            indices * (len(self._rows) or 1) * math.prod(len(choices) for _, choices in self._matrix)
+            if spec.is_array
+            else 0
+        )
+        keys = [INDEX] if alone or self._array is None else [INDEX, ARRAY]
+        keys += [key for key, _ in self._matrix]
+        keys += [key for key, _ in self._rows[0]] if self._rows else []
+        self.keys: tuple[str, ...] = tuple(keys)
+        self.max_running = spec.max_running
+        if self._array is not None and self._array.max_running is not None:
+            self.max_running = self._array.max_running
+
+    def index(self, position: int) -> int:
+        """Return the index of the task at *position*, from 0 to `count` - 1."""
+        if self._array is not None and not self._matrix and not self._rows:
+            return self._array.indices[position]
+        return position
+
+    def task_name(self, position: int) -> str:
+        """Return the name of the job that the task is."""
+        return f"{self.name}_{self.index(position)}"
+
+    def names(self) -> tuple[str, ...]:
+        """Return the name of every task, in order."""
+        indices: Iterable[int] = range(self.count)
+        if self._array is not None and not self._matrix and not self._rows:
+            indices = self._array.indices
+        return tuple([f"{self.name}_{index}" for index in indices])
+
+    def task(self, position: int) -> ArrayTask:
+        """Return what the task's file says of where it comes from."""
+        return ArrayTask(self.name, self.index(position), self.max_running)
+
+    def values(self, position: int) -> dict[str, str]:
+        """Return what stands for each of `keys` in the task at *position*."""
+        found = {INDEX: str(self.index(position))}
+        rest = position
+        for key, choices in reversed(self._matrix):
+            rest, at = divmod(rest, len(choices))
+            found[key] = choices[at]
+        if self._rows:
+            rest, at = divmod(rest, len(self._rows))
+            found.update(self._rows[at])
+        if ARRAY in self.keys and self._array is not None and (self._matrix or self._rows):
+            found[ARRAY] = str(self._array.indices[rest])
+        return found
+
+
+class Substitution:
+    """Replaces `{key}` for known keys. `{{key}}` is a literal `{key}`, and `${key}` is the shell's; both stay.
+
+    All other braces are none of our business: awk's, JSON's, `${HOME}`.
+    """
+
+    __slots__ = ("_find",)
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        known = "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
+        pattern = rf"\$\{{(?:{known})\}}|\{{\{{(?P<literal>{known})\}}\}}|\{{(?P<key>{known})\}}"
+        self._find = re.compile(pattern)
+
+    def touches(self, text: str) -> bool:
+        """Whether *text* has anything to replace."""
+        return self._find.search(text) is not None
+
+    def apply(self, text: str, values: Mapping[str, str]) -> str:
+        """Return *text* with every known key replaced. What is put in is not looked at again."""
+        return self._find.sub(self._replacer(values), text)
+
+    @staticmethod
+    def _replacer(values: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+        def replace(match: re.Match[str]) -> str:
+            key = match.group("key")
+            if key is not None:
+                return values[key]
+            literal = match.group("literal")
+            return match.group() if literal is None else f"{{{literal}}}"
+
+        return replace
