@@ -1,0 +1,61 @@
+"""What is done to a spool while its dispatcher is cut off: everything that a user can do, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crash.world import Session
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+
+Step = Callable[[Session], object]
+
+
+def _submit_some(session: Session) -> None:
+    users = session.users
+    users.submit("plain", "ok")
+    users.submit("tried", "fail until 3", "retry = { max = 2 }")
+    users.submit("tired", "fail", "retry = { max = 1 }")
+    users.submit("parked", "ok", place=HELD)
+    users.submit("huge", "ok", "cpus = 99")
+    users.submit("after", "ok", "depends_on = ['plain']")
+    users.submit("never", "ok", "depends_on = ['tired']")
+
+
+def _drop_a_second(session: Session) -> None:
+    session.users.submit("long", "ok # second")
+
+
+def _complain_and_mend(session: Session) -> None:
+    session.users.submit("wrong", "ok", "nonsense = 1")
+
+
+STEPS: list[Step] = [
+    _submit_some,
+    lambda s: s.users.submit("long", "hang"),
+    _drop_a_second,
+    lambda s: s.users.cancel("long"),
+    lambda s: s.users.submit("twice", "hang until 2"),
+    lambda s: s.users.move("twice", RUNNING, QUEUED),
+    lambda s: s.users.submit("stopped", "hang until 2"),
+    lambda s: s.users.move("stopped", RUNNING, HELD),
+    lambda s: s.users.move("stopped", HELD, QUEUED),
+    lambda s: s.users.move("parked", HELD, QUEUED),
+    lambda s: s.users.move("huge", QUEUED, DONE),
+    lambda s: s.users.submit("killed", "hang until 2"),
+    lambda s: s.world.kill("killed"),
+    lambda s: s.users.submit("gone", "hang", "requeue = false"),
+    lambda s: s.world.kill("gone"),
+    lambda s: s.users.move("plain", DONE, QUEUED),
+    _complain_and_mend,
+    lambda s: s.users.submit("wrong", "ok"),
+]
+
+
+def play(session: Session, steps: list[Step] = STEPS) -> None:
+    """Perform the steps, each once the last one has come to its end, and leave without a dispatcher."""
+    for step in steps:
+        step(session)
+        session.settle()
+    session.end()
+    session.settle()  # a last dispatcher: it has nothing to do but to clean up
+    session.end()

@@ -1,0 +1,370 @@
+"""A dispatcher without a machine beneath it: processes, boots and time are made up, the spool on the disk is real.
+
+What a run does is said by its command: `ok` exits with 0 and `fail` with 3; `hang` goes on until it is stopped;
+`fail until 3` and `hang until 2` do so until that attempt, or that start of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from spool.core import layout
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid, Machine, Result, Stop, StopKind
+from spool.dispatcher.loop import Dispatcher
+from spool.dispatcher.stop import Stopper
+from spool.dispatcher.table import Live
+from spool.executors.base import Launch, Started
+from spool.executors.process import ProcessExecutor
+from spool.formats import ends, jobfile, records
+from spool.formats.wrapper import Surroundings
+from spool.machine import identity
+from spool.store.disk import Disk
+from spool.store.locked import LockedSpool
+from spool.store.spool import Spool
+from spool.testing.faults import PowerCut
+
+HOST = identity.host()
+NAMESPACE = identity.pid_namespace()
+
+
+@dataclass
+class Process:
+    """One wrapper with its command."""
+
+    name: str
+    run: int
+    attempt: int
+    start: int  # the how-manieth of its job
+    command: str
+
+    @property
+    def code(self) -> int | None:
+        """What it exits with by itself, None if it goes on."""
+        word, _, until = self.command.split(" #")[0].partition(" until ")
+        reached = bool(until) and int(until) <= (self.attempt if word == "fail" else self.start)
+        if word == "ok" or reached:
+            return 0
+        return 3 if word == "fail" else None
+
+
+@dataclass
+class World:
+    """The machine: who lives, what was begun, which boot it is."""
+
+    root: Path
+    boot: str = "boot-1"
+    cpus: int = 2
+    alive: dict[int, Process] = field(default_factory=dict)
+    launched: list[Launch] = field(default_factory=list)  # wrappers that have not spoken yet
+    begun: list[tuple[str, int]] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)  # of each start: the job and its command
+    watchers: list[Callable[[str, str, bytes], None]] = field(default_factory=list)  # told of each write of a wrapper
+    _pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
+
+    # What the dispatcher is given in place of the machine.
+
+    name = "process"
+
+    def unavailable(self) -> str | None:
+        """Everything can be started."""
+        return None
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text says; nobody runs it."""
+        return ProcessExecutor().surroundings()
+
+    def start(self, launch: Launch) -> Started:
+        """Launch a wrapper, which speaks at the next tick."""
+        self.launched.append(launch)
+        return Started()
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        return self.boot
+
+    def liveness(self, jid: Jid) -> Liveness:
+        """Return what became of a process."""
+        if jid.host != HOST:
+            return Liveness.ELSEWHERE
+        if jid.boot_id != self.boot:
+            return Liveness.REBOOTED
+        return Liveness.ALIVE if jid.pid in self.alive else Liveness.GONE
+
+    # What happens on it.
+
+    def tick(self) -> bool:
+        """Let time pass: commands end, wrappers begin; return whether anything happened."""
+        happened = bool(self.launched)
+        for pid, process in list(self.alive.items()):
+            if process.code is not None:
+                self.exit(pid, process.code)
+                happened = True
+        launched, self.launched = self.launched, []
+        for launch in launched:
+            self._begin(launch)
+        return happened
+
+    def exit(self, pid: int, code: int) -> None:
+        """End a process as its wrapper would."""
+        process = self.alive.pop(pid)
+        self._write(f"{self.root}/jobs/{process.name}/{process.run}/{layout.RC}", records.render_rc(code))
+
+    def kill(self, name: str) -> None:
+        """End the processes of a job at once, wrapper and all."""
+        for pid in self.pids(name):
+            del self.alive[pid]
+
+    def reboot(self) -> None:
+        """Begin the next boot: nothing lives."""
+        self.boot = f"boot-{int(self.boot.split('-')[1]) + 1}"
+        self.alive.clear()
+        self.launched.clear()
+
+    def pids(self, name: str, run: int | None = None) -> list[int]:
+        """Return the processes of a job, or of one run of it."""
+        return [pid for pid, p in self.alive.items() if p.name == name and run in (None, p.run)]
+
+    def _begin(self, launch: Launch) -> None:
+        pid = next(self._pids)
+        jid = Jid(pid, 1, self.boot, NAMESPACE, HOST)
+        try:
+            self._write(f"{launch.metadir}/{layout.JID}", records.render_jid(jid))
+        except (FileExistsError, FileNotFoundError):
+            return
+        key = (launch.job, launch.run)
+        assert key not in self.begun, f"{key} was begun twice"
+        assert not self.pids(launch.job), f"{launch.job} runs twice at once"
+        assert len(self.alive) < self.cpus, "more runs than there are processors"
+        self.begun.append(key)
+        grant = records.parse_grant(Path(launch.metadir, layout.GRANT).read_bytes())
+        spec = jobfile.parse(Path(launch.metadir, layout.SPEC_COPY).read_bytes(), name=launch.job)
+        assert isinstance(spec.command, str)
+        self.texts.append((launch.job, spec.command))
+        start = Counter(name for name, _ in self.begun)[launch.job]
+        self.alive[pid] = Process(launch.job, launch.run, grant.attempt, start, spec.command)
+
+    def _write(self, path: str, data: bytes) -> None:
+        with open(path, "xb") as record:
+            record.write(data)
+        for watcher in self.watchers:
+            watcher("write", path, data)
+
+
+class Users:
+    """What people do to the files, as `cp`, `mv` and `rm` do it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.layout = layout.Layout(str(root))
+
+    def submit(self, name: str, command: str, *lines: str, place: str = QUEUED) -> None:
+        """Put a job file there, whole."""
+        staged = self.root / ".tmp" / f"user.{name}"
+        staged.write_text("\n".join([f'command = "{command}"', *lines, ""]))
+        os.rename(staged, self.path(place, name))
+
+    def path(self, place: str, name: str) -> Path:
+        """Return where a job file lies."""
+        return Path(self.layout.job_file(place, name))
+
+    def move(self, name: str, old: str, new: str) -> bool:
+        """Move a job file; False if it was not there."""
+        try:
+            os.rename(self.path(old, name), self.path(new, name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def cancel(self, name: str) -> None:
+        """Cancel a job that runs, as the command does it."""
+        spool = Spool(str(self.root))
+        run = spool.latest_run(name)
+        if run is not None:
+            stop = Stop(StopKind.CANCEL, "somebody", time.time_ns())
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                Disk(f"{self.root}/.tmp").publish(spool.layout.record(name, run, layout.STOP), records.render_stop(stop))
+        self.path(RUNNING, name).unlink(missing_ok=True)
+
+
+class _Stopper(Stopper):
+    """Ends what it is told to at once."""
+
+    world: World
+
+    def tick(self) -> list[Live]:
+        lives = [stopping.live for stopping in self._runs.values()]
+        for live in lives:
+            for pid in self.world.pids(live.name, live.run):
+                self.world.exit(pid, 143)
+        return lives
+
+
+def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
+    """Return a dispatcher of that world, not opened yet."""
+    spool = LockedSpool(str(world.root), disk)
+    try:
+        made = Dispatcher(spool)
+    except BaseException:
+        spool.release()
+        raise
+    made.prober = made.finisher._prober = made.ends.prober = world  # type: ignore[assignment]
+    made.starter._executors = {"process": world}
+    made.groups = made.starter._groups = None
+    made.stopper.__class__ = _Stopper
+    made.stopper.world = world  # type: ignore[attr-defined]
+    made.wakes.left_behind = lambda live: bool(world.pids(live.name, live.run))  # type: ignore[method-assign]
+    made.report.write = lambda *_, **__: None  # type: ignore[method-assign]
+    made.watch.start = lambda _: None  # type: ignore[method-assign]
+    made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign]
+    made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
+    return made
+
+
+def abandon(made: Dispatcher) -> None:
+    """Take away what a killed process would have lost: its descriptors and its lock. The disk stays as it is."""
+    made.watch.close()
+    made.wakes.close()
+    for fd in (made.logs._journal, made.logs._history):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    made.spool.release()
+
+
+class Session:
+    """Dispatchers of one world, one after the other; each may be cut off."""
+
+    def __init__(self, world: World, disks: Iterator[Disk] | None = None) -> None:
+        self.world = world
+        self.users = Users(world.root)
+        self._disks = disks if disks is not None else iter(())
+        self.now: Dispatcher | None = None
+        self.cuts = 0
+        self.errors: list[OSError] = []
+        self.after_cut: Callable[[], None] = lambda: None
+
+    def settle(self, patience: int = 400) -> None:
+        """Go on until nothing happens any more, with another dispatcher after each cut."""
+        self.turns(patience, until_quiet=True)
+
+    def turns(self, number: int, *, until_quiet: bool = False) -> None:
+        """Do so many passes."""
+        quiet = 0
+        for _ in range(number):
+            try:
+                happened = self._turn()
+            except PowerCut:
+                self.end()
+                self.cuts += 1
+                self.after_cut()
+                happened = True
+            except OSError as error:
+                self.errors.append(error)
+                self.end()
+                happened = True
+            happened = self.world.tick() or happened
+            quiet = 0 if happened else quiet + 1
+            if until_quiet and quiet >= 2:
+                return
+        if until_quiet:
+            raise AssertionError(f"it does not settle: {[p.name for p in self.world.alive.values()]}")
+
+    def end(self) -> None:
+        """Kill the dispatcher."""
+        if self.now is not None:
+            abandon(self.now)
+            self.now = None
+
+    def _turn(self) -> bool:
+        if self.now is None:
+            self.now = dispatcher(self.world, next(self._disks, None))
+            self.now.open()
+        now = self.now
+        for live in now.table.live.values():
+            now.ends.suspect(live)
+        now.sight.next_due_ns = 0
+        return now.turn()
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a spool has come to: of each job where its file lies, how often it was begun, and how its runs ended."""
+
+    places: dict[str, tuple[str, ...]]
+    starts: dict[str, int]
+    outcomes: dict[str, tuple[str, ...]]
+
+
+def history(root: Path) -> list[Result]:
+    """Return every line of the accounting."""
+    try:
+        return list(ends.read_history((root / layout.HISTORY).read_bytes()))
+    except FileNotFoundError:
+        return []
+
+
+def ends_of(world: World) -> Ends:
+    """Return what the spool has come to."""
+    names: dict[str, list[str]] = {}
+    for place in (QUEUED, HELD, RUNNING, DONE):
+        for path in sorted((world.root / place).glob("*.toml")):
+            names.setdefault(path.stem, []).append(place)
+    outcomes: dict[str, list[str]] = {}
+    for result in history(world.root):
+        words = f"{result.outcome} {result.attempt}.{result.requeues}" + (f" {result.again}" if result.again else "")
+        outcomes.setdefault(result.job, []).append(words)
+    starts = Counter(name for name, _ in world.begun)
+    return Ends(
+        {name: tuple(places) for name, places in sorted(names.items())},
+        dict(sorted(starts.items())),
+        {name: tuple(words) for name, words in sorted(outcomes.items())},
+    )
+
+
+def check(world: World) -> None:
+    """Assert what must hold of a spool in which everything has ended, whatever was cut off on the way."""
+    root = world.root
+    assert not world.alive
+    lines = Counter((result.job, result.run) for result in history(root))
+    assert all(count == 1 for count in lines.values()), f"more than one line of history: {lines}"
+    spool = Spool(str(root))
+    for key in world.begun:
+        assert key in lines, f"no line of history for {key}"
+    for name in spool.jobs_with_runs():
+        for run in spool.runs(name):
+            result = spool.result(name, run)
+            if result is not None:
+                assert lines[name, run] == 1, f"no line of history for {name} {run}: {result}"
+            elif spool.record(name, run, layout.JID) != records.VOID_JID:
+                # Published and never claimed: nothing was started, and nothing of it is said.
+                assert (name, run) not in lines
+                assert (name, run) not in world.begun
+    assert not list((root / RUNNING).glob("*.toml")), "files in running/ of which no run is alive"
+    assert not [name for name in os.listdir(root / layout.STAGING) if not name.startswith("user.")]
+
+
+@contextlib.contextmanager
+def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Give a world with an empty spool at *root*; its boot is the one that the program sees."""
+    root.mkdir(mode=0o700)
+    for name in layout.DIRECTORIES:
+        (root / name).mkdir(mode=0o700)
+    (root / layout.CONFIG).write_text('disk_floor = "0M"\n')
+    world = World(root)
+    monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
+    # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    # What a sync is worth, no test of one process can see; what it costs, every one can.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    yield world
