@@ -29,7 +29,8 @@ class LockedSpool(Spool):
         super().__init__(root)
         self._lock: UnixFileLock | None = hold(self.layout.at(layout.LOCK), wait_s)
         self.disk = disk if disk is not None else Disk(self.layout.at(layout.STAGING))
-        self._last_runs = self._read_last_runs()
+        self._last_runs: dict[str, int] = {}
+        self._last_runs_seen: tuple[int, int] | None = None
         self._staged = 0
 
     def release(self) -> None:
@@ -42,9 +43,9 @@ class LockedSpool(Spool):
 
     def next_run(self, name: str) -> int:
         """Return the number of the next run of job *name*, and see to it that its directory exists."""
-        if self.disk.ensure_directory(self.layout.runs(name)):
-            return self._last_runs.get(name, 0) + 1
-        return max(self.runs(name), default=self._last_runs.get(name, 0)) + 1
+        new = self.disk.ensure_directory(self.layout.runs(name))
+        runs = [] if new else self.runs(name)
+        return (runs[-1] if runs else self._last_removed_run(name)) + 1
 
     def publish_metadir(self, name: str, run: int, files: dict[str, bytes]) -> None:
         """Step 1: make the metadir of a run appear whole, by one rename."""
@@ -195,12 +196,22 @@ class LockedSpool(Spool):
 
     # Numbers that outlive the metadirs that `spool gc` removed.
 
-    def _read_last_runs(self) -> dict[str, int]:
-        data = read_bytes(self.layout.at(layout.LAST_RUNS), 1 << 28)
+    def _last_removed_run(self, name: str) -> int:
+        """Return the highest run of *name* that was removed, 0 if none was. `spool gc` may work while we live."""
+        path = self.layout.at(layout.LAST_RUNS)
         try:
-            return msgspec.json.decode(data, type=dict[str, int]) if data else {}
-        except msgspec.DecodeError:
-            return {}
+            status = os.stat(path)
+        except OSError:
+            return 0
+        seen = (status.st_ino, status.st_mtime_ns)
+        if seen != self._last_runs_seen:
+            data = read_bytes(path, 1 << 28)
+            try:
+                self._last_runs = msgspec.json.decode(data, type=dict[str, int]) if data else {}
+            except msgspec.DecodeError:
+                self._last_runs = {}
+            self._last_runs_seen = seen
+        return self._last_runs.get(name, 0)
 
 
 def same_file(one: str, other: str) -> bool:
