@@ -216,6 +216,14 @@ def test_an_unschedulable_job_takes_its_dependents_with_it():
     assert started(found) == ["after"]
 
 
+def test_a_timeout_in_a_later_pass_takes_its_dependents_with_it():
+    """Jobs that depend on one whose time is over are judged again in the pass that ends it."""
+    seen = view(job("a", cpus=9, scheduling_timeout_ns=S), job("b", depends_on="a"), held=[job("h", depends_on="a")])
+    assert names_ended(decide(seen, NOW, Policy())) == {}
+    later_on = decide(seen, NOW + 2 * S, Policy())
+    assert names_ended(later_on) == {"a": "unschedulable", "b": "cancelled", "h": "cancelled"}
+
+
 def test_nothing_is_forgotten_until_it_is_done():
     """A plan that nobody performed is made again."""
     seen = view(job("b", depends_on="a"), job("c", depends_on="b"), ended={"a": X})
@@ -225,12 +233,25 @@ def test_nothing_is_forgotten_until_it_is_done():
 
 def test_a_dependency_that_waits_again_closes_the_gate():
     """A job whose dependency had finished waits again when that is queued again before it starts."""
-    seen = view(job("j", depends_on="a", cpus=4), ended={"a": F}, running=[run("r")])
-    assert why(decide(seen, NOW, Policy()), "j").startswith("cpus")
-    seen.queue.put(job("a", cpus=3))
-    assert why(decide(seen, NOW, Policy()), "j") == "dependency: a is queued (0 of 1 done)"
+    seen = view(job("j", depends_on="a"), ended={"a": F})
+    assert started(decide(seen, NOW, Policy())) == ["j"]
+    seen.queue.put(job("a", cpus=9))
+    waits = decide(seen, NOW, Policy())
+    assert (started(waits), why(waits, "j")) == ([], "dependency: a is queued (0 of 1 done)")
     seen.queue.remove("a")
-    assert why(decide(seen, NOW, Policy()), "j").startswith("cpus")
+    assert started(decide(seen, NOW, Policy())) == ["j"]
+
+
+def test_a_job_that_is_put_is_seen_by_those_that_wait_for_its_end():
+    """A queue that finds the outcome of a job it held back judges again whoever waits for it."""
+    seen = view(job("j", depends_on="a", cancel_on_dependency_failure=False), ended={"a": X})
+    assert decide(seen, NOW, Policy()).reason("j").text == "dependency: a ended as failed"
+    seen.queue.put(job("a", cpus=9))
+    decide(seen, NOW, Policy())
+    seen.queue.put(job("a", cpus=8))
+    seen.queue.remove("a")
+    seen.ended["a"] = F
+    assert started(decide(seen, NOW, Policy())) == ["j"]
 
 
 def circle(*edges: str, **values):

@@ -69,6 +69,33 @@ def test_shares_add_up_to_no_more_than_the_card():
     assert started(plan(share("k", 80), on=box)) == ["k"]
 
 
+def test_shares_are_summed_whatever_looks_free():
+    """What was granted counts even if it was taken and the card's free memory was measured before that."""
+    box = with_gpu(0, of=1, memory_free_bytes=80 * GIB, taken_bytes=(("r", 50 * GIB),))
+    holder = run("r", on=(0,), gpu_memory_bytes=50 * GIB)
+    assert started(plan(share("j", 40), on=box, running=[holder])) == []
+    assert started(plan(share("j", 30), on=box, running=[holder])) == ["j"]
+
+
+@pytest.mark.parametrize(("holder", "taken"), [(50, 60), (None, 60), (None, None)])
+def test_what_a_run_has_taken_is_expected_back(holder, taken):
+    """The memory that a run holds on a GPU now is counted on for the time after its end."""
+    known = () if taken is None else (("r", taken * GIB),)
+    box = with_gpu(0, of=1, memory_free_bytes=20 * GIB, taken_bytes=known)
+    values = {} if holder is None else {"gpu_memory_bytes": holder * GIB}
+    found = plan(share("j", 75), on=box, running=[run("r", on=(0,), **values)])
+    expected = found.expected_start("j")
+    assert expected is not None
+    assert expected.must_end == ("r",)
+
+
+def test_what_others_hold_is_not_expected_back():
+    """What a process outside spool holds is not counted on."""
+    foreign = {"foreign": (ForeignProcess(7, "python", 10 * GIB),), "memory_free_bytes": 20 * GIB}
+    found = plan(share("j", 75), on=with_gpu(0, of=1, **foreign), running=[run("r", on=(0,))])
+    assert found.expected_start("j") is None
+
+
 def test_a_gpu_that_somebody_has_alone_is_not_shared():
     """No share of a GPU that a run has to itself."""
     found = plan(share("s", 1), on=machine(gpus=1), running=[run("own", on=(0,))])
@@ -128,6 +155,7 @@ def test_without_nvml_gpu_jobs_wait_and_others_start():
     found = plan(job("g", gpus=1, waited=9), job("c"), on=box)
     assert started(found) == ["c"]
     assert why(found, "g") == "gpus: needs 1, and what is free is unknown: NVML does not answer"
+    assert started(plan(job("g", gpus=1), share("s", 1), on=machine(gpus=2, gpu_problem="NVML hangs"))) == []
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def test_an_array_runs_so_many_tasks_at_once():
     found = plan(*tasks, job("t_0", task=("t", 0, 1)), running=[run("s_9", task=("s", 9, 2), cpus=0)])
     assert started(found) == ["s_0", "t_0"]
     assert why(found, "s_1") == "array limit: 2 of 2 run"
+    edited = [job("s_1", task=("s", 1)), job("s_2", task=("s", 2, 3))]
+    assert started(plan(*edited, running=[run("s_9", task=("s", 9, 1))])) == []
+    assert started(plan(*edited, running=[run("s_9", task=("s", 9))])) == ["s_1", "s_2"]
 
 
 BOTH = Policy(
@@ -111,7 +114,8 @@ def test_a_quota_of_gpus():
     assert why(plan(job("j", gpus=5), on=box, policy=quota), "j") == (
         "quota: alice may run 4 GPUs at once, this job needs 5"
     )
-    assert started(plan(job("cpu"), on=box, running=runs, policy=quota)) == ["cpu"]
+    lowered = Policy(default_user_limits=Limits(max_running_gpus=3))
+    assert started(plan(job("cpu"), on=box, running=runs, policy=lowered)) == ["cpu"]
 
 
 def test_a_job_satisfies_its_users_and_its_projects_quota():

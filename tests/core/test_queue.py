@@ -40,7 +40,7 @@ class Index(RuleBasedStateMachine):
         """Draw the configuration."""
         self.policy = policy
 
-    @rule(new=waiting())
+    @rule(new=waiting(NAMES[:4]))
     def put(self, new):
         """Bring or edit a file."""
         self.queue.put(new)
@@ -185,6 +185,34 @@ def test_a_pass_asks_nothing_of_jobs_behind_the_first_of_their_shape():
     asked.clear()
     assert started(decide(View(machine(cpus=4), queue), NOW, Policy())) == ["j0999", "j0998"]
     assert len(set(asked)) <= 3
+
+
+def test_closed_gates_are_not_looked_at():
+    """Jobs that wait for an instant, for another job or for both stand beside their shape; no pass looks at them."""
+    asked = []
+
+    class Counting(WaitingQueue):
+        def __getitem__(self, name):
+            asked.append(name)
+            return super().__getitem__(name)
+
+    both = {"start_after_ns": NOW + 5, "depends_on": "r"}
+    shut = [{"start_after_ns": NOW + 5}, {"depends_on": "r"}, both, {"start_after_ns": NOW - 5, "depends_on": "r"}]
+    queue = Counting(job(f"j{n:03}", waited=n + 1, **shut[n % 4]) for n in range(400))
+    queue.put(job("last"))
+
+    def looked_at(now_ns):
+        decide(View(machine(), queue, running=(run("r"),)), now_ns, Policy())  # what has changed is looked at once
+        asked.clear()
+        found = decide(View(machine(), queue, running=(run("r"),)), now_ns, Policy())
+        return started(found), len(set(asked))
+
+    assert looked_at(NOW) == (["last"], 1)
+    free = ["j396", "j392", "j388"]
+    assert looked_at(NOW + 5) == (free, 4)
+    assert looked_at(NOW) == (["last"], 1)
+    queue.put(job("j400", waited=500, start_after_ns=NOW + 1))
+    assert looked_at(NOW) == (["last"], 1)
 
 
 def test_many_gates_that_open_at_once():

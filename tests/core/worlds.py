@@ -56,9 +56,9 @@ GATES = st.fixed_dictionaries(
         "scheduling_timeout_ns": st.sampled_from([0, S, 10**6 * S]),
         "depends_on": st.builds(
             Dependencies,
-            all=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
-            any=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
-            ended=st.lists(st.sampled_from([*NAMES, "sweep"]), max_size=1).map(tuple),
+            all=st.lists(st.sampled_from(NAMES[:4]), max_size=2).map(tuple),
+            any=st.lists(st.sampled_from(NAMES[:4]), max_size=2).map(tuple),
+            ended=st.lists(st.sampled_from([*NAMES[:4], "sweep"]), max_size=1).map(tuple),
         ),
     },
 )

@@ -54,7 +54,6 @@ def settle(
                 satisfied[name] = None
             continue
         if waits:
-            satisfied.pop(name, None)
             queue.close_dependency(name)
             watch.doomed.discard(name)
             if judgement.unseen:
