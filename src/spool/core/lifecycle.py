@@ -89,7 +89,7 @@ def prove(evidence: Evidence) -> Proof:
 
 
 def _outcome(evidence: Evidence) -> tuple[State, str]:
-    """Return how a run ended whose processes are all gone, and why (rows 9 to 15)."""
+    """Return how a run ended whose processes are all gone, and why (rows 9 to 16)."""
     if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
         return _STOPPED_AS[evidence.stop]
     if evidence.rc == 0:  # row 12

@@ -42,11 +42,12 @@ def again(
     ended_at_ns: int,
     stopped_by: StopKind | None = None,
     could_not_start: bool = False,
+    max_requeues: int = MAX_REQUEUES,
 ) -> Again | None:
     """Return what follows a run, or None if its outcome is final.
 
     Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it
-    ran. What was lost is run again where the job allows it, at most MAX_REQUEUES times. All else, and what may be
+    ran. What was lost is run again where the job allows it, at most *max_requeues* times. All else, and what may be
     requeued no more, is tried again as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
     """
     if stopped_by is StopKind.REQUEUE:
@@ -55,7 +56,7 @@ def again(
         return Again("hold", None, attempt, requeues)
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return None
-    if outcome is State.LOST and spec.requeue and requeues < MAX_REQUEUES:
+    if outcome is State.LOST and spec.requeue and requeues < max_requeues:
         return Again("requeue", None, attempt, requeues + 1)
     retry = spec.retry
     meant = outcome.value in retry.on or (outcome is State.FAILED and exit_code is not None and exit_code in retry.on)

@@ -9,7 +9,7 @@ from spool.core import layout
 from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
 from spool.core.reservations import conflict
-from spool.formats import jobfile, reservation
+from spool.formats import reservation
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, read_whole
 
@@ -78,7 +78,8 @@ class Bookings:
         self._standing = tuple(standing)
 
     def _complain(self, name: str, problems: list[Problem]) -> None:
-        text = jobfile.render_errors(name, problems).replace("The job", "The reservation", 1)
+        told = "".join(f"- {problem.message}\n" for problem in problems)
+        text = f"The reservation {name} does not stand:\n{told}This file goes when that is mended or removed.\n"
         self._spool.complain(self._spool.layout.error_file(layout.RESERVATIONS, name), text)
 
     def _mend(self, name: str) -> None:

@@ -18,6 +18,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import Result, State, StopKind
 from spool.core.retries import again
+from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
 from spool.formats import ends, journal, records
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID
@@ -43,12 +44,14 @@ class Finisher:
         prober: Prober,
         revisit: Callable[[Job], None],
         outcome: Callable[[str, State], None],
+        settings: Settings,
     ) -> None:
         self._spool = spool
         self._table = table
         self._prober = prober
         self._revisit = revisit
         self._outcome = outcome
+        self._settings = settings
         self.lines: list[journal.Line] = []
 
     def conclude(self, live: Live) -> bool:
@@ -59,9 +62,10 @@ class Finisher:
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
             code = self._spool.exit_code(live.name, live.run)
+            live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
             if code is not None:
                 live.exit_code = code
-                ended = Evidence(Liveness.GONE, rc=code, oom_killed=live.oom_killed)
+                ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
                 live.proof = self._explained(live, prove(ended))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
@@ -231,6 +235,7 @@ class Finisher:
             ended_at_ns=now_ns,
             stopped_by=kind,
             could_not_start=reason.startswith(COULD_NOT_START),
+            max_requeues=self._settings.config.max_requeues,
         )
         return result if goes_on is None else replace(result, again=goes_on.kind, again_at_ns=goes_on.at_ns)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spool.core.model import SECOND_NS, Stop, StopKind
-from spool.core.units import format_duration, format_size
+from spool.core.units import format_duration, show_size
 from spool.dispatcher.stop import Stopper, processes_of
 from spool.dispatcher.table import Live, Table
 from spool.machine import memory
@@ -92,5 +92,5 @@ class Limits:
                 used = memory.pss_bytes(pids)
             live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
             if limit is not None and used > limit and live.stop is None:
-                words = f"used {format_size(used)} of {format_size(limit)}"
+                words = f"used {show_size(used)} of {show_size(limit)}"
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))

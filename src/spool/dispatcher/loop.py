@@ -59,7 +59,7 @@ class Dispatcher:
         self.bookings = Bookings(spool)
         self.look = Look(spool, self.table, self.settings)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(spool, self.table, self.prober, self._revisit, self.outcomes.record)
+        self.finisher = Finisher(spool, self.table, self.prober, self._revisit, self._ended_as, self.settings)
         groups = run_groups.find()
         self.groups = groups if isinstance(groups, RunGroups) else None
         self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups)
@@ -121,11 +121,12 @@ class Dispatcher:
         """Do one pass; return whether another has something to do at once."""
         self.sight.see()
         ended = self.ends.collect()
+        ended_at_ns = self.clock()  # before what starts in their place: the accounting shows nobody twice
         self.limits.check()
         version = self.table.version
         started = self._decide_and_start()
         if ended:
-            self.finisher.file(ended, self.logs.account, self.clock())
+            self.finisher.file(ended, self.logs.account, ended_at_ns)
             for live in ended:
                 self._after(live)
         self._flush()
@@ -257,6 +258,11 @@ class Dispatcher:
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
         self.stopper.add(live)
         self.table.version += 1
+
+    def _ended_as(self, name: str, outcome: State) -> None:
+        """Let those that depend on *name* know how it ended."""
+        self.outcomes.record(name, outcome)
+        self.table.queue.changed(name)
 
     def _revisit(self, job: Job) -> None:
         """See what the name of a job whose run is over has in store."""

@@ -146,7 +146,12 @@ class Starter:
             live.failure, script = str(error), b"#!/bin/sh\n"
         files = {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record), layout.WRAPPER: script}
         spool.publish_metadir(name, run, files)
-        if not spool.claim(name, file.inode, file.mtime_ns, file.size):
+        try:
+            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+        except OSError:
+            spool.withdraw(name, run)
+            raise
+        if not claimed:
             spool.withdraw(name, run)
             return None
         job.queued, job.wait, job.series = None, None, FRESH

@@ -16,9 +16,10 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from spool.core.lifecycle import Liveness
 from spool.dispatcher.stop import processes_of
 from spool.dispatcher.table import Live
-from spool.machine import children
+from spool.machine import children, identity
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class Wakes:
         try:
             fd = os.pidfd_open(live.jid.pid)
         except OSError:  # gone already, or a kernel without pidfds: the poll sees it
+            return
+        if identity.liveness(live.jid) is not Liveness.ALIVE:
+            os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
             return
         live.pidfd = fd
         self._by_fd[fd] = live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from filelock import UnixFileLock
 
     from spool.core.model import Stop
+
+
+_STAGED = re.compile(r"([1-9][0-9]*)\.(?:run\.)?[0-9]+")  # what a process of that pid stages
 
 
 class LockedSpool(Spool):
@@ -64,12 +68,15 @@ class LockedSpool(Spool):
         """
         queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
         try:
-            self.disk.link(queued, running)
+            linked = self._take(queued, running)
         except (FileNotFoundError, FileExistsError):
             return False
         status = os.lstat(running)
         if (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size):
-            self.disk.discard(running)
+            if linked or os.path.lexists(queued):
+                self.disk.discard(running)  # a newer file of the name stands in its place
+            else:
+                self.disk.rename(running, queued)
             return False
         self.disk.discard(queued)
         if same_file(running, self.layout.job_file(layout.HELD, name)):
@@ -77,6 +84,18 @@ class LockedSpool(Spool):
             self.disk.discard(running)
             return False
         return True
+
+    def _take(self, queued: str, running: str) -> bool:
+        """Give the file its name in `running/`; return whether it has both names now."""
+        try:
+            self.disk.link(queued, running)
+            return True
+        except PermissionError:
+            # The kernel lets nobody link a file of another user that he may not write (fs.protected_hardlinks).
+            if os.path.lexists(running):
+                raise FileExistsError(running) from None
+            self.disk.rename(queued, running)
+            return False
 
     def withdraw(self, name: str, run: int) -> None:
         """Take back a metadir whose job could not be claimed; its number is not used again."""
@@ -173,8 +192,8 @@ class LockedSpool(Spool):
     def sweep_staging(self) -> None:
         """Remove what processes that are no more left in the staging directory."""
         for entry in os.listdir(self.disk.staging):
-            pid = entry.split(".", 1)[0]
-            if pid.isdecimal() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+            match = _STAGED.fullmatch(entry)
+            if match is not None and (int(match[1]) == os.getpid() or not os.path.exists(f"/proc/{match[1]}")):
                 path = f"{self.disk.staging}/{entry}"
                 if os.path.isdir(path) and not os.path.islink(path):
                     self.disk.remove_tree(path)

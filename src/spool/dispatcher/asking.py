@@ -1,0 +1,71 @@
+"""Why a job does not run: every reason that the planner has, on a fresh look at the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.dispatcher.listing import Lister
+from spool.dispatcher.survey import survey
+from spool.store.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class No:
+    """One reason. `code` is the planner's word for it, `text` the sentence with numbers."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why a job waits. Without reasons nothing is in its way: it starts at the next pass of a dispatcher."""
+
+    name: str
+    place: str
+    reasons: tuple[No, ...]
+    start_at_ns: int | None  # at the earliest, if every limit holds; None: unknown
+    must_end: tuple[str, ...]  # the runs that have to end first
+    ahead: int  # jobs that wait and are considered before this one
+    dispatcher: bool
+    last_said: str  # the reason in `state.json`
+    at_ns: int
+
+
+def why(spool: Spool, name: str) -> Answer:
+    """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs or has ended."""
+    places = spool.places(name)
+    if QUEUED not in places and HELD not in places:
+        if RUNNING in places:
+            raise SpoolError(cannot("say", f"why job {name} waits", "it runs"))
+        if DONE in places or spool.runs(name):
+            remedy = f"`spool show {name}` says how"
+            raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
+        raise NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))
+    lister = Lister(spool)
+    seen = survey(spool)
+    said = lister.state.jobs.get(name) if lister.state is not None else None
+    job = seen.view.queue.get(name) or seen.view.held.get(name)
+    if job is None:
+        reasons: tuple[No, ...] = (No("invalid", seen.left_out.get(name, "its file went away just now")),)
+    else:
+        reasons = tuple(No(reason.code, reason.text) for reason in seen.plan.all_noes(name))
+    expected = seen.plan.expected_start(name) if job is not None else None
+    queue = seen.view.queue
+    ahead = 0
+    if job is not None:
+        rank = (-job.spec.priority, job.arrived_at_ns)
+        ahead = sum((-other.spec.priority, other.arrived_at_ns) < rank for other in queue.values() if other is not job)
+    return Answer(
+        name=name,
+        place=QUEUED if QUEUED in places else HELD,
+        reasons=reasons,
+        start_at_ns=expected.at_ns if expected is not None else None,
+        must_end=expected.must_end if expected is not None else (),
+        ahead=ahead,
+        dispatcher=lister.dispatcher,
+        last_said=said.reason if said is not None else "",
+        at_ns=seen.now_ns,
+    )

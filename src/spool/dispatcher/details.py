@@ -1,0 +1,137 @@
+"""Everything about one job, from its files: for `spool show`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from spool.core import layout
+from spool.core.errors import NoSuchJob, cannot
+from spool.core.lifecycle import Verdict
+from spool.core.model import Grant, Result, State, Stop
+from spool.dispatcher.listing import Lister, Row
+from spool.machine.identity import MachineProber
+from spool.store.following import outputs
+from spool.store.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """One start of the job. `state` is None for a metadir that was taken back before it began."""
+
+    run: int
+    state: State | None
+    reason: str
+    attempt: int
+    requeues: int
+    metadir: str
+    stdout: str
+    stderr: str | None
+    executor: str | None
+    pid: int | None
+    submitted_at_ns: int | None
+    started_at_ns: int | None
+    ended_at_ns: int | None
+    exit_code: int | None
+    peak_memory_bytes: int | None
+    cpu_time_ns: int | None
+    again: str | None
+    again_at_ns: int | None
+    grant: Grant | None
+    stop: Stop | None
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """One job. `file` is the newest of its files, `problem` what its `.error` file says."""
+
+    name: str
+    row: Row
+    places: tuple[str, ...]
+    path: str | None
+    file: str | None
+    problem: str | None
+    runs: tuple[RunDetails, ...]
+    dispatcher: bool
+
+
+def details(spool: Spool, name: str, run: int | None = None) -> Details:
+    """Return everything about job *name*, of its runs only *run* if that is given. Raises NoSuchJob."""
+    places = spool.places(name)
+    runs = spool.runs(name)
+    if not places and not runs:
+        raise NoSuchJob(cannot("show", f"job {name}", "no job of that name is in the spool"))
+    if run is not None and run not in runs:
+        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
+        raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
+    lister = Lister(spool)
+    found = [row for row in lister.listing(only=lambda other: other == name).rows if row.name == name]
+    prober = MachineProber()
+    place = next((place for place in (*layout.PLACES[:2], layout.RUNNING, layout.DONE) if place in places), None)
+    text = spool.job_text(place, name) if place is not None else None
+    shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
+    if place is None:
+        last = shown[-1]
+        found = [Row(name, last.state or State.CANCELLED, run=last.run, reason=f"{last.reason}; its file is gone")]
+    return Details(
+        name=name,
+        row=found[0],
+        places=tuple(places),
+        path=spool.layout.job_file(place, name) if place is not None else None,
+        file=text.decode("utf-8", "replace") if text is not None else None,
+        problem=spool.problem_text(name),
+        runs=shown,
+        dispatcher=lister.dispatcher,
+    )
+
+
+_WORDS = {
+    Verdict.STARTING: State.STARTING,
+    Verdict.SILENT: State.STARTING,
+    Verdict.RUNNING: State.RUNNING,
+    Verdict.UNREACHABLE: State.RUNNING,
+    Verdict.STOPPING: State.STOPPING,
+}
+
+
+def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails:
+    result: Result | None = spool.result(name, run)
+    grant = spool.grant(name, run)
+    proof = spool.prove(name, run, prober)
+    state = proof.outcome or _WORDS.get(proof.verdict)
+    reason = result.reason if result is not None else proof.reason
+    if proof.verdict is Verdict.VOID:
+        reason = "taken back before it began"
+    elif proof.verdict is Verdict.UNREACHABLE:
+        reason = "on another host, as far as can be told here"
+    elif result is None and proof.verdict is Verdict.ENDED:
+        reason = f"{reason}; to be filed by a dispatcher"
+    jid = spool.jid(name, run)
+    where = outputs(spool, name, run)
+    metadir = spool.layout.metadir(name, run)
+    return RunDetails(
+        run=run,
+        state=state,
+        reason=reason,
+        attempt=result.attempt if result is not None else grant.attempt if grant is not None else 1,
+        requeues=result.requeues if result is not None else grant.requeues if grant is not None else 0,
+        metadir=metadir,
+        stdout=where.stdout or os.path.join(metadir, layout.JOB_LOG),
+        stderr=where.stderr,
+        executor=grant.executor if grant is not None else None,
+        pid=getattr(jid, "pid", None),
+        submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
+        started_at_ns=result.started_at_ns
+        if result is not None
+        else grant.granted_at_ns
+        if grant is not None
+        else None,
+        ended_at_ns=result.ended_at_ns if result is not None else None,
+        exit_code=result.exit_code if result is not None else spool.exit_code(name, run),
+        peak_memory_bytes=result.peak_memory_bytes if result is not None else None,
+        cpu_time_ns=result.cpu_time_ns if result is not None else None,
+        again=result.again if result is not None else None,
+        again_at_ns=result.again_at_ns if result is not None else None,
+        grant=grant.grant if grant is not None else None,
+        stop=spool.stop(name, run),
+    )
