@@ -10,18 +10,18 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spool.core import layout
 from spool.formats import jobfile
 from spool.machine import identity
 from support import ROOT, make_spool, wait_for
 
+T = TypeVar("T")
 _serial = count(1)
-_NS = 1_000_000_000
 
 
 class Served:
@@ -48,7 +48,7 @@ class Served:
         with self.stderr.open("ab") as stderr:
             said = self.said().count("dispatcher serves")
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "spool", "--spool", str(self.root), "dispatch", *arguments],
+                [*prefix, *self._command(arguments)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
@@ -65,7 +65,7 @@ class Served:
         assert self.process is None
         with self.stderr.open("ab") as stderr:
             return subprocess.run(
-                [sys.executable, "-m", "spool", "--spool", str(self.root), "dispatch", *(arguments or ["--until-idle"])],
+                self._command(arguments or ("--until-idle",)),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
@@ -73,6 +73,9 @@ class Served:
                 timeout=60,
                 check=False,
             ).returncode
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-m", "spool", "--spool", str(self.root), "dispatch", *arguments]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell the dispatcher to leave and return its exit code; its jobs go on."""
@@ -179,25 +182,25 @@ class Served:
 
     def says(self, name: str, text: str = "", run: int = 1) -> str:
         """Wait until a run has written *text*, and return all that it wrote."""
-        return self._until(lambda: self.log(name, run) if text in self.log(name, run) else "", f"{text!r} of {name}")
+        return self.until(lambda: self.log(name, run) if text in self.log(name, run) else "", f"{text!r} of {name}")
 
     def wait_done(self, *names: str) -> dict[str, Any] | None:
         """Wait until the jobs lie in `done/` and nowhere else; return how the last run of the first one ended."""
         for name in names:
-            self._until(lambda name=name: self.places(name) == ["done"], f"the end of {name}")
+            self.until(lambda name=name: self.places(name) == ["done"], f"the end of {name}")
         return self.result(names[0], self.runs(names[0])[-1])
 
     def wait_place(self, name: str, place: str) -> None:
         """Wait until the job lies in *place*, and nowhere else."""
-        self._until(lambda: self.places(name) == [place], f"{name} in {place}/")
+        self.until(lambda: self.places(name) == [place], f"{name} in {place}/")
 
     def wait_outcome(self, name: str, run: int = 1) -> str:
         """Wait for the end of a run and return its outcome."""
-        return self._until(lambda: self.outcome(name, run), f"the end of {name}/{run}")
+        return self.until(lambda: self.outcome(name, run) or "", f"the end of {name}/{run}")
 
     def wait_reason(self, name: str, text: str) -> str:
         """Wait until the reason why a job waits has *text* in it."""
-        return self._until(lambda: self.reason(name) if text in self.reason(name) else "", f"{name}: {text}")
+        return self.until(lambda: self.reason(name) if text in self.reason(name) else "", f"{name}: {text}")
 
     def looked(self) -> None:
         """Return when the dispatcher has certainly seen everything that is there now."""
@@ -205,8 +208,10 @@ class Served:
         self.drop(name, ["/bin/true"], cpus=0, priority=255)
         self.wait_done(name)
 
-    def _until(self, condition: Any, what: str) -> Any:
-        def asked() -> Any:
+    def until(self, condition: Callable[[], T], what: str) -> T:
+        """Wait for a true value of *condition* as long as the dispatcher lives, and return it."""
+
+        def asked() -> T:
             value = condition()
             if not value and self.process is not None and self.process.poll() is not None and not condition():
                 raise AssertionError(f"the dispatcher left with {self.process.returncode}:\n{self.said()[-3000:]}")

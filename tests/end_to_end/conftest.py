@@ -42,6 +42,6 @@ def shared_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def shared(shared_spool: Served) -> Served:
-    """The module's spool; its dispatcher must survive every test."""
+    """Give the module's spool, whose dispatcher must survive every test."""
     assert shared_spool.lives(), shared_spool.said()[-3000:]
     return shared_spool

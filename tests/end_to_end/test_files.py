@@ -636,7 +636,7 @@ def test_directories_in_the_way_of_spools_own_files(served: Served) -> None:
 
 
 def test_a_stray_in_running_with_a_namesake_in_queued(served: Served) -> None:
-    """Of two files of one name, one put into running/ by hand, none is lost: one waits, with the reason, for a person."""
+    """Of two files of one name, one put into running/ by hand, neither is lost: one waits, and says for what."""
     served.drop("x", "echo one", place="running")
     served.drop("x", "echo two", place="queued")
     served.start()

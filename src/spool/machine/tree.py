@@ -5,6 +5,8 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
 * its wrapper, while that lives, and every process of the wrapper's session;
 * every process that carries the run's mark in its environment (`SPOOL_DIR`, `SPOOL_JOB`, `SPOOL_RUN`);
 * every process that was known to belong to it before;
+* every orphan whose stdout or stderr is a file of the run's metadir, as its log is: `env -i setsid` takes the mark and
+  the session away, and what is left of it when its parent ends is this;
 * the descendants of all of these, whatever their session and environment, unless they carry the mark of another
   run of the same spool, or are this process: a dispatcher that was started from within a job is none of its own.
 
@@ -24,10 +26,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spool.core.layout import Layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine.identity import PROC, Stat, boot_id, liveness, pid_namespace, read_bytes, read_stat
 
+_MOST_LISTS = 20
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
@@ -94,11 +98,20 @@ class _Walk:
         self._proc, self._me = proc, me
         self._uid = os.getuid()
         self._alive: dict[int, Stat] = {}
-        for name in os.listdir(proc):
-            if name.isdigit() and (stat := read_stat(int(name), proc=proc)) is not None and not stat.dead:
-                self._alive[stat.pid] = stat
+        looked_at: set[str] = set()
+        # Who forks and ends at once is never there when it is looked for, but its child is, in a list made after that.
+        for _ in range(_MOST_LISTS):
+            new = {name for name in os.listdir(proc) if name.isdigit()} - looked_at
+            if not new:
+                break
+            looked_at |= new
+            for name in new:
+                if (stat := read_stat(int(name), proc=proc)) is not None and not stat.dead:
+                    self._alive[stat.pid] = stat
         self._spools = {run.spool_dir for run in runs}
         self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
+        self._metadirs: dict[str, tuple[str, int]] | None = None  # by their real paths
+        self._runs = runs
         self._known = {process: run.key for run in runs for process in run.known}
         self._wrappers: dict[Process, tuple[str, int]] = {}
         self._sessions: dict[int, tuple[str, int]] = {}  # of wrappers that live
@@ -156,7 +169,23 @@ class _Walk:
             return True, self._marked.get(mark, _SOMEBODY_ELSES)
         if process in self._known:
             return True, self._known[process]
+        if stat.parent in (self._me, _INIT) and (owner := self._by_output(stat.pid)) is not None:
+            return True, owner
         return False, None
+
+    def _by_output(self, pid: int) -> tuple[str, int] | None:
+        """Return whose metadir holds the file that the process has as stdout or stderr."""
+        for number in (1, 2):
+            try:
+                directory = os.path.dirname(os.readlink(f"{self._proc}/{pid}/fd/{number}"))
+            except OSError:
+                continue
+            if self._metadirs is None:
+                real = {spool: os.path.realpath(spool) for spool in self._spools}
+                self._metadirs = {Layout(real[run.spool_dir]).metadir(*run.key): run.key for run in self._runs}
+            if directory in self._metadirs:
+                return self._metadirs[directory]
+        return None
 
     def _by_session(self, stat: Stat) -> tuple[str, int] | None:
         if stat.session in self._sessions:

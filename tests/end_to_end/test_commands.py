@@ -1,0 +1,317 @@
+"""What a job's command meets: its arguments, environment, directories, outputs and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served import Served
+
+_SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
+
+_HOSTILE = [
+    "",
+    " ",
+    "'",
+    '"',
+    "it's \"quoted\"",
+    "$HOME ${IFS} $(touch pwned) `touch pwned`",
+    "*",
+    "[a-z]* ?",
+    "~",
+    "-n",
+    "--",
+    "-rf /",
+    "a\nb\n",
+    "\n",
+    "trailing \\",
+    "\\n",
+    "!!",
+    "#x",
+    ";",
+    "&& || | < > &",
+    "ä ß € 🚀",
+    "\t\r\x01\x7f",
+    "=",
+    "A=B",
+    "%s%n%d",
+    "x" * 100_000,
+    "'" * 30_000,
+]
+
+
+def _shown(served: Served, name: str, command: list[str], **keys: Any) -> tuple[list[str], dict[str, str], str]:
+    served.drop(name, command, **keys)
+    result = served.wait_done(name)
+    assert result is not None
+    assert result["outcome"] == "finished", (result, served.log(name)[-500:])
+    arguments, environment, directory = json.loads(served.log(name))
+    return arguments, environment, directory
+
+
+def test_arguments_arrive_as_they_are(shared: Served) -> None:
+    """No shell sees the arguments of a list: quotes, newlines, dollars, globs, 100 kB, all arrive unchanged."""
+    arguments, _, _ = _shown(shared, "arguments", [sys.executable, "-c", _SHOW, *_HOSTILE])
+    assert arguments == _HOSTILE
+    assert not list(shared.root.parent.rglob("pwned"))
+
+
+def test_environment_values_arrive_as_they_are(shared: Served) -> None:
+    """Values of `env` arrive unchanged, under whatever name a variable may have."""
+    names = ["IFS", "PATH_X", "PS1", "_", "UID", "ENV", "BASH_ENV", "spool_child", "spool_metadir", "LC_ALL", "PWD", "x"]
+    values = {f"V{at}": value for at, value in enumerate(_HOSTILE)} | {name: f"of {name} '$x'" for name in names}
+    values |= {"LC_ALL": "C.UTF-8", "PPID": "1", "OPTIND": "x y"}
+    _, environment, _ = _shown(shared, "environment", [sys.executable, "-c", _SHOW], env=values)
+    assert {key: environment.get(key) for key in values if key != "_"} == {k: v for k, v in values.items() if k != "_"}
+
+
+def test_the_environment_of_a_job_is_complete(shared: Served) -> None:
+    """A job finds who it is and what it was given, and nothing of Slurm's; nothing of the wrapper's is handed on."""
+    _, found, _ = _shown(shared, "complete", [sys.executable, "-c", _SHOW], cpus=2, memory="64M", env={"MINE": "1"})
+    expected = {
+        "SPOOL_DIR": str(shared.root),
+        "SPOOL_JOB": "complete",
+        "SPOOL_RUN": "1",
+        "SPOOL_ATTEMPT": "1",
+        "SPOOL_METADIR": str(shared.root / "jobs/complete/1"),
+        "SPOOL_CPUS": "2",
+        "SPOOL_MEMORY_MB": "64",
+        "SPOOL_GPUS": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": "2",
+        "MINE": "1",
+        "HOME": os.environ["HOME"] if "HOME" not in shared.environment else shared.environment["HOME"],
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert not [key for key in found if key.startswith(("SLURM", "spool_"))]
+    assert "SPOOL_ARRAY_INDEX" not in found
+    assert "SPOOL_EXIT_CODE" not in found
+
+
+def test_a_job_may_set_its_thread_count_but_not_who_it_is(shared: Served) -> None:
+    """OMP_NUM_THREADS is the job's if it says so; what spool says of the run cannot be replaced."""
+    _, found, _ = _shown(shared, "threads", [sys.executable, "-c", _SHOW], env={"OMP_NUM_THREADS": "7"})
+    assert found["OMP_NUM_THREADS"] == "7"
+    for name in ("SPOOL_JOB", "CUDA_VISIBLE_DEVICES"):
+        shared.drop("usurper", f'command = "true"\n[env]\n{name} = "x"\n'.encode())
+        error = shared.root / "queued" / "usurper.toml.error"
+        shared.until(error.exists, "the error")
+        assert name in error.read_text()
+        shared.path("queued", "usurper").unlink()
+        shared.until(lambda: not error.exists(), "the error's end")
+
+
+@pytest.fixture(scope="module")
+def odd_spool(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Give a spool whose path wants quoting everywhere, served for the whole module."""
+    served = Served(tmp_path_factory.mktemp("odd") / "it's a \"spool\" $HOME `x` *ü\n-x")
+    served.start()
+    yield served
+    served.close()
+
+
+def test_a_spool_may_lie_anywhere(odd_spool: Served) -> None:
+    """A spool path with spaces, quotes, dollars, newlines and letters of other languages runs jobs as any other."""
+    _, found, directory = _shown(odd_spool, "anywhere", [sys.executable, "-c", _SHOW])
+    assert found["SPOOL_DIR"] == str(odd_spool.root)
+    assert directory == str(odd_spool.root.parent)
+    odd_spool.drop("stays", "echo up; setsid sleep 1000 & wait", kill_grace="1s")
+    odd_spool.says("stays", "up")
+    odd_spool.path("running", "stays").unlink()
+    result = odd_spool.wait_done("stays")
+    assert result is not None
+    assert result["outcome"] == "cancelled"
+
+
+def test_a_workdir_may_be_called_anything(odd_spool: Served, tmp_path: Path) -> None:
+    """The workdir may have any name, and `~` and variables in it expand."""
+    workdir = tmp_path / "-a dir 'with' \"quotes\"; ü\n"
+    workdir.mkdir()
+    _, _, directory = _shown(odd_spool, "odd-workdir", [sys.executable, "-c", _SHOW], workdir=str(workdir))
+    assert directory == str(workdir)
+    _, _, directory = _shown(odd_spool, "home", [sys.executable, "-c", _SHOW], workdir="~/")
+    assert os.path.samefile(directory, odd_spool.environment["HOME"])
+
+
+def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
+    """A job file that names no workdir runs in the home directory."""
+    shared.drop("at-home", b'command = "pwd -P"\n')
+    shared.wait_done("at-home")
+    assert shared.log("at-home").strip() == os.path.realpath(shared.environment["HOME"])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "code", "why"),
+    [
+        ("no-workdir", {"command": "true", "workdir": "/nowhere/at all"}, 125, "/nowhere/at all: no such directory"),
+        ("file-workdir", {"command": "true", "workdir": "/etc/passwd"}, 125, "not a directory"),
+        ("not-found", {"command": ["no-such-program-xyz", "1"]}, 127, "no-such-program-xyz: not found in PATH"),
+        ("no-file", {"command": ["/no/such/file"]}, 127, "no such file"),
+        ("not-executable", {"command": ["/etc/passwd"]}, 126, "may not be executed"),
+        ("a-directory", {"command": ["/etc"]}, 126, "directory"),
+        ("no-shell", {"command": "true", "shell": "/no/shell"}, 127, "/no/shell"),
+        ("no-output", {"command": "true", "stdout": "/proc/nowhere/x"}, 125, "/proc/nowhere/x"),
+        ("dir-output", {"command": "true", "stdout": "/tmp"}, 125, "it is a directory"),
+        ("bad-prolog", {"command": "echo never", "prolog": "exit 9"}, 9, "the prolog ended with exit code 9"),
+    ],
+)
+def test_what_cannot_be_started_says_why(
+    shared: Served, name: str, keys: dict[str, Any], code: int, why: str
+) -> None:
+    """A job that could not be run failed with the usual code, and its reason says what was wrong in words."""
+    shared.drop(name, **{"workdir": "/tmp", **keys})
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", code)
+    assert result["reason"].startswith("could not start: ")
+    assert why in result["reason"]
+    assert "never" not in shared.log(name)
+
+
+def test_what_no_process_can_be_given_is_refused(shared: Served) -> None:
+    """An argument that Linux would not take is an error beside the file, not a start that fails."""
+    shared.drop("too-long", ["echo", "x" * 131_072])
+    error = shared.root / "queued" / "too-long.toml.error"
+    shared.until(lambda: error.exists() or "failed" in (shared.outcome("too-long") or ""), "a complaint")
+    if error.exists():
+        assert "131071" in error.read_text()
+        shared.path("queued", "too-long").unlink()
+    else:
+        result = shared.result("too-long")
+        assert result is not None
+        assert "131071" in result["reason"]
+
+
+def test_more_environment_than_linux_takes_fails_with_a_reason(shared: Served) -> None:
+    """Too much in all is a failed start as well, and the wrapper lives to say so."""
+    values = {f"BIG{at}": "x" * 100_000 for at in range(40)}
+    data = shared.text("true", env=values)
+    if len(data) > 1 << 20:
+        values = {f"BIG{at}": "x" * 100_000 for at in range(10)}
+        data = shared.text(["/bin/true", *["y" * 10_000] * 1], env=values)
+    shared.drop("too-much", data)
+    result = shared.wait_done("too-much")
+    assert result is not None
+    assert result["outcome"] in ("failed", "finished")
+
+
+def test_prolog_command_and_epilog_run_in_their_order(shared: Served) -> None:
+    """The three run one after the other in the job's surroundings; the epilog knows the exit code and changes none."""
+    shared.drop(
+        "phases",
+        "echo command $MARK $LEAK; exit 3",
+        prolog="echo prolog $MARK; LEAK=leak; export LEAK; exit 0",
+        epilog="echo epilog $SPOOL_EXIT_CODE; exit 5",
+        env={"MARK": "m"},
+    )
+    result = shared.wait_done("phases")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 3)
+    assert shared.log("phases") == "prolog m\ncommand m\nepilog 3\n"
+
+
+def test_the_configurations_prolog_and_epilog_go_around_the_jobs(served: Served) -> None:
+    """Those of the configuration are the outermost."""
+    (served.root / "config.toml").write_text('prolog = "echo P"\nepilog = "echo E"\n')
+    served.drop("inner", "echo command", prolog="echo p", epilog="echo e")
+    assert served.run() == 0
+    assert served.log("inner") == "P\np\ncommand\ne\nE\n"
+
+
+def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
+    """Placeholders become name, run and a percent sign; directories are made; later runs append beside."""
+    shared.drop(
+        "outputs",
+        "echo out; echo err >&2",
+        workdir=str(tmp_path),
+        stdout="logs/%n/out %r 100%%.txt",
+        stderr=f"{tmp_path}/err-%n-%r",
+    )
+    shared.wait_done("outputs")
+    assert (tmp_path / "logs/outputs/out 1 100%.txt").read_text() == "out\n"
+    assert (tmp_path / "err-outputs-1").read_text() == "err\n"
+    assert shared.record("outputs", "log") is None
+
+
+def test_one_file_for_both_outputs_keeps_their_order(shared: Served, tmp_path: Path) -> None:
+    """Without `stderr` both go to `stdout`'s file, which is appended to."""
+    (tmp_path / "both").write_text("before\n")
+    shared.drop("both", "echo 1; echo 2 >&2; echo 3", workdir=str(tmp_path), stdout="both")
+    shared.wait_done("both")
+    assert (tmp_path / "both").read_text() == "before\n1\n2\n3\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, number: signal.Signals) -> None:
+    """The exit code of a signal is 128 + n, and the reason names it."""
+    name = f"dies-{number.name.lower()}"
+    shared.drop(name, [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
+    assert f"signal {int(number)}" in result["reason"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 17, 73, 124, 125, 130, 255])
+def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
+    """Every exit code is reported as it is; those that others use as marks mean nothing special."""
+    name = f"exits-{code}"
+    shared.drop(name, f"exit {code}")
+    result = shared.wait_done(name)
+    assert result is not None
+    assert result["outcome"] == ("finished" if code == 0 else "failed")
+    assert result["exit_code"] == code
+    assert shared.record(name, "rc") == f"{code}\n"
+    assert shared.record(name, "status") == f"{result['outcome']}\n"
+
+
+def test_a_job_can_be_interrupted_although_its_dispatcher_ignores_that(served: Served) -> None:
+    """A dispatcher started with SIGINT, SIGQUIT and SIGHUP ignored (`nohup … &`) hands none of that on."""
+    ignoring = "import os, signal, sys\nfor n in (1, 2, 3): signal.signal(n, signal.SIG_IGN)\nos.execvp(sys.argv[1], sys.argv[1:])"
+    served.drop("ignored", [sys.executable, "-c", "print(open('/proc/self/status').read())"])
+    served.drop("ignored-sh", "cat /proc/self/status; echo stdin: $(readlink /proc/self/fd/0)")
+    served.start(prefix=(sys.executable, "-c", ignoring))
+    for name in ("ignored", "ignored-sh"):
+        served.wait_done(name)
+        fields = dict(line.split(":\t", 1) for line in served.log(name).splitlines() if ":\t" in line)
+        ignored = int(fields["SigIgn"], 16)
+        assert not ignored & 0b111, name
+        assert int(fields["SigBlk"], 16) == 0
+    assert "stdin: /dev/null" in served.log("ignored-sh")
+
+
+def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
+    """A job has its three standard descriptors, and none of the dispatcher's lock, logs or watches."""
+    program = "import os\nfor n in os.listdir('/proc/self/fd'):\n  try: print(n, os.readlink('/proc/self/fd/' + n))\n  except OSError: pass"
+    shared.drop("descriptors", [sys.executable, "-c", program])
+    shared.wait_done("descriptors")
+    numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}
+    assert numbers <= {0, 1, 2, 3}, shared.log("descriptors")
+    assert str(shared.root / ".lock") not in shared.log("descriptors")
+
+
+def test_the_marks_of_an_outer_job_are_not_handed_on(served: Served) -> None:
+    """A dispatcher that runs with the marks of another run gives its jobs their own, and no variable of that one."""
+    served.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "9", "SPOOL_ARRAY_INDEX": "3", "SPOOL_MEMORY_MB": "5"}
+    served.drop("inner", [sys.executable, "-c", _SHOW])
+    assert served.run() == 0
+    _, found, _ = json.loads(served.log("inner"))
+    assert (found["SPOOL_JOB"], found["SPOOL_RUN"]) == ("inner", "1")
+    assert "SPOOL_ARRAY_INDEX" not in found
+    assert "SPOOL_MEMORY_MB" not in found
+
+
+def test_a_job_that_floods_its_log_harms_nobody(shared: Served) -> None:
+    """Megabytes of output without a newline go to the file; nobody waits for a reader."""
+    shared.drop("flood", ["head", "-c", "8000000", "/dev/zero"])
+    result = shared.wait_done("flood")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert (shared.root / "jobs/flood/1/log").stat().st_size == 8_000_000

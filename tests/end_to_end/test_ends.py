@@ -1,0 +1,292 @@
+"""How the end of a run is noticed and proved, whoever died, and what follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from served import Served, alive, marked, pids_in
+from support import wait_for
+
+
+def test_a_killed_wrapper_is_lost_and_runs_again_three_times(served: Served) -> None:
+    """`kill -9` of a wrapper is lost, its command is ended first, and it is requeued three times and no more."""
+    served.start()
+    served.drop("unlucky", "echo $$; exec sleep 1000", kill_grace="1s")
+    for run in (1, 2, 3, 4):
+        command = pids_in(served.says("unlucky", "\n", run))[0]
+        os.kill(served.pid("unlucky", run), signal.SIGKILL)
+        assert served.wait_outcome("unlucky", run) == "lost"
+        assert not alive(command)
+    served.wait_done("unlucky")
+    results = [served.result("unlucky", run) or {} for run in (1, 2, 3, 4)]
+    assert [result.get("again") for result in results] == ["requeue"] * 3 + [None]
+    assert [result["attempt"] for result in results] == [1, 1, 1, 1]
+    assert [line["outcome"] for line in served.history()] == ["lost"] * 4
+    assert all("exit_code" not in result for result in results)
+
+
+def test_a_lost_job_that_may_not_run_again_is_final(shared: Served) -> None:
+    """With `requeue = false` what was lost stays lost, whatever may be retried."""
+    shared.drop("once", "echo up; exec sleep 1000", requeue=False, retry={"max": 3})
+    shared.says("once", "up")
+    os.kill(shared.pid("once"), signal.SIGKILL)
+    result = shared.wait_done("once")
+    assert result is not None
+    assert result["outcome"] == "lost"
+    assert shared.runs("once") == [1]
+
+
+def test_a_killed_command_failed_and_is_not_lost(shared: Served) -> None:
+    """SIGKILL of the command alone leaves an exit code: failed, 137."""
+    shared.drop("shot", "echo $$; exec sleep 1000")
+    os.kill(pids_in(shared.says("shot", "\n"))[0], signal.SIGKILL)
+    result = shared.wait_done("shot")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 137)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_wrapper_that_is_told_to_end_never_finishes(shared: Served, number: signal.Signals) -> None:
+    """A signal to the wrapper goes on to the command, and the job is never called finished."""
+    name = f"told-{number.name.lower()}"
+    shared.drop(name, "echo up; exec sleep 1000")
+    shared.says(name, "up")
+    os.kill(shared.pid(name), number)
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
+
+
+def test_jobs_outlive_a_killed_dispatcher_and_are_adopted(served: Served) -> None:
+    """A dispatcher killed in the middle loses nothing: what runs goes on, is adopted, and runs once."""
+    served.start()
+    served.drop("survivor", "echo up; until [ -e go ]; do sleep 0.02; done; echo down")
+    served.drop("next", "true", depends_on="survivor")
+    served.says("survivor", "up")
+    pid = served.pid("survivor")
+    served.kill()
+    assert alive(pid)
+    served.start()
+    served.until(lambda: served.state()["jobs"].get("survivor", {}).get("state") == "running", "the adoption")
+    (served.root.parent / "go").touch()
+    served.wait_done("survivor", "next")
+    assert served.runs("survivor") == [1]
+    assert served.log("survivor") == "up\ndown\n"
+    assert [line["job"] for line in served.history()] == ["survivor", "next"]
+
+
+def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
+    """What ended while no dispatcher lived is settled by its evidence: finished, failed, lost, and cancelled."""
+    (served.root / "config.toml").write_text("cpus = 8\n")
+    served.start()
+    for name, end in (("good", "exit 0"), ("bad", "exit 3"), ("dead", ""), ("gone", "")):
+        served.drop(name, f"echo up; until [ -e go ]; do sleep 0.02; done; {end}", requeue=False)
+        served.says(name, "up")
+    served.kill()
+    os.kill(served.pid("dead"), signal.SIGKILL)
+    served.path("running", "gone").unlink()
+    (served.root.parent / "go").touch()
+    wait_for(lambda: not marked(served.root))
+    assert served.outcome("good") is None
+    assert served.run() == 0
+    outcomes = {name: served.outcome(name) for name in ("good", "bad", "dead")}
+    assert outcomes == {"good": "finished", "bad": "failed", "dead": "lost"}
+    assert served.outcome("gone") in ("finished", "cancelled")
+    assert served.places("gone") == ["done"]
+
+
+def test_once_files_what_ended_between_two_passes(served: Served) -> None:
+    """`--once` from cron: one pass starts, the next files, and jobs live on in between."""
+    served.drop("by-cron", "until [ -e go ]; do sleep 0.02; done")
+    assert served.run("--once") == 0
+    assert served.places("by-cron") == ["running"]
+    pid = served.pid("by-cron")
+    assert served.run("--once") == 0
+    assert alive(pid)
+    (served.root.parent / "go").touch()
+    wait_for(lambda: not alive(pid))
+    assert served.run("--once") == 0
+    assert served.places("by-cron") == ["done"]
+    assert served.outcome("by-cron") == "finished"
+
+
+def test_many_adopted_ends_are_noticed_without_a_poll(served: Served) -> None:
+    """The ends of adopted runs wake the dispatcher: none has to wait for a poll."""
+    (served.root / "config.toml").write_text("cpus = 8\n")
+    served.start()
+    for at in range(8):
+        served.drop(f"chained-{at}", f"until [ -e go-{at} ]; do sleep 0.01; done")
+    for at in range(8):
+        served.pid(f"chained-{at}")
+    served.kill()
+    served.start()
+    for at in range(8):
+        (served.root.parent / f"go-{at}").touch()
+        assert served.wait_outcome(f"chained-{at}") == "finished"
+    served.wait_done(*(f"chained-{at}" for at in range(8)))
+
+
+def test_a_zombie_is_not_alive(served: Served) -> None:
+    """A wrapper that has died and that nobody reaps, because its parent does not, is gone all the same."""
+    # The dispatcher's parent becomes the parent of what it leaves behind, and never waits for it.
+    careless = (
+        "import ctypes, os, subprocess, sys, time\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "subprocess.Popen(sys.argv[1:])\n"
+        "time.sleep(1000)"
+    )
+    served.start(prefix=(sys.executable, "-c", careless))
+    served.drop("undead", "echo up; exec sleep 1000", requeue=False)
+    served.says("undead", "up")
+    wrapper = served.pid("undead")
+    dispatcher = served.state()["pid"] if served.state().get("pid") else wait_for(lambda: served.state().get("pid"))
+    os.kill(int(dispatcher), signal.SIGKILL)
+    keeper, served.process = served.process, None
+    assert keeper is not None
+    try:
+        os.kill(wrapper, signal.SIGKILL)
+        wait_for(lambda: not alive(wrapper))
+        assert os.path.exists(f"/proc/{wrapper}"), "it should be a zombie"
+        assert served.run() == 0
+        assert served.outcome("undead") == "lost"
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+def test_a_dispatcher_may_be_started_by_a_job(served: Served, tmp_path: object) -> None:
+    """A dispatcher of another spool that a job starts gives its jobs their own marks, and ends with that job."""
+    inner = Served(served.root.parent / "inner")
+    inner.drop("nested", "echo $SPOOL_JOB $SPOOL_DIR")
+    served.drop(
+        "outer",
+        [sys.executable, "-m", "spool", "--spool", str(inner.root), "dispatch", "--until-idle"],
+        env={"PYTHONPATH": served.environment["PYTHONPATH"]},
+    )
+    assert served.run() == 0
+    result = served.result("outer")
+    assert result is not None
+    assert result["outcome"] == "finished", served.log("outer")
+    assert inner.log("nested") == f"nested {inner.root}\n"
+
+
+def test_the_dispatcher_of_a_spool_may_be_started_by_a_job_of_it(served: Served) -> None:
+    """A job that starts the very dispatcher of its spool: cancelling that job does not end the dispatcher."""
+    served.drop("starter", "echo up; exec sleep 1000", kill_grace="1s")
+    assert served.run("--once") == 0
+    served.says("starter", "up")
+    served.environment |= {"SPOOL_DIR": str(served.root), "SPOOL_JOB": "starter", "SPOOL_RUN": "1"}
+    served.start()
+    served.path("running", "starter").unlink()
+    assert served.wait_outcome("starter") == "cancelled"
+    served.looked()
+    assert served.lives()
+
+
+# Retries.
+
+
+def test_retries_follow_delay_and_backoff_and_keep_everything(shared: Served) -> None:
+    """Each try waits delay * backoff^(n-1) after the end before it, counts its attempt, and keeps its log."""
+    shared.drop(
+        "tries",
+        "echo try $SPOOL_ATTEMPT run $SPOOL_RUN; exit $((SPOOL_ATTEMPT + 2))",
+        retry={"max": 3, "delay": "100ms", "backoff": 2.0, "max_delay": "250ms"},
+    )
+    shared.wait_done("tries")
+    results = [shared.result("tries", run) or {} for run in (1, 2, 3, 4)]
+    assert shared.runs("tries") == [1, 2, 3, 4]
+    assert [shared.log("tries", run) for run in (1, 2, 3, 4)] == [f"try {n} run {n}\n" for n in (1, 2, 3, 4)]
+    assert [result["exit_code"] for result in results] == [3, 4, 5, 6]
+    waits = [later["started_at_ns"] - sooner["ended_at_ns"] for sooner, later in zip(results, results[1:], strict=False)]
+    for waited, least in zip(waits, (100_000_000, 200_000_000, 250_000_000), strict=True):
+        assert waited >= least
+    assert [result.get("again") for result in results] == ["retry"] * 3 + [None]
+    assert len({result["submitted_at_ns"] for result in results}) == 1
+
+
+def test_only_the_exit_codes_that_are_named_are_retried(shared: Served) -> None:
+    """`on` with exit codes: a code in it is tried again, another is final."""
+    shared.drop("codes", "exit $((74 + SPOOL_ATTEMPT))", retry={"max": 9, "on": [75, 76]})
+    shared.wait_done("codes")
+    assert shared.runs("codes") == [1, 2, 3]
+
+
+def test_a_timeout_is_retried_only_if_it_is_named(shared: Served) -> None:
+    """`on = ["timeout"]` retries a timeout; the default does not."""
+    shared.drop("slow-again", "sleep 1000", time_limit="100ms", kill_grace="1s", retry={"max": 1, "on": ["timeout"]})
+    shared.drop("slow-once", "sleep 1000", time_limit="100ms", kill_grace="1s", retry={"max": 1})
+    shared.wait_done("slow-again", "slow-once")
+    assert (shared.runs("slow-again"), shared.runs("slow-once")) == ([1, 2], [1])
+    assert shared.outcome("slow-again", 2) == shared.outcome("slow-once") == "timeout"
+
+
+def test_a_retry_reads_its_file_anew(shared: Served) -> None:
+    """What was edited in running/ counts for the next try."""
+    path = shared.path("running", "mended")
+    shared.drop("mended", "echo up; until [ -e mend-go ]; do sleep 0.02; done; exit 1", retry={"max": 5})
+    shared.says("mended", "up")
+    path.write_bytes(shared.text("echo mended"))
+    (shared.root.parent / "mend-go").touch()
+    shared.wait_done("mended")
+    assert shared.log("mended", 2) == "mended\n"
+    assert shared.runs("mended") == [1, 2]
+
+
+def test_retries_survive_a_killed_dispatcher(served: Served) -> None:
+    """The number of tries and the wait for the next are known to the next dispatcher, too."""
+    served.drop("kept", "exit 1", retry={"max": 1, "delay": "1500ms", "max_delay": "2s"})
+    served.start()
+    served.wait_outcome("kept")
+    served.wait_place("kept", "queued")
+    served.kill()
+    served.start()
+    served.wait_done("kept")
+    first, second = served.result("kept", 1), served.result("kept", 2)
+    assert first is not None
+    assert second is not None
+    assert (second["attempt"], second.get("again")) == (2, None)
+    assert second["started_at_ns"] - first["ended_at_ns"] >= 1_500_000_000
+    assert served.runs("kept") == [1, 2]
+
+
+def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
+    """`mv done/x queued/` after all tries: attempt 1 again, with the next run number."""
+    shared.drop("renewed", "echo $SPOOL_ATTEMPT; exit 1", retry={"max": 1})
+    shared.wait_done("renewed")
+    shared.move("renewed", "done", "queued")
+    wait_for(lambda: shared.outcome("renewed", 4))
+    shared.wait_done("renewed")
+    assert [shared.log("renewed", run).strip() for run in (1, 2, 3, 4)] == ["1", "2", "1", "2"]
+
+
+def test_dependents_wait_for_the_last_try(shared: Served) -> None:
+    """A job that depends on one that is being retried waits, and starts when a try finishes."""
+    shared.drop("flaky", "[ $SPOOL_ATTEMPT = 3 ]", retry={"max": 5, "delay": "50ms"})
+    shared.drop("after-flaky", "true", depends_on="flaky")
+    shared.wait_done("after-flaky")
+    flaky, after = shared.result("flaky", 3), shared.result("after-flaky")
+    assert flaky is not None
+    assert after is not None
+    assert after["outcome"] == "finished"
+    assert after["started_at_ns"] >= flaky["ended_at_ns"]
+
+
+def test_every_line_of_the_history_can_be_read(shared: Served) -> None:
+    """The accounting has one valid line for every run that has a result, and none twice."""
+    shared.drop("accounted", "true")
+    shared.wait_done("accounted")
+    lines = [json.loads(line) for line in (shared.root / "history.jsonl").read_text().splitlines()]
+    keys = [(line["job"], line["run"]) for line in lines]
+    assert len(keys) == len(set(keys))
+    for path in shared.root.glob("jobs/*/*/result.toml"):
+        wait_for(lambda path=path: (path.parts[-3], int(path.parts[-2])) in _keys(shared))
+
+
+def _keys(served: Served) -> set[tuple[str, int]]:
+    return {(line["job"], line["run"]) for line in served.history()}

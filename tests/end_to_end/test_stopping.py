@@ -1,0 +1,311 @@
+"""Stopping: every process of a run ends, and only then is what it was given free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from served import Served, alive, marked, pids_in
+from support import wait_for
+
+# Ways to leave a child behind that a process group or a session does not know of. Each prints the child's pid.
+_ESCAPES = {
+    "plain": "sleep 1000 & echo $!",
+    "setsid": "setsid sleep 1000 & echo $!",
+    "double-fork": "(setsid sh -c 'echo $$; exec sleep 1000' &)",
+    "ignores-term": "sh -c 'trap \"\" TERM HUP INT; echo $$; while :; do sleep 0.1; done' &",
+    "setsid-ignores": "setsid sh -c 'trap \"\" TERM HUP INT; echo $$; while :; do sleep 0.1; done' &",
+    "no-marks": "env -i /bin/sh -c 'echo $$; exec sleep 1000' &",
+    "setsid-no-marks": "env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &",
+}
+
+
+def _pids(served: Served, name: str, count: int) -> list[int]:
+    def printed() -> list[int]:
+        found = pids_in(served.log(name))
+        return found if len(found) >= count else []
+
+    return served.until(printed, f"{count} pids of {name}")
+
+
+@pytest.mark.parametrize("escape", _ESCAPES)
+def test_a_cancelled_job_takes_all_its_processes_along(shared: Served, escape: str) -> None:
+    """However a process hides from its group, cancelling the job ends it, before the job is called ended."""
+    name = f"cancel-{escape}"
+    shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms")
+    pids = _pids(shared, name, 2)
+    shared.path("running", name).unlink()
+    assert shared.wait_outcome(name) == "cancelled"
+    assert [pid for pid in pids if alive(pid)] == []
+    assert not marked(shared.root, name)
+
+
+@pytest.mark.parametrize("escape", _ESCAPES)
+def test_a_finished_command_leaves_nothing_behind(shared: Served, escape: str) -> None:
+    """What a finished command left behind is ended, the outcome is what its exit code says, and comes after that."""
+    name = f"leave-{escape}"
+    shared.drop(name, f"{_ESCAPES[escape]}\nuntil [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done\nexit 0",
+                kill_grace="300ms")  # fmt: skip
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("finished", 0)
+    pids = _pids(shared, name, 1)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+@pytest.mark.parametrize("escape", _ESCAPES)
+def test_a_killed_wrapper_leaves_nothing_behind(shared: Served, escape: str) -> None:
+    """When a wrapper is killed, what it ran is ended before the job is called lost."""
+    name = f"shot-{escape}"
+    shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms", requeue=False)
+    pids = _pids(shared, name, 2)
+    os.kill(shared.pid(name), signal.SIGKILL)
+    assert shared.wait_outcome(name) == "lost"
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_term_comes_first_and_the_command_may_tidy_up(shared: Served) -> None:
+    """A command that handles TERM has its grace to do so; its exit code does not make it finished."""
+    shared.drop("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    shared.says("tidy", "up")
+    shared.path("running", "tidy").unlink()
+    assert shared.wait_outcome("tidy") == "cancelled"
+    assert shared.log("tidy").endswith("tidied\n")
+
+
+def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
+    """KILL comes after `kill_grace`, not before."""
+    shared.drop("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")
+    shared.says("stubborn", "up")
+    begun = time.monotonic()
+    shared.path("running", "stubborn").unlink()
+    assert shared.wait_outcome("stubborn") == "cancelled"
+    assert time.monotonic() - begun >= 0.7  # how early is a claim, how late is not
+
+
+def test_the_epilog_runs_after_a_stop(shared: Served) -> None:
+    """A stopped job's epilog runs, and finds 143."""
+    shared.drop("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")
+    shared.says("epilogue", "up")
+    shared.path("running", "epilogue").unlink()
+    assert shared.wait_outcome("epilogue") == "cancelled"
+    assert shared.log("epilogue") == "up\nafter 143\n"
+
+
+def test_a_time_limit_ends_a_job(shared: Served) -> None:
+    """A job over its limit is a timeout, whatever its exit code, and never before its time."""
+    shared.drop("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
+    result = shared.wait_done("limited")
+    assert result is not None
+    assert result["outcome"] == "timeout"
+    assert "500ms" in result["reason"]
+    assert result["ended_at_ns"] - result["started_at_ns"] >= 500_000_000
+
+
+@pytest.mark.parametrize("kind", ["text", "list", "waiting-shell"])
+def test_the_warning_reaches_the_command(shared: Served, kind: str) -> None:
+    """The warning signal comes before the limit, to the command itself, and not to a shell that waits for it."""
+    program = (
+        "import signal, sys, time\n"
+        "def warned(*_):\n    print('warned', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGUSR1, warned)\nprint('up', flush=True)\ntime.sleep(1000)"
+    )
+    script = Path(shared.root.parent / "warned.py")
+    script.write_text(program)
+    command: str | list[str] = {
+        "text": f"exec {sys.executable} {script}",
+        "list": [sys.executable, str(script)],
+        "waiting-shell": f"{sys.executable} {script}; echo code $?",
+    }[kind]
+    name = f"warned-{kind}"
+    shared.drop(name, command, time_limit="30s", signal="USR1@28500ms")
+    result = shared.wait_done(name)
+    assert result is not None
+    assert result["outcome"] == "finished", (result, shared.log(name))
+    assert shared.log(name) == ("up\nwarned\ncode 0\n" if kind == "waiting-shell" else "up\nwarned\n")
+
+
+def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> None:
+    """With one CPU the next job starts only after the last process of the one before is gone, stubborn or not."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    (served.root.parent / "stubborn.sh").write_text(
+        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do date +%s%N > last; sleep 0.02; done\n"
+    )
+    served.drop(
+        "first", "setsid sh stubborn.sh & until [ -s last ]; do sleep 0.01; done; exit 0", kill_grace="500ms"
+    )
+    served.drop("second", "cat last; kill -0 $(cat stubborn.pid) && echo ALIVE; date +%s%N")
+    assert served.run() == 0
+    first, second = served.history()
+    assert (first["job"], second["job"]) == ("first", "second")
+    assert first["outcome"] == "finished"
+    assert first["ended_at"] <= second["started_at"]
+    assert "ALIVE" not in served.log("second")
+    last, now = pids_in(served.log("second"))
+    assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
+
+
+def test_a_stop_is_carried_on_by_the_next_dispatcher(served: Served) -> None:
+    """A dispatcher that dies while it stops a job: the next one goes on, within the grace that was left."""
+    served.start()
+    served.drop("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
+    served.says("halfway", "up")
+    served.path("running", "halfway").unlink()
+    served.until(lambda: served.record("halfway", "stop"), "the order to stop")
+    served.kill()
+    served.start()
+    assert served.wait_outcome("halfway") == "cancelled"
+    served.wait_done("halfway")
+    assert not marked(served.root)
+
+
+def test_limits_hold_for_adopted_runs(served: Served) -> None:
+    """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
+    served.start()
+    served.drop("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
+    served.says("adopted", "up")
+    begun = time.monotonic()
+    served.kill()
+    wait_for(lambda: time.monotonic() - begun > 0.8)
+    assert served.run() == 0
+    assert served.outcome("adopted") == "timeout"
+
+
+def test_leftovers_of_adopted_runs_are_ended(served: Served) -> None:
+    """What an adopted job's command leaves behind, in a session of its own, is found and ended."""
+    served.start()
+    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
+    pid = _pids(served, "left", 1)[0]
+    served.kill()
+    served.start()
+    (served.root.parent / "go").touch()
+    assert served.wait_outcome("left") == "finished"
+    assert not alive(pid)
+
+
+def test_leftovers_of_a_run_that_ended_unseen_are_ended(served: Served) -> None:
+    """A job whose command ended while no dispatcher lived: what it left behind is ended by the next."""
+    served.start()
+    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
+    pid = _pids(served, "left", 1)[0]
+    wrapper = served.pid("left")
+    served.kill()
+    (served.root.parent / "go").touch()
+    wait_for(lambda: not alive(wrapper))
+    assert alive(pid)
+    assert served.run() == 0
+    assert served.outcome("left") == "finished"
+    assert not alive(pid)
+
+
+def test_a_job_that_forks_without_end_is_ended(shared: Served) -> None:
+    """A tree that starts new processes all the time, each in a session of its own, does not outrun its end."""
+    program = (
+        "import os, time\n"
+        "os.setsid()\nprint('up', flush=True)\n"
+        "for _ in range(3000):\n"
+        "    if os.fork():\n        time.sleep(0.01)\n        os._exit(0)\n"
+        "    os.setsid()\n    time.sleep(0.005)\n"
+        "time.sleep(1000)"
+    )
+    (shared.root.parent / "forks.py").write_text(program)
+    shared.drop("forks", f"{sys.executable} forks.py & sleep 1000", kill_grace="300ms")
+    shared.says("forks", "up")
+    shared.path("running", "forks").unlink()
+    assert shared.wait_outcome("forks") == "cancelled"
+    assert not marked(shared.root, "forks")
+
+
+def test_other_jobs_are_left_alone(shared: Served) -> None:
+    """Ending one job touches no process of another."""
+    for name in ("bystander", "victim"):
+        shared.drop(name, "setsid sleep 1000 & echo $!; exec sleep 1000")
+    (kept,) = _pids(shared, "bystander", 1)
+    (ended,) = _pids(shared, "victim", 1)
+    shared.path("running", "victim").unlink()
+    assert shared.wait_outcome("victim") == "cancelled"
+    assert not alive(ended)
+    assert alive(kept)
+    assert alive(shared.pid("bystander"))
+    shared.path("running", "bystander").unlink()
+    shared.wait_done("bystander")
+
+
+def test_an_unmarked_child_of_one_job_survives_the_end_of_another(shared: Served) -> None:
+    """A process that hides from its own job's marks is not taken for a leftover of another job that ends."""
+    shared.drop("hider", "(env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &) ; exec sleep 1000", kill_grace="300ms")
+    (hidden,) = _pids(shared, "hider", 1)
+    shared.drop("passer-by", "true")
+    assert shared.wait_outcome("passer-by") == "finished"
+    assert alive(hidden)
+    shared.path("running", "hider").unlink()
+    assert shared.wait_outcome("hider") == "cancelled"
+    assert not alive(hidden)
+
+
+def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:
+    """A stop record that somebody else wrote stays: it says who cancelled the job, and why."""
+    shared.drop("noted", "echo up; exec sleep 1000")
+    shared.says("noted", "up")
+    (shared.root / "jobs/noted/1/stop").write_text(f"cancel alice {time.time_ns()} wrong data\n")
+    shared.path("running", "noted").unlink()
+    result = shared.wait_done("noted")
+    assert result is not None
+    assert result["outcome"] == "cancelled"
+    assert "alice" in result["reason"]
+    assert "wrong data" in result["reason"]
+
+
+# Memory.
+
+_ALLOCATE = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); x[::4096] = b'x' * len(x[::4096]); print('up', flush=True); time.sleep(1000)"
+
+
+def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
+    """The memory of all processes counts together; a job over it is out of memory."""
+    shared.drop(
+        "greedy", f"for i in 1 2 3; do setsid {sys.executable} -c \"$CODE\" 50 & done; wait", memory="100M",
+        kill_grace="1s", env={"CODE": _ALLOCATE},
+    )  # fmt: skip
+    result = shared.wait_done("greedy")
+    assert result is not None
+    assert result["outcome"] == "out_of_memory"
+    assert "100M" in result["reason"]
+    assert result["peak_memory_bytes"] > 100 << 20
+    assert not marked(shared.root, "greedy")
+
+
+def test_shared_memory_counts_once(served: Served) -> None:
+    """Ten processes that share 100 MB by fork use 100 MB, and stay within 200."""
+    program = (
+        "import os, time\n"
+        "x = bytearray(100 << 20)\nx[::4096] = b'x' * len(x[::4096])\n"
+        "import gc; gc.freeze()\n"
+        "children = [os.fork() for _ in range(1)]\n"
+        "for _ in range(3):\n    children.append(os.fork())\n"
+        "time.sleep(3)\n"
+        "print('done', flush=True)"
+    )
+    (served.root.parent / "shares.py").write_text(program)
+    served.drop("shares", [sys.executable, "shares.py"], memory="250M", kill_grace="1s")
+    assert served.run() == 0
+    result = served.result("shares")
+    assert result is not None
+    assert result["outcome"] == "finished", result
+
+
+def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
+    """A run that goes over its memory under a second dispatcher is stopped by that."""
+    program = _ALLOCATE.replace("x = ", "import os\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nx = ")
+    served.start()
+    served.drop("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
+    served.says("late", "up")
+    served.kill()
+    served.start()
+    (served.root.parent / "go").touch()
+    assert served.wait_outcome("late") == "out_of_memory"
