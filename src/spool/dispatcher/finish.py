@@ -16,7 +16,7 @@ from dataclasses import replace
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
-from spool.core.model import Result, State, StopKind
+from spool.core.model import Grant, Result, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
@@ -151,7 +151,7 @@ class Finisher:
             self._move(self._table.job(live.name), live, result)
         for live in ended:
             if live.proof is not None and live.proof.verdict is Verdict.VOID:
-                self._void(self._table.job(live.name), live)
+                self._void(self._table.job(live.name), live, account, now_ns)
 
     def _write(self, live: Live, result: Result) -> None:
         self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
@@ -187,7 +187,7 @@ class Finisher:
         holds = self._spool.holds
         return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
 
-    def _void(self, job: Job, live: Live) -> None:
+    def _void(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
         """Put the job of a run that never started and never will back; nothing is counted."""
         self._table.end_run(live)
         job.live = None
@@ -195,9 +195,42 @@ class Finisher:
         if self._spool.put_back(live.name, QUEUED):
             job.series = live.series
             job.wait = Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None)
-        else:
-            self._spool.file_away(live.name, RUNNING, None)
+        elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
+            self._end_taken_back(job, live, account, now_ns)
         self._revisit(job)
+
+    def _end_taken_back(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
+        """End a job whose start was taken back and which cannot wait on: deleted, or a newer one of its name waits."""
+        spool, name = self._spool, live.name
+        text = spool.record(name, live.run, layout.SPEC_COPY)
+        result = self._cut_off(name, live.wait)
+        if result is None:
+            newer = spool.holds(live.inode, name, RUNNING)
+            reason = "a newer file of its name came before it could start" if newer else "deleted before it could start"
+            result = replace(
+                self._result(job, live, State.CANCELLED, reason, now_ns),
+                run=spool.next_run(name),
+                started_at_ns=None,
+                grant=Grant(),
+                executor=None,
+                again=None,
+                again_at_ns=None,
+            )
+        self._put_unstarted(result, text, account)
+        spool.file_away(name, RUNNING, text)
+        self._outcome(name, result.outcome)
+
+    def _put_unstarted(self, result: Result, text: bytes | None, account: Callable[[bytes], None]) -> None:
+        """Write down the end of a job that never started, as far as that is not done."""
+        spool = self._spool
+        if spool.result(result.job, result.run) is None:
+            files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(result.outcome)}
+            if text is not None:
+                files[layout.SPEC_COPY] = text
+            spool.publish_metadir(result.job, result.run, files)
+            account(ends.render_history(result))
+        elif not spool.accounted(result):
+            account(ends.render_history(result))
 
     def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
         ended = now_ns
@@ -252,16 +285,8 @@ class Finisher:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
         spool, name = self._spool, job.name
         text = spool.job_text(place, name)
-        result = self._cut_off(job)
-        if result is None:
-            result = self._unstarted(job, outcome, reason, now_ns)
-            files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(outcome)}
-            if text is not None:
-                files[layout.SPEC_COPY] = text
-            spool.publish_metadir(name, result.run, files)
-            account(ends.render_history(result))
-        elif not spool.accounted(result):
-            account(ends.render_history(result))
+        result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
+        self._put_unstarted(result, text, account)
         if place != DONE:
             spool.file_away(name, place, text)
         self._outcome(name, result.outcome)
@@ -270,12 +295,13 @@ class Finisher:
         job.series = FRESH
         self._table.settle(job)
 
-    def _cut_off(self, job: Job) -> Result | None:
+    def _cut_off(self, name: str, wait: Wait | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
-        run = self._spool.latest_run(job.name)
-        result = self._spool.result(job.name, run) if run is not None else None
-        ours = result is not None and job.wait is not None and result.submitted_at_ns == job.wait.arrived_at_ns
-        return result if result is not None and ours and result.started_at_ns is None else None
+        run = self._spool.latest_run(name)
+        result = self._spool.result(name, run) if run is not None else None
+        if result is None or wait is None or result.started_at_ns is not None:
+            return None
+        return result if result.submitted_at_ns == wait.arrived_at_ns else None
 
     def _unstarted(self, job: Job, outcome: State, reason: str, now_ns: int) -> Result:
         file = job.queued or job.held
