@@ -83,7 +83,9 @@ class Ends:
     def _wrapper_gone(self, live: Live) -> bool:
         if not live.adopted:
             return live.exit_status is not None
-        return live.jid is not None and self.prober.liveness(live.jid) is Liveness.GONE
+        if live.jid is None:  # it never said who it is: whoever carries the run's mark may be it
+            return time.monotonic_ns() >= live.silent_until_ns
+        return self.prober.liveness(live.jid) is Liveness.GONE
 
 
 def _unwatched(live: Live) -> bool:

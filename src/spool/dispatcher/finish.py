@@ -16,7 +16,7 @@ from dataclasses import replace
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
-from spool.core.model import Grant, Result, State, StopKind
+from spool.core.model import Grant, Jid, Result, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
@@ -78,6 +78,9 @@ class Finisher:
             self._spool.take_jid(live.name, live.run)
             return self.conclude(live)
         live.exit_code = evidence.rc
+        if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
+            found = self._spool.jid(live.name, live.run)
+            live.jid = found if isinstance(found, Jid) else None
         proof = prove(
             replace(
                 evidence,

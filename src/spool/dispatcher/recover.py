@@ -17,7 +17,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
-from spool.dispatcher.start import spec_of_text
+from spool.dispatcher.start import SILENT_NS, spec_of_text
 from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
 from spool.formats import journal, records
 from spool.formats.records import GrantRecord
@@ -162,6 +162,8 @@ class Recovery:
             spool.take_jid(name, run)
         found = spool.jid(name, run)
         jid = found if isinstance(found, Jid) else None
+        # A jid that is there and says nothing may be in the middle of being written.
+        grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
         user = record.user or this_user()
         return Live(
             name=name,
@@ -178,6 +180,7 @@ class Recovery:
             view=Running(name, run, user, spec, record.grant, at_ns, record.attempt),
             jid=jid,
             boot_id=record.boot_id,
+            silent_until_ns=time.monotonic_ns() + grace_ns,
             stop=spool.stop(name, run),
             adopted=True,
         )
