@@ -114,6 +114,7 @@ class Sight:
         of.watch.lost = False
         begun = time.monotonic_ns()
         self.look_at_everything()
+        of.starter.ask_executors_again()
         cost = time.monotonic_ns() - begun
         if of.watch.problem is not None:
             self.next_due_ns = now + max(POLL_NS, _SHARE_WITHOUT_EVENTS * cost)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.errors import SpoolError
+from spool.core.errors import InvalidValue, SpoolError
 from spool.core.model import Grant, Running, Spec
 from spool.core.plan import Start
 from spool.dispatcher.settings import Settings
@@ -52,12 +52,33 @@ class Starter:
         self._settings = settings
         self._groups = groups
         self._executors: dict[str, Executor] = {}
+        self._problems: dict[str, str | None] = {}
 
     def executor(self, name: str) -> Executor:
         """Return the executor of that name."""
         if name not in self._executors:
             self._executors[name] = by_name(name)
         return self._executors[name]
+
+    def problem(self, name: str | None) -> str | None:
+        """Return why the executor *name* (None: the configured one) cannot start anything, None if it can."""
+        name = name or self._settings.executor
+        if name not in self._problems:
+            try:
+                self._problems[name] = self.executor(name).unavailable()
+            except InvalidValue:
+                self._problems[name] = f"this version of spool has no executor {name!r}"
+        return self._problems[name]
+
+    def ask_executors_again(self) -> None:
+        """Have the next question of an executor answered anew, and tell the table what was waiting for that."""
+        if not any(self._problems.values()):
+            return
+        self._problems.clear()
+        waiting = [self._table.queue[name] for name in self._table.queue]
+        for job in waiting:
+            if job.executor_problem != self.problem(job.spec.executor):
+                self._table.settle(self._table.job(job.name))
 
     def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked]]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -122,6 +123,7 @@ class Table:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], Live] = field(default_factory=dict)
+    executor_problem: Callable[[str | None], str | None] = lambda name: None
     version: int = 0  # moves with every change that may alter a decision
 
     def job(self, name: str) -> Job:
@@ -179,6 +181,7 @@ class Table:
             clock_at_ns=job.wait.clock_at_ns,
             attempt=job.series.attempt,
             not_before_ns=job.series.not_before_ns,
+            executor_problem=self.executor_problem(file.spec.executor),
         )
 
 
