@@ -51,7 +51,10 @@ class Look:
     def everything(self) -> None:
         """Look at every file of the state directories, as if no event had ever been raised."""
         for place in (QUEUED, HELD):
-            found, marks = self._scan(place)
+            scanned = self._scan(place)
+            if scanned is None:
+                continue
+            found, marks = scanned
             gone = [
                 job.name
                 for job in self._table.jobs.values()
@@ -266,12 +269,12 @@ class Look:
 
     # The disk.
 
-    def _scan(self, place: str) -> tuple[set[str], set[str]]:
+    def _scan(self, place: str) -> tuple[set[str], set[str]] | None:
         try:
             listed = os.listdir(self._layout.at(place))
         except OSError as error:
             log.warning("cannot look into %s/: %s", place, error.strerror)
-            return set(), set()
+            return None
         found: set[str] = set()
         marks: set[str] = set()
         complaints: set[str] = set()

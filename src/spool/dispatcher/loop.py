@@ -275,8 +275,8 @@ class Dispatcher:
     def _flush(self) -> None:
         lines = self.look.lines + self.finisher.lines
         if lines:
-            self.look.lines, self.finisher.lines = [], []
             self.logs.remember(lines)
+            self.look.lines, self.finisher.lines = [], []
 
     def _worth_remembering(self) -> list[journal.Line]:
         lines: list[journal.Line] = []

@@ -30,6 +30,9 @@ class Disk:
         fd = os.open(path, _CREATE, mode)
         try:
             _write_all(fd, data)
+        except OSError:  # no room for the text, and a name without it would say something else
+            _forget(path)
+            raise
         finally:
             os.close(fd)
 

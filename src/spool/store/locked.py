@@ -56,9 +56,14 @@ class LockedSpool(Spool):
         self._staged += 1
         staged = f"{self.disk.staging}/{os.getpid()}.run.{self._staged}"
         self.disk.mkdir(staged)
-        for record, data in files.items():
-            self.disk.create(f"{staged}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
-        self.disk.rename(staged, self.layout.metadir(name, run))
+        try:
+            for record, data in files.items():
+                self.disk.create(f"{staged}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
+            self.disk.rename(staged, self.layout.metadir(name, run))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.disk.remove_tree(staged)
+            raise
 
     def claim(self, name: str, inode: int, mtime_ns: int, size: int) -> bool:
         """Step 2: move the job file to `running/`. This commits the start.
