@@ -48,7 +48,7 @@ SECTIONS = (
         },
     ),
 )
-_VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
+VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
@@ -70,11 +70,11 @@ class Verbs(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of the help."""
-        return list(_VERBS)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the verb's command, None if there is none of that name."""
-        if cmd_name not in _VERBS:
+        if cmd_name not in VERBS:
             return None
         command = importlib.import_module(f"spool.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
@@ -85,10 +85,10 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or say which one was probably meant."""
         verb = args[0]
-        if verb not in _VERBS and not verb.startswith("-"):
+        if verb not in VERBS and not verb.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(verb, _VERBS, n=1)
+            near = difflib.get_close_matches(verb, VERBS, n=1)
             meant = _ELSEWHERE.get(verb) or (near[0] if near else None)
             hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists them"
             raise click.UsageError(f"there is no verb {verb!r}; {hint}")

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from spool.cli import naming, options
+from spool.cli import jobtext, naming, options
 from spool.core import layout
 from spool.store import submitting
 
@@ -81,37 +81,27 @@ def _told(root: str, name: str) -> int:
 
 def job_text(command: str | list[str], values: options.Values) -> str | None:
     """Return the job file, None if a value might be wrong."""
-    lines = [f"command = {_quoted(command) if isinstance(command, str) else _list(command)}"]
-    if isinstance(command, str) and not command.strip():
+    if not (command.strip() if isinstance(command, str) else command[0]):
         return None
-    if isinstance(command, list) and not command[0]:
+    keys = {"command": command, "workdir": os.getcwd(), **options.keys_of(values)}
+    if not all(_is_right(key, value) for key, value in keys.items()) or ("gpu_memory" in keys and not keys.get("gpus")):
         return None
-    keys = options.keys_of(values)
-    keys.setdefault("workdir", os.getcwd())
-    for key, value in keys.items():
-        line = _line(key, value)
-        if line is None:
-            return None
-        lines.append(line)
-    if "gpu_memory" in keys and not keys.get("gpus"):
-        return None
-    text = "\n".join(lines) + "\n"
-    return text if len(text) < _MAX_BYTES and "\0" not in text else None
+    text = jobtext.render(keys)
+    return text if text is not None and len(text) < _MAX_BYTES else None
 
 
-def _line(key: str, value: object) -> str | None:
+def _is_right(key: str, value: object) -> bool:
+    """Whether the full way would certainly take *value*."""
     if key in _COUNTS:
-        return f"{key} = {value}" if isinstance(value, int) and value <= _COUNTS[key] else None
+        return isinstance(value, int) and value <= _COUNTS[key]
     if key in _AMOUNTS:
-        return f'{key} = "{value}"' if isinstance(value, str) and _is_amount(value, _AMOUNTS[key]) else None
+        return isinstance(value, str) and _is_amount(value, _AMOUNTS[key])
     if key in _LABELS:
         labels = [value] if isinstance(value, str) else value
-        if not isinstance(labels, list) or not all(label.strip() and len(label) <= 100 for label in labels):
-            return None
-        return f"{key} = {_quoted(value) if isinstance(value, str) else _list(labels)}"
-    if key == "workdir" and isinstance(value, str) and value.startswith("/") and "$" not in value:
-        return f"{key} = {_quoted(value)}"
-    return None
+        return isinstance(labels, list) and all(label.strip() and len(label) <= 100 for label in labels)
+    if key == "workdir":
+        return isinstance(value, str) and value.startswith("/") and "$" not in value
+    return key == "command"
 
 
 def _is_amount(text: str, units: str) -> bool:
@@ -124,14 +114,3 @@ def _is_amount(text: str, units: str) -> bool:
         and number.isdecimal()
         and not number.startswith("0")
     )
-
-
-def _list(words: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_quoted, words)) + "]"
-
-
-def _quoted(text: str) -> str:
-    """Return *text* as a string of TOML; what needs more than a backslash becomes NUL, which `job_text` refuses."""
-    if not text.isprintable():
-        return "\0"
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

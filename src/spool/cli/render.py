@@ -135,6 +135,13 @@ def duration(duration_ns: int | None) -> str:
     return "" if duration_ns is None else show_duration(max(0, duration_ns))
 
 
+def cpu_time(duration_ns: int | None) -> str:
+    """Return a time that may be very short."""
+    if duration_ns is None:
+        return ""
+    return f"{duration_ns / 1e9:.3f} s" if duration_ns < 10_000_000_000 else show_duration(duration_ns)
+
+
 def count(number: int | None) -> str:
     """Return a number for a table's cell."""
     return "" if number is None else str(number)

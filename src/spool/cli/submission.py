@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spool.cli import naming, options
+from spool.cli import jobtext, naming, options
 from spool.cli.group import tell
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
@@ -17,8 +17,6 @@ from spool.dispatcher import background
 from spool.formats import directives, jobfile
 from spool.store import submitting
 from spool.store.whole import MAX_BYTES
-
-SCHEMA_COMMENT: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,8 @@ def checked_name(name: str) -> str:
 
 def checked(name: str, keys: dict[str, object]) -> bytes:
     """Return *keys* as the text of a job file. Raises InvalidJob, or InvalidValue for what no file can hold."""
-    text = jobfile.dump(keys)
+    laid_out = jobtext.render(keys)
+    text = jobfile.dump(keys) if laid_out is None else laid_out.encode()
     jobfile.parse(text, name=name)
     return text
 

@@ -49,8 +49,8 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", "spool", "--spool", root, "dispatch", "--idle-exit", idle_exit],
-            _environment(),
+            command(root, "--idle-exit", idle_exit),
+            environment(),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -65,12 +65,18 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
     return pid
 
 
-def _environment() -> dict[str, str]:
+def command(root: str, *words: str) -> list[str]:
+    """Return how a dispatcher of the spool *root* is started. `-P`: no module of the current directory is taken."""
+    return [sys.executable, "-P", "-m", "spool", "--spool", root, "dispatch", *words]
+
+
+def environment() -> dict[str, str]:
     """Return what a dispatcher is started with: ours, without the marks of a job that we may be part of."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
-    if package_path := os.environ.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, package_path.split(os.pathsep)))
-    return environment
+    found = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, as in a working copy
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (home, found.get("PYTHONPATH"))))
+    return found
 
 
 def _is_starting(root: str) -> bool:

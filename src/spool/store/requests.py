@@ -17,7 +17,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.formats import records
 from spool.store.disk import Disk
-from spool.store.spool import Spool
+from spool.store.spool import Spool, read_bytes
 
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 
@@ -89,6 +89,24 @@ class Requests:
     def resume(self) -> bool:
         """Start jobs again: `rm paused`. Return whether the spool was paused."""
         return self._disk.discard(self._layout.at(layout.PAUSED))
+
+    def replace(self, name: str, place: str, old: bytes, new: bytes) -> None:
+        """Put *new* in the place of the file of a waiting job that reads *old*: `mv .tmp/NAME.toml queued/`.
+
+        Raises SpoolError, and changes nothing, if the file is another by now, or the job has started meanwhile.
+        """
+        path = self._layout.job_file(place, name)
+        if read_bytes(path) != old:
+            why = "the file was changed or moved meanwhile"
+            raise SpoolError(cannot("change", f"job {name}", why))
+        inode = os.lstat(path).st_ino
+        self._disk.put(path, new, durable=True)
+        # A dispatcher may have claimed the old file between the look and the move. The new one, which could not have
+        # started beside it, would then be a second job.
+        running = self._layout.job_file(RUNNING, name)
+        if os.path.lexists(running) and os.lstat(running).st_ino == inode:
+            self._disk.discard(path)
+            raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
 
     def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Done:
         """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""

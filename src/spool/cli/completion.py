@@ -1,0 +1,31 @@
+"""`spool completion`: the completion script for a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from spool.cli import group
+from spool.cli.verb import Verb
+
+_HOW = {
+    "bash": '# in ~/.bashrc:  eval "$(spool completion bash)"\n',
+    "zsh": '# in ~/.zshrc:  eval "$(spool completion zsh)"\n',
+    "fish": "# in ~/.config/fish/completions/spool.fish\n",
+}
+
+
+@click.command(cls=Verb)
+@click.argument("shell", type=click.Choice(sorted(_HOW)))
+def command(shell: str) -> int:
+    """Print the completion script for a shell. Verbs, options and the names of jobs complete.
+
+    eval "$(spool completion bash)"
+    spool completion fish > ~/.config/fish/completions/spool.fish
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    script = made(group.spool, {}, "spool", "_SPOOL_COMPLETE")
+    # Not `script.source()`: for bash that starts one to ask for its version.
+    print(_HOW[shell] + script.source_template % script.source_vars())
+    return 0

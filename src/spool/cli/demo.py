@@ -1,0 +1,88 @@
+"""`spool demo`: show what spool does, with real jobs, in a spool of its own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+
+import click
+
+from spool.cli.gantt import Look, chart
+from spool.cli.group import tell
+from spool.cli.verb import Verb
+from spool.core.model import SECOND_NS, Result, State
+from spool.dispatcher.demo import Demonstration, Happened, went_well
+
+
+@click.command(cls=Verb)
+@click.option("--keep", is_flag=True, help="Leave the spool and the results there, and say where.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the picture.")
+def command(keep: bool, quiet: bool) -> int:
+    """Show what spool does, with real jobs, in a spool of its own.
+
+    Thirteen jobs: one makes data, others count, pack and sum it, four estimate pi, one fails and is tried again, one
+    never ends and meets its time limit, and what depends on that is cancelled. It takes a few seconds and leaves
+    nothing behind.
+    """
+    directory = tempfile.mkdtemp(prefix="spool-demo-")
+    demonstration = Demonstration(directory)
+    try:
+        names = demonstration.begin()
+        if not quiet:
+            print(f"{len(names)} jobs in {demonstration.root}/queued\n")
+        for happened in demonstration.happenings():
+            if not quiet:
+                print(_line(happened, demonstration.begun_at_ns), flush=True)
+        if demonstration.failed is not None:
+            tell(f"the dispatcher failed:\n{demonstration.failed}")
+            return 1
+        results = demonstration.results()
+        _picture(demonstration, names, results)
+        if not quiet:
+            _outputs(demonstration, names)
+        return 0 if went_well(results) else 1
+    finally:
+        demonstration.end()
+        if keep:
+            print(f"\nkept: {directory}; look at it with `spool --spool {demonstration.root} ls`")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _line(happened: Happened, begun_at_ns: int) -> str:
+    seconds = max(0, happened.at_ns - begun_at_ns) / SECOND_NS
+    result = happened.result
+    if result is None:
+        return f"{seconds:5.1f} s  {happened.name:8} starts"
+    words = result.outcome.value
+    if result.outcome is not State.FINISHED:
+        words += f": {result.reason}"
+    elif result.started_at_ns is not None and result.ended_at_ns is not None:
+        words += f" after {(result.ended_at_ns - result.started_at_ns) / SECOND_NS:.2f} s"
+    return f"{seconds:5.1f} s  {happened.name:8} {words}"
+
+
+def _picture(demonstration: Demonstration, names: list[str], results: list[Result]) -> None:
+    runs: dict[str, list[Result]] = {name: [] for name in names}
+    for result in results:
+        runs.setdefault(result.job, []).append(result)
+    begin_ns = min((result.submitted_at_ns for result in results if result.submitted_at_ns), default=0)
+    end_ns = max((result.ended_at_ns for result in results if result.ended_at_ns), default=begin_ns)
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    look = Look(
+        width=min(120, shutil.get_terminal_size().columns),
+        colour=sys.stdout.isatty(),
+        blocks=encoding.startswith("utf"),
+    )
+    print()
+    for line in chart(runs, begin_ns, end_ns, look):
+        print(line)
+
+
+def _outputs(demonstration: Demonstration, names: list[str]) -> None:
+    print()
+    for name in names:
+        line = demonstration.last_line(name)
+        if line:
+            print(f"{name:8}  {line}")

@@ -1,0 +1,120 @@
+"""`spool edit`: change a job that waits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import click
+
+from spool.cli import options
+from spool.cli.common import job_name, opened, this_user
+from spool.cli.completing import complete_names
+from spool.cli.group import tell
+from spool.cli.keyoptions import key_options, values_of
+from spool.cli.verb import Verb
+from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.layout import HELD, QUEUED
+from spool.formats import jobfile
+from spool.formats.editing import edited
+from spool.store.requests import Requests
+from spool.store.spool import Spool
+
+
+@click.command(cls=Verb)
+@click.argument("name", shell_complete=complete_names)
+@click.option("-c", "--shell-command", metavar="TEXT", help="Another command, as a text for the shell.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Take a key out: memory, env.DEBUG. May be repeated.")
+@key_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    name: str,
+    shell_command: str | None,
+    unset: tuple[str, ...],
+    **_: Any,
+) -> int:
+    """Change a job that waits or is held.
+
+    Without options in $VISUAL or $EDITOR. The text takes the place of the file only if it is valid. Comments and
+    order stay, and so does the job's place in the queue.
+
+      spool edit train
+      spool edit train --priority 50 --memory 8G --unset time_limit
+
+    By hand: vim queued/train.toml
+    """
+    spool = opened(ctx.obj)
+    name = job_name(name)
+    place, text = _file(spool, name)
+    changes = options.keys_of(values_of(ctx.params))
+    if shell_command is not None:
+        changes["command"] = shell_command
+    if changes or unset:
+        new = edited(text, changes, unset, name=name)
+        jobfile.parse(new, name=name)
+    else:
+        new = _in_editor(name, text)
+    if new == text:
+        print(f"{name} is as it was")
+        return 0
+    try:
+        Requests(spool, this_user()).replace(name, place, text, new)
+    except SpoolError:
+        if not changes:
+            _keep(name, new)
+        raise
+    print(f"{name} changed")
+    return 0
+
+
+def _file(spool: Spool, name: str) -> tuple[str, bytes]:
+    for place in (QUEUED, HELD):
+        text = spool.job_text(place, name)
+        if text is not None:
+            return place, text
+    places = spool.places(name)
+    if not places:
+        raise NoSuchJob(cannot("edit", f"job {name}", "no job of that name is in the spool"))
+    why = "it runs" if "running" in places else "it has ended"
+    raise SpoolError(cannot("edit", f"job {name}", f"{why}; only a job that waits or is held can be changed"))
+
+
+def _in_editor(name: str, text: bytes) -> bytes:
+    """Return what the user makes of *text*, valid. Raises SpoolError if that is given up."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="spool-edit-") as directory:
+        path = os.path.join(directory, f"{name}.toml")
+        with open(path, "wb") as file:
+            file.write(text)
+        while True:
+            code = subprocess.run(["/bin/sh", "-c", f'{editor} "$1"', "sh", path], check=False).returncode
+            if code != 0:
+                raise UsageError(cannot("edit", f"job {name}", f"the editor, {editor!r}, ended with exit code {code}"))
+            with open(path, "rb") as file:
+                new = file.read()
+            try:
+                jobfile.parse(new, name=name)
+            except InvalidJob as error:
+                if not sys.stdin.isatty():
+                    _keep(name, new)
+                    raise
+                for problem in error.problems:
+                    tell(problem.message)
+                if not click.confirm("Edit it again?", default=True, err=True):
+                    _keep(name, new)
+                    raise
+            else:
+                return new
+
+
+def _keep(name: str, text: bytes) -> None:
+    """Save a text that did not become the job, and say where."""
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}.", suffix=".toml")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+    tell(f"your text is kept in {path}")

@@ -1,0 +1,72 @@
+"""`spool gc`: remove what is old."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, opened
+from spool.cli.verb import Verb
+from spool.core.errors import UsageError
+from spool.core.units import parse_duration, parse_size, show_size
+from spool.dispatcher.settings import Settings
+from spool.store.collecting import Keep, Removal, plan_removal, remove
+from spool.store.spool import Spool
+
+
+@click.command(cls=Verb)
+@click.option("--older-than", metavar="TIME", help="Runs that ended longer ago than this: 30d.")
+@click.option("--keep-runs", metavar="N", type=click.IntRange(1), help="All but the newest N runs of each job.")
+@click.option("--max-size", metavar="SIZE", help="The oldest runs, until all together are no larger: 10G.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
+@json_option
+@click.pass_obj
+def command(
+    root: str, older_than: str | None, keep_runs: int | None, max_size: str | None, dry_run: bool, as_json: bool
+) -> int:
+    """Remove old runs, their outputs, and the records of jobs of which nothing else is left.
+
+    Only of jobs that have ended and that no waiting job depends on. The history stays. What no option says is taken
+    from [gc] in config.toml. It may run while a dispatcher does.
+
+      spool gc --older-than 30d --dry-run
+      spool gc --max-size 10G
+
+    By hand: rm -r jobs/train/1
+    """
+    spool = opened(root)
+    configured = Settings(spool).config.gc
+    keep = Keep(
+        parse_duration(older_than) if older_than is not None else configured.max_age_ns,
+        keep_runs if keep_runs is not None else configured.max_runs,
+        parse_size(max_size) if max_size is not None else configured.max_size_bytes,
+    )
+    if keep.everything:
+        raise UsageError("cannot clean up: nothing says what is old; give --older-than, --keep-runs or --max-size")
+    removal = plan_removal(spool, keep, time.time_ns())
+    if not dry_run:
+        removal = remove(spool, removal)
+    _print(spool, removal, dry_run=dry_run, as_json=as_json)
+    return 0
+
+
+def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        jobs = [name for name, _ in removal.jobs]
+        render.as_json(
+            {"version": 1, "dry_run": dry_run, "size_bytes": removal.size_bytes, "runs": removal.runs, "jobs": jobs}
+        )
+        return
+    if dry_run:
+        for old in removal.runs:
+            print(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
+        for name, _ in removal.jobs:
+            print(spool.layout.job_file("done", name))
+    verb = "would be removed" if dry_run else "removed"
+    runs, jobs_gone = len(removal.runs), len(removal.jobs)
+    print(
+        f"{runs} run{'' if runs == 1 else 's'} ({show_size(removal.size_bytes)}) "
+        f"and {jobs_gone} record{'' if jobs_gone == 1 else 's'} {verb}"
+    )

@@ -1,0 +1,133 @@
+"""`spool show`: everything about a job."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from spool.cli import render
+from spool.cli.common import job_name, json_option, opened
+from spool.cli.completing import complete_names
+from spool.cli.verb import Verb
+from spool.core.lifecycle import exit_words
+from spool.core.units import show_duration, show_size
+from spool.dispatcher.details import Details, RunDetails, details
+
+
+@click.command(cls=Verb)
+@click.argument("name", shell_complete=complete_names)
+@click.option("--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in a line.")
+@json_option
+@click.pass_obj
+def command(root: str, name: str, run: int | None, as_json: bool) -> int:
+    """Show everything about a job.
+
+    Where it is, what it does and why; its file; each of its runs with the outcome, the times, what it was given, and
+    where its output is.
+
+    By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
+    """
+    found = details(opened(root), job_name(name), run)
+    if as_json:
+        render.as_json({"version": 1, **render.plain(found)})
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Details) -> None:
+    now_ns = time.time_ns()
+    row = found.row
+    lines = [("job", found.name), ("state", row.state.value)]
+    if row.reason:
+        lines.append(("reason", row.reason))
+    lines += [
+        ("file", found.path or "(gone)"),
+        ("user", row.user or ""),
+        ("project", row.project or ""),
+        ("tags", ", ".join(row.tags)),
+        ("priority", render.count(row.priority)),
+        ("asks for", _asks(found)),
+        ("submitted", render.moment(row.submitted_at_ns, now_ns)),
+    ]
+    render.pairs((key, value) for key, value in lines if value)
+    if found.problem:
+        print(f"\nwhat is wrong with the file:\n{_indented(found.problem)}")
+    if found.file is not None:
+        print(f"\nthe file:\n{_indented(found.file)}")
+    if not found.runs:
+        return
+    *earlier, newest = found.runs
+    for run in earlier:
+        print(f"\nrun {run.run}: {_summary(run)}")
+    print(f"\nrun {newest.run}:")
+    render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
+
+
+def _asks(found: Details) -> str:
+    row = found.row
+    parts = []
+    if row.cpus is not None:
+        parts.append(f"{row.cpus} CPU{'' if row.cpus == 1 else 's'}")
+    if row.memory_bytes is not None:
+        parts.append(f"{show_size(row.memory_bytes)} of memory")
+    if row.gpus:
+        parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def _summary(run: RunDetails) -> str:
+    parts = [run.state.value if run.state is not None else "void", run.reason]
+    if run.started_at_ns is not None and run.ended_at_ns is not None:
+        parts.append(f"ran {show_duration(run.ended_at_ns - run.started_at_ns)}")
+    if run.again is not None:
+        parts.append(f"then {'held' if run.again == 'hold' else run.again}")
+    return ", ".join(part for part in parts if part)
+
+
+def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
+    ran_ns = None
+    if run.started_at_ns is not None:
+        ran_ns = (run.ended_at_ns or now_ns) - run.started_at_ns
+    again = ""
+    if run.again is not None:
+        again = run.again + (f" not before {render.moment(run.again_at_ns)}" if run.again_at_ns is not None else "")
+    return [
+        ("state", run.state.value if run.state is not None else "void"),
+        ("reason", run.reason),
+        ("attempt", str(run.attempt) if run.attempt > 1 or run.again else ""),
+        ("requeued", f"{run.requeues} times" if run.requeues else ""),
+        ("stop", f"{run.stop.kind} by {run.stop.by}: {run.stop.reason}".rstrip(": ") if run.stop is not None else ""),
+        ("exit code", exit_words(run.exit_code).removeprefix("exit code ") if run.exit_code is not None else ""),
+        ("started", render.moment(run.started_at_ns, now_ns)),
+        ("ended", render.moment(run.ended_at_ns, now_ns)),
+        ("ran", render.duration(ran_ns)),
+        ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),
+        ("CPU time", render.cpu_time(run.cpu_time_ns)),
+        ("given", _given(run)),
+        ("executor", run.executor or ""),
+        ("pid", str(run.pid) if run.pid is not None and run.ended_at_ns is None else ""),
+        ("output", run.stdout),
+        ("error output", run.stderr or ""),
+        ("directory", run.metadir),
+        ("again", again),
+    ]
+
+
+def _given(run: RunDetails) -> str:
+    grant = run.grant
+    if grant is None:
+        return ""
+    parts = [f"{grant.cpus} CPU{'' if grant.cpus == 1 else 's'}"]
+    if grant.memory_bytes is not None:
+        parts.append(f"{show_size(grant.memory_bytes)} of memory")
+    for at, uuid in enumerate(grant.gpu_uuids):
+        index = f"GPU {grant.gpu_indices[at]}" if at < len(grant.gpu_indices) else "GPU"
+        share = f", {show_size(grant.gpu_memory_bytes)} of it" if grant.gpu_memory_bytes is not None else ""
+        parts.append(f"{index} ({uuid}{share})")
+    return ", ".join(parts)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())

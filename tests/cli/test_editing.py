@@ -1,0 +1,131 @@
+"""`spool edit`: a job's file changes only into one that is valid, and only if it is still the same."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calling import Command, put_job
+from spool.core.errors import SpoolError
+from spool.formats import jobfile
+from spool.formats.editing import edited
+from spool.store.disk import Disk
+from spool.store.requests import Requests
+from spool.store.spool import Spool
+
+TEXT = '# mine\ncommand = "true"  # nothing\npriority = 10 # low\n\n[env]\n# one\nA = "1"\n'
+
+
+def test_single_keys_change_and_comments_stay(spool: Command, spool_root: Path) -> None:
+    """Options replace single keys; every comment and the order of the rest stay."""
+    path = put_job(spool_root, "a", TEXT)
+    said = spool("edit", "a", "--priority", 50, "--memory", "8G", "-e", "B=2", "--retry-max", 3)
+    assert said.code == 0, said.err
+    text = path.read_text()
+    assert "priority = 50 # low" in text
+    assert all(comment in text for comment in ("# mine", "# nothing", "# one"))
+    spec = jobfile.parse(text.encode(), name="a")
+    assert (spec.request.memory_bytes, spec.env, spec.retry.max) == (8 << 30, (("A", "1"), ("B", "2")), 3)
+
+
+def test_keys_can_be_taken_out(spool: Command, spool_root: Path) -> None:
+    """`--unset` removes a key, dotted in a table; one that is not set is an error."""
+    path = put_job(spool_root, "a", TEXT, "held")
+    assert spool("edit", "a", "--unset", "priority", "--unset", "env.A").code == 0
+    assert jobfile.parse(path.read_bytes(), name="a").env == ()
+    assert spool("edit", "a", "--unset", "memory").code == 2
+
+
+def test_new_dependencies_replace_the_old_ones(spool: Command, spool_root: Path) -> None:
+    """`-d` states what the job depends on from now on, all of it."""
+    path = put_job(spool_root, "a", 'command = "true"\n[depends_on]\nany = ["x"]\n')
+    assert spool("edit", "a", "-d", "y").code == 0
+    depends_on = jobfile.parse(path.read_bytes(), name="a").depends_on
+    assert depends_on is not None
+    assert (depends_on.all, depends_on.any) == (("y",), ())
+
+
+def test_what_is_not_valid_changes_nothing(spool: Command, spool_root: Path) -> None:
+    """A bad value is told with code 4, and the file is as it was."""
+    path = put_job(spool_root, "a", TEXT)
+    assert spool("edit", "a", "--priority", 500).code == 4
+    assert path.read_text() == TEXT
+
+
+def test_the_editor_gets_a_copy_and_a_bad_text_is_kept(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the editor leaves takes the place of the file if it is valid; else it is kept elsewhere and told."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = put_job(spool_root, "a", TEXT)
+    monkeypatch.setenv("EDITOR", "sed -i 's/= 10/= 50/'")
+    assert spool("edit", "a").code == 0
+    assert "priority = 50 # low" in path.read_text()
+    monkeypatch.setenv("EDITOR", "sed -i 's/= 50/= 500/'")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    said = spool("edit", "a")
+    assert said.code == 4
+    [kept] = tmp_path.glob("a.*.toml")
+    assert str(kept) in said.err
+    assert "500" in kept.read_text()
+    assert "priority = 50 # low" in path.read_text()
+    monkeypatch.setenv("EDITOR", "false")
+    assert spool("edit", "a").code == 2
+    monkeypatch.setenv("EDITOR", "true")
+    assert "as it was" in spool("edit", "a").out
+
+
+@pytest.mark.parametrize("place", ["running", "done"])
+def test_only_a_job_that_waits_can_be_changed(spool: Command, spool_root: Path, place: str) -> None:
+    """What runs or has ended is refused."""
+    put_job(spool_root, "a", TEXT, place)
+    assert spool("edit", "a", "--priority", 1).code == 1
+    assert spool("edit", "nosuch", "--priority", 1).code == 3
+
+
+class _Claiming(Disk):
+    """A disk on which a dispatcher claims the job just before the new text takes its place."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root / ".tmp"))
+        self._root = root
+
+    def rename(self, old: str, new: str) -> None:
+        """Do the two halves of a claim first."""
+        os.link(new, self._root / "running" / "a.toml")
+        os.unlink(new)
+        super().rename(old, new)
+
+
+def test_a_job_that_starts_while_it_is_edited_is_not_queued_a_second_time(spool_root: Path) -> None:
+    """The race for the file lost, the new text is taken away again, and the run goes on."""
+    put_job(spool_root, "a", TEXT)
+    requests = Requests(Spool(str(spool_root)), "me", _Claiming(spool_root))
+    with pytest.raises(SpoolError, match="started meanwhile"):
+        requests.replace("a", "queued", TEXT.encode(), b'command = "false"\n')
+    assert os.listdir(spool_root / "queued") == []
+    assert (spool_root / "running" / "a.toml").read_text() == TEXT
+
+
+def test_a_file_that_was_changed_meanwhile_is_not_overwritten(spool_root: Path) -> None:
+    """Somebody else's edit is never lost to ours."""
+    path = put_job(spool_root, "a", TEXT)
+    requests = Requests(Spool(str(spool_root)), "me")
+    with pytest.raises(SpoolError, match="meanwhile"):
+        requests.replace("a", "queued", b"other", b'command = "false"\n')
+    assert path.read_text() == TEXT
+
+
+@given(st.integers(0, 255), st.sampled_from(["", "\n", "\r\n"]), st.booleans())
+def test_a_file_stays_readable_whatever_its_ends(priority: int, end: str, commented: bool) -> None:
+    """A text without a last newline, with DOS ends or with a comment last takes a new key."""
+    text = f'command = "true"{"  # c" if commented else ""}{end}'
+    new = edited(text.encode(), {"priority": priority, "env": {"A": "1"}}, name="a")
+    spec = jobfile.parse(new, name="a")
+    assert (spec.priority, spec.env) == (priority, (("A", "1"),))

@@ -1,0 +1,270 @@
+"""What `ls`, `show`, `why` and `check` say of a spool."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job
+from spool.core.model import Grant, Result, State
+from spool.dispatcher.listing import Lister, Row
+from spool.formats import ends, records
+from spool.formats.state import JobView, StateView, render_state
+from spool.machine import identity
+from spool.store.spool import Spool
+from support import ROOT, wait_for
+
+
+def ended(root: Path, name: str, outcome: State, at_ns: int, *, run: int = 1, code: int | None = None) -> None:
+    """Put an ended job with its records and its line of history into the spool."""
+    put_job(root, name, place="done")
+    result = Result(name, run, 1, outcome, f"exit code {code}", 1, at_ns - 2_000_000_000, at_ns, code, user="me")
+    metadir = root / "jobs" / name / str(run)
+    metadir.mkdir(parents=True)
+    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    with (root / "history.jsonl").open("ab") as history:
+        history.write(ends.render_history(result))
+
+
+def running(root: Path, name: str) -> None:
+    """Put a job into running/ whose wrapper is this very process."""
+    put_job(root, name, 'command = "true"\ncpus = 2\n', "running")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text('command = "true"\ncpus = 2\n')
+    record = records.GrantRecord(name, 1, grant=Grant(cpus=2), user="me", granted_at_ns=time.time_ns())
+    (metadir / "grant.toml").write_bytes(records.render_grant(record))
+    jid = identity.of_process(os.getpid())
+    assert jid is not None
+    (metadir / "jid").write_bytes(records.render_jid(jid))
+
+
+def names(said: str) -> list[str]:
+    """Return the first column of a table."""
+    return [line.split()[0] for line in said.splitlines()[1:]]
+
+
+def test_ls_shows_what_runs_what_waits_and_what_ended_lately(spool: Command, spool_root: Path) -> None:
+    """Without a dispatcher the files alone are shown, and stderr says that nobody dispatches."""
+    now = time.time_ns()
+    ended(spool_root, "old", State.FAILED, now - 60_000_000_000, code=3)
+    running(spool_root, "runs")
+    put_job(spool_root, "low", 'command = "true"\npriority = 5\n')
+    put_job(spool_root, "high", 'command = "true"\npriority = 50\nmemory = "2G"\n')
+    put_job(spool_root, "parked", place="held")
+    said = spool("ls")
+    assert names(said.out) == ["old", "runs", "high", "low", "parked"]
+    assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed", "running", "queued", "queued", "held"]
+    assert "2G" in said.out
+    assert "no dispatcher runs" in said.err
+
+
+def test_ls_shows_ten_ended_jobs_unless_all_are_asked_for(spool: Command, spool_root: Path) -> None:
+    """The newest ten of the last day; -a shows every one, also those that the history does not know."""
+    now = time.time_ns()
+    for at in range(12):
+        ended(spool_root, f"job_{at}", State.FINISHED, now - (12 - at) * 1_000_000_000, code=0)
+    put_job(spool_root, "byhand", place="done")
+    assert names(spool("ls").out) == [f"job_{at}" for at in range(2, 12)]
+    assert set(names(spool("ls", "-a").out)) == {"byhand", *(f"job_{at}" for at in range(12))}
+    assert names(spool("ls", "job_1*", "--sort", "name").out) == ["job_1", "job_10", "job_11"]
+
+
+def test_ls_filters_and_sorts(spool: Command, spool_root: Path) -> None:
+    """State, project, tag and user each leave only what fits; --quiet prints names for other programs."""
+    put_job(spool_root, "a", 'command = "true"\nproject = "x"\ntags = ["t"]\n')
+    put_job(spool_root, "b", 'command = "true"\n')
+    put_job(spool_root, "c", 'command = "true"\nproject = "x"\n', "held")
+    assert spool("ls", "-q", "--project", "x").out == "a\nc\n"
+    assert spool("ls", "-q", "--tag", "t").out == "a\n"
+    assert spool("ls", "-q", "-s", "held").out == "c\n"
+    assert spool("ls", "-q", "-u", "nobody-at-all").out == ""
+    assert spool("ls", "-s", "nonsense").code == 2
+
+
+def test_ls_of_a_job_that_is_not_there_is_told(spool: Command) -> None:
+    """A name without a job gives code 3; a glob without one only an empty table."""
+    assert spool("ls", "nosuch").code == 3
+    assert spool("ls", "nosuch*").code == 0
+
+
+def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Path) -> None:
+    """The JSON of an empty spool is JSON, and that of a full one has every field."""
+    assert json.loads(spool("ls", "--json").out)["jobs"] == []
+    put_job(spool_root, "a")
+    found = json.loads(spool("ls", "--json").out)
+    assert found["version"] == 1
+    assert found["dispatcher"] is False
+    [row] = found["jobs"]
+    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in Row.__dataclass_fields__}
+    assert set(row) == fields
+    assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
+
+
+def test_ls_believes_the_files_before_the_dispatcher(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reasons come from state.json while a dispatcher lives; an entry that the files contradict is passed over."""
+    put_job(spool_root, "waits")
+    put_job(spool_root, "moved", place="held")
+    put_job(spool_root, "new")
+    jobs = {
+        "waits": JobView(state="queued", reason="cpus: needs 4, 1 free", cpus=4, user="me"),
+        "moved": JobView(state="queued", reason="wrong"),
+        "gone": JobView(state="running"),
+    }
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "dispatcher_lives", lambda self: True)
+    rows = {row.name: row for row in Lister(Spool(str(spool_root))).listing().rows}
+    assert set(rows) == {"waits", "moved", "new"}
+    assert (rows["waits"].reason, rows["waits"].cpus) == ("cpus: needs 4, 1 free", 4)
+    assert (rows["moved"].state, rows["moved"].reason) == (State.HELD, "")
+    assert rows["new"].reason == "not looked at yet"
+    old = time.time() - 120
+    os.utime(spool_root / "state.json", (old, old))
+    assert "silent" in spool("ls").err
+
+
+def test_thousands_of_jobs_are_listed_without_reading_their_files(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a dispatcher lives no job file is opened for the list."""
+    count = 3000
+    for at in range(count):
+        (spool_root / "queued" / f"j{at}.toml").touch()
+    jobs = {f"j{at}": JobView(state="queued", reason="cpus", cpus=1) for at in range(count)}
+    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, jobs=jobs)))
+    monkeypatch.setattr(Spool, "dispatcher_lives", lambda self: True)
+
+    def refuse(*words: object) -> bytes:
+        raise AssertionError("a job file was read")
+
+    monkeypatch.setattr(Spool, "job_text", refuse)
+    assert len(Lister(Spool(str(spool_root))).listing().rows) == count
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_plain_text(spool_root: Path) -> None:
+    """Colours and lines are for terminals; in a pipe there is text that awk can read."""
+    put_job(spool_root, "a", place="held")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "spool", "ls"]
+    piped = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert b"\x1b" not in piped
+    master, slave = pty.openpty()
+    try:
+        subprocess.run(command, env=environment, stdout=slave, stderr=subprocess.DEVNULL, check=True)
+        drawn = os.read(master, 65536)
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert b"\x1b[" in drawn
+    assert b"held" in drawn
+
+
+def test_names_cannot_move_a_terminals_cursor(spool: Command, spool_root: Path) -> None:
+    """What a job file holds is shown without its control characters."""
+    put_job(spool_root, "a", 'command = "true"\nproject = "x"\n')
+    (spool_root / "queued" / "a.toml.error").write_text("- evil \x1b[2J text\n")
+    assert "\x1b" not in spool("ls").out
+
+
+def test_show_tells_everything_of_a_job(spool: Command, spool_root: Path) -> None:
+    """The file, where it is, each run with its outcome, and where the output of the newest is."""
+    ended(spool_root, "a", State.FAILED, time.time_ns(), code=3)
+    os.rename(spool_root / "done" / "a.toml", spool_root / "queued" / "a.toml")
+    running(spool_root, "b")
+    said = spool("show", "a").out
+    assert "queued" in said
+    assert 'command = "true"' in said
+    assert "failed" in said
+    assert f"{spool_root}/jobs/a/1/log" in said
+    assert "2 CPUs" in spool("show", "b").out
+    found = json.loads(spool("show", "a", "--json").out)
+    assert found["places"] == ["queued"]
+    assert [(run["run"], run["state"], run["exit_code"]) for run in found["runs"]] == [(1, "failed", 3)]
+    assert spool("show", "nosuch").code == 3
+    assert spool("show", "a", "--run", 2).code == 3
+
+
+def test_show_says_what_is_wrong_with_a_file(spool: Command, spool_root: Path) -> None:
+    """The text of the .error file is part of what there is to know."""
+    put_job(spool_root, "a", "comand = 1\n")
+    (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
+    assert 'unknown key "comand"' in spool("show", "a").out
+
+
+def test_why_gives_every_reason_with_numbers(spool: Command, spool_root: Path) -> None:
+    """Each no of the planner in the order of the rules, from the files alone."""
+    text = 'command = "true"\ncpus = 100000\ndepends_on = ["nosuch"]\n'
+    put_job(spool_root, "a", text)
+    said = spool("why", "a")
+    assert said.code == 0
+    assert "dependency: nosuch" in said.out
+    assert "never fits: needs 100000 CPUs" in said.out
+    assert "no dispatcher runs" in said.out
+    codes = [reason["code"] for reason in json.loads(spool("why", "a", "--json").out)["reasons"]]
+    assert codes[:2] == ["dependency", "never_fits"]
+
+
+def test_why_knows_what_has_to_end_first(spool: Command, spool_root: Path) -> None:
+    """A job behind one that holds the CPUs is told which, and when it could start."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 2\n")
+    running(spool_root, "busy")
+    put_job(spool_root, "a", 'command = "true"\ncpus = 2\n')
+    found = json.loads(spool("why", "a", "--json").out)
+    assert [reason["code"] for reason in found["reasons"]] == ["cpus"]
+    assert found["must_end"] == ["busy"]
+    assert found["start_at"] is not None
+
+
+def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
+    """Where nothing is in the way, that is the answer; of a job that runs or has ended, it is an error."""
+    put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
+    put_job(spool_root, "h", place="held")
+    assert "nothing is in its way" in spool("why", "a").out
+    assert "held" in spool("why", "h").out
+    put_job(spool_root, "d", place="done")
+    assert spool("why", "d").code == 1
+    assert spool("why", "nosuch").code == 3
+
+
+def test_why_says_what_is_wrong_with_an_invalid_file(spool: Command, spool_root: Path) -> None:
+    """A file that cannot be used waits for being mended; why says for what."""
+    put_job(spool_root, "a", 'command = "true"\nmemory = 16\n')
+    assert "16G" in spool("why", "a").out
+
+
+def test_survey_and_dispatcher_give_the_same_reason(
+    spool: Command, spool_root: Path, dispatcher: subprocess.Popen[str]
+) -> None:
+    """What `why` finds on its own is what the dispatcher has found."""
+    put_job(spool_root, "a", 'command = "true"\ncpus = 100000\n')
+    rows = wait_for(
+        lambda: [row for row in json.loads(spool("ls", "--json").out)["jobs"] if row["reason"].startswith("never")]
+    )
+    answer = json.loads(spool("why", "a", "--json").out)
+    assert answer["reasons"][0]["text"] == rows[0]["reason"] == answer["last_said"]
+
+
+def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
+    """Each problem is one line that editors can jump to; a valid file is said to be valid."""
+    bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
+    bad.write_text('command = "true"\ncpu = 1\nmemory = 5\n')
+    good.write_text('command = "true"\n')
+    said = spool("check", bad, good)
+    assert said.code == 4
+    assert [line.split(": ")[0] for line in said.out.splitlines()] == [f"{bad}:2", f"{bad}:3"]
+    assert spool("check", good).code == 0
+    assert spool("check", tmp_path / "nosuch.toml").code == 4
+    (tmp_path / "config.toml").write_text("cpus = 2\n")
+    assert spool("check", tmp_path / "config.toml").code == 0
+    found = json.loads(spool("check", "--json", bad).out)["files"][0]
+    assert (found["valid"], found["problems"][0]["line"]) == (False, 2)

@@ -1,0 +1,147 @@
+"""The command line as a whole: help, errors, exit codes, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from calling import Command, put_job, start
+from spool.cli import gantt, group
+from spool.core.model import Result, State
+from support import ROOT
+
+VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(spool: Command, verb: str) -> None:
+    """`spool VERB --help` says in its first line what the verb does, as the list of verbs does."""
+    said = spool(verb, "--help")
+    assert said.code == 0
+    assert said.out.startswith(f"Usage: spool {verb}")
+    context = click.Context(group.spool)
+    command = group.spool.get_command(context, verb)
+    assert command is not None
+    first = (command.help or "").split("\n\n")[0].split("\n")[0]
+    assert first.split()[0] == group.VERBS[verb].split()[0]
+
+
+def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
+    """The list of verbs is whole, and printing it is quick."""
+    said = spool("--help")
+    assert all(f"  {verb} " in said.out for verb in VERBS)
+    code = "import sys; from spool.cli import group; group.run(['--help']); print('spool.cli.ls' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(("verb", "meant"), [("squeue", "ls"), ("scancel", "cancel"), ("submti", "submit")])
+def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: str) -> None:
+    """A verb of another scheduler, or one misspelled, gets a hint and code 2."""
+    said = spool(verb)
+    assert said.code == 2
+    assert f"`spool {meant}`" in said.err
+
+
+def test_a_wrong_option_is_one_line(spool: Command) -> None:
+    """A usage error is one line on stderr."""
+    said = spool("ls", "--nonsense")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 0)
+
+
+def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the world does to us is told in a line with code 5; what we did wrong is shown whole."""
+    put_job(spool_root, "a")
+    monkeypatch.setattr("spool.cli.ls.Lister", _raising(OSError(28, "No space left on device", "/x")))
+    said = spool("ls")
+    assert (said.code, said.err) == (5, "spool: cannot use the disk: /x: No space left on device")
+    monkeypatch.setattr("spool.cli.ls.Lister", _raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        spool("ls")
+
+
+def _raising(error: Exception) -> object:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+def test_a_reader_that_goes_away_is_no_error(spool_root: Path) -> None:
+    """`spool ls | head -1` prints no traceback."""
+    for at in range(3000):
+        put_job(spool_root, f"j{at}")
+    process = start("ls")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait()
+    process.stderr.close()
+    assert "Traceback" not in err
+    assert "Exception" not in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_each_shell(spool: Command, shell: str) -> None:
+    """The script names the function that the shell calls."""
+    said = spool("completion", shell)
+    assert said.code == 0
+    assert "_SPOOL_COMPLETE" in said.out
+
+
+def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
+    """`spool release t<TAB>` offers held jobs, `spool log t<TAB>` all."""
+    put_job(spool_root, "train", place="held")
+    put_job(spool_root, "test", place="done")
+
+    def completed(words: str) -> set[str]:
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT / "src"),
+            "_SPOOL_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        command = [sys.executable, "-m", "spool"]
+        out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        return {line.partition(",")[2] for line in out.splitlines()}
+
+    assert completed("spool release t") == {"train"}
+    assert completed("spool log t") == {"train", "test"}
+    assert completed("spool rel") == {"release"}
+
+
+def test_dispatch_leaves_quietly_where_another_lives(dispatcher: object, spool: Command, spool_root: Path) -> None:
+    """`dispatch` beside another is code 6; with --once or --idle-exit the work is being done, and that is 0."""
+    assert spool("dispatch").code == 6
+    assert spool("dispatch", "--once").code == 0
+    assert spool("dispatch", "--idle-exit", "1s").code == 0
+    assert spool("dispatch", "--once", "--until-idle").code == 2
+
+
+def test_the_picture_shows_waits_runs_and_retries() -> None:
+    """Each job is a row: dots while it waits, blocks while it runs, a cross where a run ended badly."""
+    second = 1_000_000_000
+    runs = {
+        "a": [
+            Result("a", 1, 1, State.FAILED, "", 0, 2 * second, 4 * second),
+            Result("a", 2, 2, State.FINISHED, "", 0, 6 * second, 10 * second),
+        ],
+        "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * second)],
+    }
+    lines = gantt.chart(runs, 0, 10 * second, gantt.Look(width=40, blocks=False))
+    row = lines[0].split("  ")[1]
+    assert row.startswith("..")
+    assert row.index("#") < row.index("x") < row.rindex("#")
+    assert "x" in lines[1]
+    assert "+0 s" in lines[2]
+    assert "\x1b[" in gantt.chart(runs, 0, 10 * second, gantt.Look(colour=True))[0]
