@@ -128,7 +128,8 @@ class Finisher:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
         *account* appends to the history. In this order a crash can leave something to be done again, which the
-        next dispatcher sees, and never something that is left out.
+        next dispatcher sees, and never something that is left out. So can an error (the disk is full): called again
+        with the same runs it goes on where it was.
         """
         results: list[tuple[Live, Result]] = []
         lines: list[bytes] = []
@@ -136,6 +137,9 @@ class Finisher:
             proof = live.proof
             assert proof is not None
             if proof.outcome is None:
+                continue
+            if live.result is not None:
+                results.append((live, live.result))
                 continue
             recorded = self._spool.result(live.name, live.run) if live.adopted else None
             known = recorded
@@ -147,13 +151,15 @@ class Finisher:
                 self._write(live, result)
             if known is None or (recorded is not None and not self._spool.accounted(result)):
                 lines.append(ends.render_history(result))
-            live.result = result
             results.append((live, result))
         account(b"".join(lines))
         for live, result in results:
-            self._move(self._table.job(live.name), live, result)
+            live.result = result
+        for live, result in results:
+            if live.key in self._table.live:
+                self._move(self._table.job(live.name), live, result)
         for live in ended:
-            if live.proof is not None and live.proof.verdict is Verdict.VOID:
+            if live.proof is not None and live.proof.verdict is Verdict.VOID and live.key in self._table.live:
                 self._void(self._table.job(live.name), live, account, now_ns)
 
     def _write(self, live: Live, result: Result) -> None:
@@ -236,7 +242,7 @@ class Finisher:
             account(ends.render_history(result))
 
     def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
-        ended = now_ns
+        ended = live.ended_at_ns or now_ns
         result = Result(
             job=live.name,
             run=live.run,

@@ -63,6 +63,7 @@ class Dispatcher:
         groups = run_groups.find()
         self.groups = groups if isinstance(groups, RunGroups) else None
         self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups)
+        self.table.executor_problem = self.starter.problem
         self.stopper = Stopper(spool.root)
         self.limits = Limits(self.table, self.stopper, self.order_stop)
         self.report = Report(spool, self.table)
@@ -71,6 +72,7 @@ class Dispatcher:
         self.ends = Ends(self.table, self.finisher, self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
         self.sight = Sight(self)
+        self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self.plan: Plan | None = None
         self._decided: tuple[int, object] | None = None  # what the plan was made of
         self._watches_gpus = False
@@ -103,7 +105,10 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; what runs goes on."""
-        self._flush()
+        try:
+            self._flush()
+        except OSError as error:
+            log.error("cannot write to the journal: %s; some places in the queue are forgotten", error.strerror)
         self.report.write(self.plan, self._machine, paused=self.sight.paused, force=True)
         self.watch.close()
         self.world.close()
@@ -121,14 +126,15 @@ class Dispatcher:
         """Do one pass; return whether another has something to do at once."""
         self.sight.see()
         ended = self.ends.collect()
-        ended_at_ns = self.clock()  # before what starts in their place: the accounting shows nobody twice
+        for live in ended:
+            live.ended_at_ns = self.clock()  # before what starts in its place: the accounting shows nobody twice
+        self._unfiled += ended
         self.limits.check()
         version = self.table.version
+        if self.settings.config.policy.on_failure == "pause":
+            self._file()  # nothing is to start after the first that failed
         started = self._decide_and_start()
-        if ended:
-            self.finisher.file(ended, self.logs.account, ended_at_ns)
-            for live in ended:
-                self._after(live)
+        self._file()
         self._flush()
         if self.logs.long:
             self.logs.compact(self._worth_remembering())
@@ -167,6 +173,14 @@ class Dispatcher:
         self.wakes.wait(max(0, min(waits)) if waits else None)
 
     # Ends.
+
+    def _file(self) -> None:
+        """Do the paperwork of what has ended; what an error leaves undone is done by the next call."""
+        if self._unfiled:
+            self.finisher.file(self._unfiled, self.logs.account, self.clock())
+            filed, self._unfiled = self._unfiled, []
+            for live in filed:
+                self._after(live)
 
     def _after(self, live: Live) -> None:
         proof = live.proof

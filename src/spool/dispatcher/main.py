@@ -9,10 +9,13 @@ import time
 from spool.core.errors import LockHeld
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
+from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
 from spool.store.whole import ignore_lease_breaks
 
 log = logging.getLogger(__name__)
+
+_WAIT_FOR_ROOM_S = 0.5
 
 # What systemd's journal makes of the first characters of a line (sd-daemon(3)).
 _LEVELS = {
@@ -83,8 +86,19 @@ def serve(
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
+    full = False
     while not dispatcher.wakes.leaving:
-        more = dispatcher.turn()
+        try:
+            more = dispatcher.turn()
+        except OSError as error:
+            if once or not disk_is_full(error):
+                raise
+            if not full:
+                log.error("the disk is full: nothing starts, what ends is filed when there is room")
+            full = True
+            time.sleep(_WAIT_FOR_ROOM_S)
+            continue
+        full = False
         if more:
             dispatcher.sleep(0)
             continue

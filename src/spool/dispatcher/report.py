@@ -12,6 +12,7 @@ from spool.core.plan import Plan
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
 from spool.machine import identity
+from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
@@ -49,7 +50,13 @@ class Report:
             return
         begun = time.perf_counter_ns()
         text = render_state(self._view(plan, machine, paused=paused))
-        self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
+        try:
+            self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
+        except OSError as error:
+            if not disk_is_full(error):
+                raise
+            self._next_ns = now + SECOND_NS
+            return
         cost = time.perf_counter_ns() - begun
         self._wanted = False
         self._next_ns = now + max(_AT_MOST_EVERY_NS, _SHARE * cost)

@@ -29,7 +29,7 @@ class Settings:
         try:
             status = os.stat(self._path)
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-        except FileNotFoundError:
+        except OSError:  # not there, or a link that leads nowhere, or round in a circle
             seen = None
         if seen == self._seen and not force:
             return False

@@ -76,6 +76,7 @@ class Live:
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
+    ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
     exit_status: int | None = None  # of our own child, as wait() reports it
     exit_code: int | None = None  # as the wrapper wrote it down

@@ -37,8 +37,17 @@ class Disk:
             os.close(fd)
 
     def append(self, fd: int, data: bytes) -> None:
-        """Append *data* to an open log. A crash may leave a last line that is short."""
-        _write_all(fd, data)
+        """Append *data* to an open log: all of it, or nothing where the disk is full.
+
+        A crash may leave a last line that is short.
+        """
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except OSError:
+                os.ftruncate(fd, os.fstat(fd).st_size - (len(data) - len(view)))
+                raise
 
     def rename(self, old: str, new: str) -> None:
         """Rename *old* to *new*, replacing a file of that name."""

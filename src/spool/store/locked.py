@@ -13,7 +13,7 @@ import msgspec.json
 
 from spool.core import layout
 from spool.formats import records
-from spool.store.disk import Disk
+from spool.store.disk import Disk, disk_is_full
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes
 
@@ -129,6 +129,9 @@ class LockedSpool(Spool):
             return False
         except FileNotFoundError:  # somebody removed the metadir: it is stopped without a record
             return True
+        except OSError as error:  # no room for a record is no reason to let it go on
+            if not disk_is_full(error):
+                raise
         return True
 
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
