@@ -279,6 +279,13 @@ def test_a_circle_with_a_way_out_is_none():
     assert "circle" in why(shut, "a")
 
 
+def test_two_ways_out_are_no_more_than_one():
+    """Of a job whose alternatives both will end, the other clauses still count."""
+    both = Dependencies(all=("a",), any=("p", "q"))
+    found = plan(job("a", depends_on=both), job("p", depends_on="z"), job("q", depends_on="z"))
+    assert why(found, "a") == "dependency: a circle, a waits for a"
+
+
 def test_a_circle_through_an_array_and_a_held_job():
     """Arrays and held jobs are part of circles too."""
     tasks = {"sweep": ("sweep_0", "sweep_1")}
@@ -342,6 +349,7 @@ def test_disk_and_executor():
     low = machine(disk_free_bytes=400 << 20)
     assert why(plan(job("j"), on=low), "j") == "disk: 0.3 GiB free, floor 1 GiB"
     assert started(plan(job("j"), on=low)) == []
+    assert started(plan(job("j"), on=machine(disk_free_bytes=1 << 30))) == ["j"]
     missing = job("j", executor_problem="tmux is not installed")
     found = plan(missing, job("k"))
     assert (why(found, "j"), started(found)) == ("executor: tmux is not installed", ["k"])

@@ -151,6 +151,22 @@ def test_a_stopping_run_keeps_its_grant():
     assert why(found, "j") == "cpus: needs 4, 3 free (1 run holds 1)"
 
 
+def test_a_run_that_is_being_stopped_ends_soon():
+    """It is expected to be gone when its `kill_grace` is over."""
+    stopped = run("r", cpus=4, stopping=True, kill_grace_ns=7 * S)
+    assert plan(job("j"), running=[stopped]).expected_start("j").at_ns == NOW + 7 * S
+    almost = run("r", cpus=4, stopping=True, kill_grace_ns=7 * S, time_limit_ns=61 * S)
+    assert plan(job("j"), running=[almost]).expected_start("j").at_ns == NOW + S
+
+
+def test_memory_outside_spool_is_nobodys_to_promise():
+    """What the kernel could not give now is hoped for when a run ends; where none runs, nobody knows."""
+    tight = machine(memory_available_bytes=10 * GIB)
+    asked = job("j", memory_bytes=24 * GIB)
+    assert plan(asked, on=tight, running=[run("r", time_limit_ns=160 * S)]).expected_start("j").at_ns == NOW + 100 * S
+    assert plan(asked, on=tight).expected_start("j") is None
+
+
 def test_what_would_have_to_end_first():
     """The expected start is the end, by its limit, of the last run that is in the way; others need not end."""
     runs = [

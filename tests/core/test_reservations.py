@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
-from spool.core.model import Policy, Reservation
-from spool.core.reservations import conflict, is_active, overlap
+from spool.core.gpus import Cards
+from spool.core.model import ForeignProcess, Policy, Reservation
+from spool.core.reservations import Moment, choose, conflict, is_active, overlap
 
 HOUR = 3600 * S
 
@@ -150,6 +153,39 @@ def test_runs_that_end_in_time_count_for_what_is_to_come():
     assert started(decide(*singles(2), kept=kept, running=[ends])) == ["bob0", "bob1"]
     stays = run("r", user="bob", on=(0, 1))
     assert started(decide(*singles(2), kept=kept, running=[stays])) == []
+
+
+def test_only_free_gpus_count_for_a_reservation():
+    """A GPU that somebody outside spool uses, or that is not well, is none of those that stay free."""
+    cards = gpus(4)
+    for changes in ({"foreign": (ForeignProcess(7, "python", 1),)}, {"problem": "hot"}):
+        box = machine(cpus=9, gpus=(replace(cards[0], **changes), *cards[1:]))
+        assert len(started(plan(*singles(4), on=box, reservations=(keep(2),)))) == 1
+
+
+def test_a_count_comes_on_top_of_indices():
+    """GPUs reserved by index are not those that are counted for somebody else."""
+    kept = (keep((0, 1)), keep(1, "bob", name="two"))
+    assert len(started(decide(*singles(4, "eve"), kept=kept))) == 1
+    assert len(started(decide(*singles(4, "bob"), kept=kept))) == 2
+
+
+def test_only_a_job_that_finds_room_is_told_of_reservations():
+    """Without room on the GPUs, that is the reason, and reservations are not in the way."""
+    found = decide(job("j", user="bob", gpus=2), kept=keep(2), running=[run("r", on=(0, 1, 2))])
+    assert [each.code for each in found.all_noes("j")] == ["gpus"]
+
+
+def test_gpus_are_chosen_so_that_every_moment_is_kept():
+    """Where the wanted order runs into two reservations, cheaper GPUs are taken instead."""
+    cards = Cards(machine(gpus=3), Policy()).cards
+    bound = [
+        Moment(1, {}, frozenset({"GPU-0", "GPU-1"}), 1, ()),
+        Moment(2, {}, frozenset({"GPU-0", "GPU-2"}), 1, ()),
+    ]
+    assert [card.gpu.index for card in choose(cards, 2, bound)] == [1, 2]
+    assert [card.gpu.index for card in choose(cards, 1, bound)] == [0]
+    assert choose(cards, 3, bound) is None
 
 
 def test_two_reservations_bind_moment_by_moment():

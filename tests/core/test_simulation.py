@@ -145,6 +145,12 @@ def easy(jobs: list[Coming], cpus: int) -> dict[str, int]:
 WIDE = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(1, 20), st.integers(0, 10)), min_size=1,
                 max_size=12)  # fmt: skip
 
+WIDER = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([1, 1, 2, 5, 8]), st.integers(1, 20), st.integers(0, 10)),
+    min_size=4,
+    max_size=12,
+)
+
 
 def wide(drawn):
     """Return jobs of processors only."""
@@ -161,6 +167,15 @@ def test_easy_is_easy_backfilling(drawn):
     jobs = wide(drawn)
     found = {each.name: each.started_at_ns for each in simulate(jobs, machine(4), Policy(), Discipline.EASY)}
     assert found == easy(jobs, 4)
+
+
+@MANY
+@given(WIDER)
+def test_easy_is_easy_backfilling_with_room_beside_the_first(drawn):
+    """The same where several jobs fit beside the one that is protected."""
+    jobs = wide(drawn)
+    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(9), Policy(), Discipline.EASY)}
+    assert found == easy(jobs, 9)
 
 
 @MANY

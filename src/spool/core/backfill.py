@@ -54,12 +54,14 @@ def earliest(job: Waiting, room: Room) -> tuple[int, Room] | None:
         times.update(at for at in (each.start_at_ns, each.end_at_ns) if at > now_ns)
     times.add(not_before)
     then = room.at(now_ns, room.runs.values())
+    then.available_bytes = room.available_bytes
     next_end = 0
     waits_for_gpus = False  # then nothing but the end of a run with GPUs can change the answer
     for at_ns in sorted(times):
         while next_end < len(ends) and ends[next_end][0] <= at_ns:
             over = then.runs[ends[next_end][1]]
             then.release(over)
+            then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             next_end += 1
         then.now_ns = at_ns

@@ -43,6 +43,7 @@ class Placement:
         self._next = [0] * len(self._shapes)  # of each shape, where to look for its next job
         self._ruled_out: list[int] = []  # shapes for which there was no room at the beginning
         self._never_tried: set[int] = set()  # those of them that have been looked at for starved jobs
+        self._first_arrivals: dict[int, int] = {}  # of these, where starved, by place in the order of priorities
         self._passed: list[_Entry] = []  # a heap: starved jobs for which there is no room
         self._started: set[str] = set()
         job = None if owed is None else queue.get(owed)
@@ -126,28 +127,37 @@ class Placement:
         self._started.add(job.name)
         return True
 
-    def _pass_over(self, job: Waiting, entry: _Entry) -> None:
+    def _pass_over(self, job: Waiting, entry: _Entry) -> bool:
+        """Remember a job for which there is no room, and tell whether it has waited long enough to be protected."""
         rules = self._rules
         missing_ns = rules.policy.starvation_after_ns - passed_over_ns(job, rules.now_ns)
         if missing_ns <= 0:
             heappush(self._passed, entry)
-        elif self._placed.starves_at_ns is None or rules.now_ns + missing_ns < self._placed.starves_at_ns:
+            return True
+        if self._placed.starves_at_ns is None or rules.now_ns + missing_ns < self._placed.starves_at_ns:
             self._placed.starves_at_ns = rules.now_ns + missing_ns
+        return False
 
     def _protect(self, entry: _Entry) -> None:
-        """Protect the first job that is passed over by the one of *entry*, which fits."""
+        """Protect the first job that is passed over by the one of *entry*, which fits.
+
+        That is one that stands before it in the order; or one that arrived before it and for which there was no room
+        from the beginning, though a shorter limit or a better share has put the other before it.
+        """
         rules = self._rules
-        if rules.protection is not None:
+        if rules.protection is not None or not self._is_passing(entry):
             return
-        self._look_at_ruled_out()
-        empty = None
-        while self._passed and self._passed[0] < entry:
-            name = heappop(self._passed)[4]
+        empty = self._room.emptied()
+        self._passed.sort()  # and so it remains a heap
+        for passed in tuple(self._passed):
+            if not (passed < entry or (passed[5] in self._never_tried and _arrived_before(passed, entry))):
+                continue
+            self._passed.remove(passed)
+            name = passed[4]
             job = self._queue[name]
             reason = next(rules.in_the_way(job), None)
             if job is not self._owed and (reason is None or reason.code not in FULL):
                 continue
-            empty = empty or self._room.emptied()
             found = earliest(job, self._room) if empty.fits(job) else None
             if found is not None:
                 at_ns, then = found
@@ -155,36 +165,29 @@ class Placement:
                 self._placed.protected = name
                 return
 
+    def _is_passing(self, entry: _Entry) -> bool:
+        """Tell whether the job of *entry* passes over a starved one."""
+        self._look_at_ruled_out()
+        if self._passed and self._passed[0] < entry:
+            return True
+        return any(ahead <= entry[0] and arrived < entry[3] for ahead, arrived in self._first_arrivals.items())
+
     def _look_at_ruled_out(self) -> None:
         for number in self._ruled_out:
             entry = self._first_open(number)
-            if entry is not None:
-                self._pass_over(self._queue[entry[4]], entry)
+            if entry is not None and self._pass_over(self._queue[entry[4]], entry):
+                ahead, arrived = entry[0], entry[3]
+                self._first_arrivals[ahead] = min(arrived, self._first_arrivals.get(ahead, arrived))
         self._never_tried.update(self._ruled_out)
         self._ruled_out.clear()
 
     def _look_ahead(self) -> None:
-        """Say whom the next pass is to protect from the beginning, where this one has protected nobody.
+        """Go on protecting the job that was protected and does not fit yet, though nobody else fits either."""
+        owed = self._owed
+        if owed is not None and self._rules.protection is None and any(entry[5] == _OWED for entry in self._passed):
+            self._placed.protected = owed.name
 
-        That is the job that was protected before and still does not fit, though nobody else fits either. Else the
-        first starved job for which there was no room from the beginning, while one that arrived after it started:
-        by a shorter limit or a better share it may stand before it in the order, and so may the next.
-        """
-        if self._rules.protection is not None:
-            return
-        if any(entry[5] == _OWED for entry in self._passed):
-            self._placed.protected = self._owed.name if self._owed is not None else None
-            return
-        started = [self._queue[name] for name, _ in self._placed.starts]
-        empty = None
-        for entry in sorted(self._passed) if started else ():
-            name = entry[4]
-            job = self._queue[name]
-            if entry[5] in self._never_tried and any(
-                each.arrived_at_ns > job.arrived_at_ns and each.spec.priority <= job.spec.priority for each in started
-            ):
-                empty = empty or self._room.emptied()
-                reason = next(self._rules.in_the_way(job), None)
-                if reason is not None and reason.code in FULL and empty.fits(job):
-                    self._placed.protected = name
-                    return
+
+def _arrived_before(one: _Entry, other: _Entry) -> bool:
+    """Tell whether *one*, of no lower priority, arrived before *other*."""
+    return one[0] <= other[0] and one[3] < other[3]

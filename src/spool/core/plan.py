@@ -123,7 +123,7 @@ class Plan:
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._rules.own(job):
             return reason
-        if self._rules.counts_queued or job.name == self.protected:
+        if self._rules.counts_queued:
             return next(self._rules.noes(job), None)
         key = (shape_key(job), job.spec.priority)
         if key not in self._known:
