@@ -99,8 +99,7 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
 
 def as_json(value: Any) -> None:
     """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, what is unknown as null."""
-    json.dump(plain(value), sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def plain(value: Any) -> Any:

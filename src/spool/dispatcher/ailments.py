@@ -1,4 +1,4 @@
-"""What may be wrong with the machine around a spool: limits, room, systemd, GPUs, programs."""
+"""What may be wrong with the machine around a spool: its clock, limits, room, systemd, GPUs, programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from spool.core import layout
 from spool.core.errors import SpoolError
+from spool.core.model import SECOND_NS
 from spool.core.units import show_size
 from spool.dispatcher.background import UNIT, unit_for
 from spool.dispatcher.doctor import Finding, Level, configuration, good
@@ -24,6 +26,7 @@ _INOTIFY = "/proc/sys/fs/inotify"
 
 def examine_machine(root: str) -> Iterator[Finding]:
     """Check the machine for the spool at *root*."""
+    yield from _clock(root)
     yield from _file_system(root)
     yield from _room(root)
     yield from _inotify()
@@ -143,3 +146,21 @@ def _gpus() -> Iterator[Finding]:
             yield Finding(
                 "GPUs", Level.WARN, f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "nothing new starts on it"
             )
+
+
+def _clock(root: str) -> Iterator[Finding]:
+    now = time.time_ns()
+    late = []
+    for name in (layout.HISTORY, layout.STATE):
+        try:
+            if os.stat(f"{root}/{name}").st_mtime_ns - now > 60 * SECOND_NS:
+                late.append(name)
+        except OSError:
+            continue
+    if late:
+        text = f"{', '.join(late)} were written in the future: the clock was set back"
+        yield Finding("clock", Level.WARN, text, "is the time right, and kept so (NTP)?")
+    elif time.gmtime().tm_year < 2024:
+        yield Finding("clock", Level.FAIL, f"it says {time.strftime('%Y-%m-%d')}", "set the clock")
+    else:
+        yield good("clock", time.strftime("%Y-%m-%d %H:%M:%S %Z"))

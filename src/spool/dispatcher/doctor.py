@@ -15,7 +15,6 @@ from spool.core import layout
 from spool.core.errors import InvalidConfig
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS
 from spool.core.units import show_duration
 from spool.dispatcher.listing import STALE_NS
 from spool.formats import config
@@ -65,7 +64,6 @@ def examine(root: str, *, fix: bool) -> Iterator[Finding]:
     yield from _dispatcher(spool)
     yield from _jobs(spool)
     yield from _runs(spool)
-    yield from _clock(spool)
 
 
 def configuration(root: str) -> Config:
@@ -283,21 +281,3 @@ def _runs(spool: Spool) -> Iterator[Finding]:
             yield Finding("runs", Level.WARN, text, "a dispatcher settles it from the evidence")
     if not problems:
         yield good("runs", "every run is alive or has its result")
-
-
-def _clock(spool: Spool) -> Iterator[Finding]:
-    now = time.time_ns()
-    late = []
-    for name in (layout.HISTORY, layout.STATE):
-        try:
-            if os.stat(spool.layout.at(name)).st_mtime_ns - now > 60 * SECOND_NS:
-                late.append(name)
-        except OSError:
-            continue
-    if late:
-        text = f"{', '.join(late)} were written in the future: the clock was set back"
-        yield Finding("clock", Level.WARN, text, "is the time right, and kept so (NTP)?")
-    elif time.gmtime().tm_year < 2024:
-        yield Finding("clock", Level.FAIL, f"it says {time.strftime('%Y-%m-%d')}", "set the clock")
-    else:
-        yield good("clock", time.strftime("%Y-%m-%d %H:%M:%S %Z"))

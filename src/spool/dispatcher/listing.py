@@ -26,8 +26,12 @@ STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
 RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
-_WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
-_ALIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+# What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
+_FITTING = {
+    QUEUED: frozenset({State.QUEUED, State.INVALID}),
+    HELD: frozenset({State.HELD, State.INVALID}),
+    RUNNING: frozenset({State.RUNNING, State.STOPPING}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +123,8 @@ class Lister:
         view = self.state.jobs.get(name) if self.state is not None else None
         if view is not None:
             state = _word(view.state)
-            fits = state in (_ALIVE if place == RUNNING else _WAITING)
-            if fits and (place != QUEUED or state is not State.HELD) and (place != HELD or state is not State.QUEUED):
-                return _row_of_view(name, state or State.QUEUED, view)
+            if state is not None and state in _FITTING[place]:
+                return _row_of_view(name, state, view)
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> Row:
