@@ -118,9 +118,20 @@ class Recovery:
                 grant is not None and grant.inode is not None and spool.holds(grant.inode, name, RUNNING)
             ):
                 return self._adopt(name, run, None)
+        if in_running and (claimed := self._claimed_run(name)) is not None:
+            return self._adopt(name, claimed, None)
         # Claimed and not started, or put there by hand: there is no run that it could belong to.
         if in_running and spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
+        return None
+
+    def _claimed_run(self, name: str) -> int | None:
+        """Return the newest run that was granted anything, if the file in `running/` was claimed for it."""
+        for run in reversed(self._spool.runs(name)):
+            grant = self._spool.grant(name, run)
+            if grant is not None:
+                held = grant.inode is not None and self._spool.holds(grant.inode, name, RUNNING)
+                return run if held else None
         return None
 
     def _taken_back(self, name: str, started: journal.Started) -> bool:
