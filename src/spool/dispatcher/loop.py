@@ -239,10 +239,13 @@ class Dispatcher:
         for live in runs:
             self._watch_run(live)
             self.outcomes.forget(live.name)
-        before, self.report.blocked = self.report.blocked, {one.name: one.why for one in blocked}
+            self.report.blocked.pop(live.name, None)
         for one in blocked:
-            if before.get(one.name) != one.why:
+            if self.report.blocked.get(one.name) != one.why:
                 log.error("cannot start job %s: %s", one.name, one.why)
+            job = self.table.job(one.name)
+            job.blocked = self.report.blocked[one.name] = one.why
+            self.table.settle(job)  # it keeps nobody else waiting, and is tried again after the next look
         return True
 
     def _watch_run(self, live: Live) -> None:

@@ -101,7 +101,8 @@ class Moves:
             log.warning("job %s lay in running/ without a run; it is queued", name)
             self.look.examine(QUEUED, name)
         elif job is not None:
-            self.table.version += 1  # it may have been in the way of the one in queued/, and be gone
+            job.blocked = None  # it may have been in the way of the one in queued/, and be gone
+            self.table.settle(job)
 
     def _see_cancelled(self) -> None:
         """Cancel the waiting jobs whose files were moved to `done/`."""

@@ -31,7 +31,7 @@ class Report:
         self._wanted = True
         self._beat_ns = 0
         self.problems: list[str] = []
-        self.blocked: dict[str, str] = {}
+        self.blocked: dict[str, str] = {}  # what was said of jobs that could not be started
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -102,7 +102,7 @@ class Report:
         request = file.spec.request
         return JobView(
             state=state,
-            reason=self.blocked.get(job.name) or (str(reason) if reason is not None else ""),
+            reason=job.blocked or (str(reason) if reason is not None else ""),
             attempt=job.series.attempt,
             priority=file.spec.priority,
             cpus=request.cpus,

@@ -112,6 +112,7 @@ class Sight:
     def _rescan(self, now: int) -> None:
         of = self._of
         of.watch.lost = False
+        of.table.unblock()
         begun = time.monotonic_ns()
         self.look_at_everything()
         of.starter.ask_executors_again()

@@ -114,6 +114,7 @@ class Job:
     wait: Wait | None = None
     series: Series = FRESH
     last_inode: int | None = None  # of the file that waited last
+    blocked: str | None = None  # why it could not be started when that was tried
 
 
 @dataclass(slots=True)
@@ -143,6 +144,13 @@ class Table:
     def free(self, live: Live) -> None:
         """Nothing of the run is left: what it was granted can be given to the next."""
         self.version += 1
+
+    def unblock(self) -> None:
+        """Have the start of every job tried again that could not be started."""
+        for job in list(self.jobs.values()):
+            if job.blocked is not None:
+                job.blocked = None
+                self.settle(job)
 
     def end_run(self, live: Live) -> None:
         """Take out a run whose paperwork is done."""
@@ -182,7 +190,7 @@ class Table:
             clock_at_ns=job.wait.clock_at_ns,
             attempt=job.series.attempt,
             not_before_ns=job.series.not_before_ns,
-            executor_problem=self.executor_problem(file.spec.executor),
+            executor_problem=job.blocked or self.executor_problem(file.spec.executor),
         )
 
 
