@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidFile
@@ -127,6 +127,8 @@ def test_the_line_of_any_key_is_found(path: tuple[str | int, ...], line: int | N
     assert find_line(SOURCE, path) == line
 
 
+@example("a=[}")
+@example("a=[{]}")
 @given(st.text(st.sampled_from(list("ab=[]{}\"'#.,\n\\ 1")), max_size=40))
 def test_looking_for_lines_never_fails(text: str) -> None:
     """Whatever the text, valid or not, the search ends and raises nothing; of valid text it finds every key."""

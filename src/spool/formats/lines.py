@@ -130,9 +130,11 @@ class _Scan:
                 if part in ",\n":
                     self._next += 1
                     continue
-                element = (*path, index)
-                self.lines[element] = self._tokens[self._next][1]
+                element, before = (*path, index), self._next
+                self.lines[element] = self._tokens[before][1]
                 self._value(element)
+                if self._next == before:  # what can begin no value, as "}"
+                    self._next += 1
                 index += 1
             self._take("]")
         elif self._take("{"):
