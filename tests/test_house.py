@@ -69,6 +69,7 @@ HOMES = {
     "watchdog": "dispatcher/watch.py",
 }
 ABROAD = {
+    ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked.py", "filelock"): "the type of the lock that it holds, for an annotation only",
     ("store/locked.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }

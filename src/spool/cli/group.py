@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,12 @@ SECTIONS = (
             "requeue": "Run jobs again: those that run, and those that have ended.",
             "edit": "Change a job that waits.",
             "check": "Tell whether job files are valid.",
+        },
+    ),
+    (
+        "The machine",
+        {
+            "simulate": "Simulate a workload, and compare policies.",
         },
     ),
     (
@@ -126,6 +133,9 @@ def spool(ctx: click.Context, root: str | None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code; expected errors become one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
         code = spool.main(args=list(arguments), prog_name="spool", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

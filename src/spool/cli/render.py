@@ -146,6 +146,18 @@ def count(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
+def ratio(number: float | None) -> str:
+    """Return a number for a table's cell, a small one with its decimals."""
+    if number is None:
+        return ""
+    return f"{number:.0f}" if number >= 1000 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def percent(part: float | None) -> str:
+    """Return a part of one as a percentage."""
+    return "" if part is None else f"{100 * part:.1f}%"
+
+
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:
     """Return an instant as this machine's clock shows it, and how long ago it was."""
     if at_ns is None:
