@@ -62,7 +62,6 @@ class Served:
 
     def run(self, *arguments: str) -> int:
         """Run a dispatcher to its end, with `--until-idle` or whatever is given, and return its exit code."""
-        assert self.process is None
         with self.stderr.open("ab") as stderr:
             return subprocess.run(
                 self._command(arguments or ("--until-idle",)),

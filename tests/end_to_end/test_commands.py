@@ -20,7 +20,7 @@ _HOSTILE = [
     " ",
     "'",
     '"',
-    "it's \"quoted\"",
+    'it\'s "quoted"',
     "$HOME ${IFS} $(touch pwned) `touch pwned`",
     "*",
     "[a-z]* ?",
@@ -64,7 +64,20 @@ def test_arguments_arrive_as_they_are(shared: Served) -> None:
 
 def test_environment_values_arrive_as_they_are(shared: Served) -> None:
     """Values of `env` arrive unchanged, under whatever name a variable may have."""
-    names = ["IFS", "PATH_X", "PS1", "_", "UID", "ENV", "BASH_ENV", "spool_child", "spool_metadir", "LC_ALL", "PWD", "x"]
+    names = [
+        "IFS",
+        "PATH_X",
+        "PS1",
+        "_",
+        "UID",
+        "ENV",
+        "BASH_ENV",
+        "spool_child",
+        "spool_metadir",
+        "LC_ALL",
+        "PWD",
+        "x",
+    ]
     values = {f"V{at}": value for at, value in enumerate(_HOSTILE)} | {name: f"of {name} '$x'" for name in names}
     values |= {"LC_ALL": "C.UTF-8", "PPID": "1", "OPTIND": "x y"}
     _, environment, _ = _shown(shared, "environment", [sys.executable, "-c", _SHOW], env=values)
@@ -111,7 +124,7 @@ def test_a_job_may_set_its_thread_count_but_not_who_it_is(shared: Served) -> Non
 @pytest.fixture(scope="module")
 def odd_spool(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Give a spool whose path wants quoting everywhere, served for the whole module."""
-    served = Served(tmp_path_factory.mktemp("odd") / "it's a \"spool\" $HOME `x` *ü\n-x")
+    served = Served(tmp_path_factory.mktemp("odd") / 'it\'s a "spool" $HOME `x` *ü\n-x')
     served.start()
     yield served
     served.close()
@@ -162,9 +175,7 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
         ("bad-prolog", {"command": "echo never", "prolog": "exit 9"}, 9, "the prolog ended with exit code 9"),
     ],
 )
-def test_what_cannot_be_started_says_why(
-    shared: Served, name: str, keys: dict[str, Any], code: int, why: str
-) -> None:
+def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[str, Any], code: int, why: str) -> None:
     """A job that could not be run failed with the usual code, and its reason says what was wrong in words."""
     shared.drop(name, **{"workdir": "/tmp", **keys})
     result = shared.wait_done(name)

@@ -158,7 +158,7 @@ def test_sed_in_place_edits_a_waiting_file(shared: Served) -> None:
     """`sed -i` changes what runs."""
     path = shared.drop("sedded", "echo old", start_after="1h")
     shared.wait_reason("sedded", "begins")
-    _sh("sed -i -e s/old/new/ -e /start_after/d \"$1\"", path)
+    _sh('sed -i -e s/old/new/ -e /start_after/d "$1"', path)
     shared.wait_done("sedded")
     assert shared.log("sedded") == "new\n"
 

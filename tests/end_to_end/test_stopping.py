@@ -136,9 +136,7 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     (served.root.parent / "stubborn.sh").write_text(
         "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do date +%s%N > last; sleep 0.02; done\n"
     )
-    served.drop(
-        "first", "setsid sh stubborn.sh & until [ -s last ]; do sleep 0.01; done; exit 0", kill_grace="500ms"
-    )
+    served.drop("first", "setsid sh stubborn.sh & until [ -s last ]; do sleep 0.01; done; exit 0", kill_grace="500ms")
     served.drop("second", "cat last; kill -0 $(cat stubborn.pid) && echo ALIVE; date +%s%N")
     assert served.run() == 0
     first, second = served.history()
@@ -238,7 +236,9 @@ def test_other_jobs_are_left_alone(shared: Served) -> None:
 
 def test_an_unmarked_child_of_one_job_survives_the_end_of_another(shared: Served) -> None:
     """A process that hides from its own job's marks is not taken for a leftover of another job that ends."""
-    shared.drop("hider", "(env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &) ; exec sleep 1000", kill_grace="300ms")
+    shared.drop(
+        "hider", "(env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &) ; exec sleep 1000", kill_grace="300ms"
+    )
     (hidden,) = _pids(shared, "hider", 1)
     shared.drop("passer-by", "true")
     assert shared.wait_outcome("passer-by") == "finished"
@@ -301,7 +301,9 @@ def test_shared_memory_counts_once(served: Served) -> None:
 
 def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
     """A run that goes over its memory under a second dispatcher is stopped by that."""
-    program = _ALLOCATE.replace("x = ", "import os\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nx = ")
+    program = _ALLOCATE.replace(
+        "x = ", "import os\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nx = "
+    )
     served.start()
     served.drop("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
     served.says("late", "up")

@@ -1,0 +1,437 @@
+"""The dispatcher as a process: its signals, its configuration, its exits, and the order in which it starts jobs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from served import Served, alive, overlap
+from support import ROOT, wait_for
+
+_BLIND = """
+import sys, errno
+sys.argv = ["spool", *sys.argv[1:]]
+from spool.dispatcher import watch
+class Blind:
+    def __init__(self):
+        raise OSError(errno.EMFILE, "inotify instance limit reached")
+watch._Inotify = Blind
+from spool.cli.main import main
+main()
+"""
+
+
+def _configure(served: Served, text: str) -> None:
+    """Write the configuration whole, as `mv` does."""
+    staged = served.root / ".tmp" / "config"
+    staged.write_text(text)
+    staged.rename(served.root / "config.toml")
+
+
+# Order and room.
+
+
+def test_priority_then_arrival_decides(served: Served) -> None:
+    """With one CPU, jobs start by priority, and among equals in the order in which they came."""
+    _configure(served, "cpus = 1\n")
+    served.drop("gate", "until [ -e go ]; do sleep 0.02; done", priority=255)
+    served.start()
+    served.pid("gate")
+    for at, priority in enumerate((10, 200, 10, 0, 200, 10)):
+        served.drop(f"job-{at}", "true", priority=priority)
+        served.wait_reason(f"job-{at}", "cpus")
+    (served.root.parent / "go").touch()
+    served.wait_done(*(f"job-{at}" for at in range(6)))
+    started = [line["job"] for line in sorted(served.history(), key=lambda line: line["started_at"])]
+    assert started == ["gate", "job-1", "job-4", "job-0", "job-2", "job-5", "job-3"]
+
+
+def test_nothing_is_given_twice(served: Served) -> None:
+    """Forty jobs on three CPUs never run more than three at once, and use all three."""
+    _configure(served, "cpus = 3\n")
+    for at in range(40):
+        served.drop(f"job-{at}", ["sleep", "0.03"])
+    assert served.run() == 0
+    history = served.history()
+    assert {line["outcome"] for line in history} == {"finished"}
+    assert len(history) == 40
+    assert 2 <= overlap(history) <= 3
+
+
+def test_a_wide_job_is_not_starved_by_narrow_ones(served: Served) -> None:
+    """A job that needs all CPUs gets them, although narrow ones keep coming before it would fit."""
+    _configure(served, 'cpus = 2\nstarvation_after = "0s"\n')
+    for at in range(6):
+        served.drop(f"narrow-{at}", ["sleep", "0.1"])
+    served.start()
+    served.drop("wide", "true", cpus=2, time_limit="1m")
+    for at in range(6, 30):
+        served.drop(f"narrow-{at}", ["sleep", "0.1"])
+    served.wait_done("wide")
+    served.wait_done(*(f"narrow-{at}" for at in range(30)))
+    order = [line["job"] for line in sorted(served.history(), key=lambda line: line["started_at"])]
+    assert order.index("wide") < 20
+
+
+def test_what_never_fits_says_so_and_stops_nobody(shared: Served) -> None:
+    """A job that is larger than the machine waits with that reason, and the others run."""
+    for name, keys, words in (
+        ("too-wide", {"cpus": 99}, "never fits: needs 99 CPUs"),
+        ("too-big", {"memory": "900T"}, "never fits"),
+    ):
+        shared.drop(name, "true", **keys)
+        shared.until(lambda name=name, words=words: words.lower() in shared.reason(name).lower(), f"{name}: {words}")
+    shared.looked()
+    for name in ("too-wide", "too-big"):
+        shared.path("queued", name).unlink()
+
+
+def test_every_waiting_job_has_its_reason(served: Served) -> None:
+    """Each kind of waiting is said in words, with numbers and names."""
+    _configure(served, "cpus = 2\n[quotas.projects.p]\nmax_running_jobs = 1\n")
+    served.start()
+    served.drop("holder", "exec sleep 1000", group="g", group_limit=1, project="p")
+    served.pid("holder")
+    cases = {
+        "wants-cpus": ({"cpus": 2}, "cpus: needs 2"),
+        "grouped": ({"group": "g", "group_limit": 1, "cpus": 0}, "group g is full"),
+        "depends": ({"depends_on": "never-seen"}, "never-seen"),
+        "later": ({"start_after": "2h"}, "begins"),
+        "quota": ({"project": "p", "cpus": 0}, "quota"),
+        "holder": ({}, "another run of this name"),
+    }
+    for name, (keys, _) in cases.items():
+        served.drop(name, "true", **keys)
+    for name, (_, words) in cases.items():
+        if name == "holder":
+            continue
+        served.wait_reason(name, words)
+    served.drop("circle-a", "true", depends_on="circle-b")
+    served.drop("circle-b", "true", depends_on="circle-a")
+    served.wait_reason("circle-b", "circle-a")
+    (served.root / "paused").touch()
+    served.wait_reason("wants-cpus", "paused")
+    (served.root / "paused").unlink()
+    served.wait_reason("wants-cpus", "cpus")
+    served.path("queued", "holder").unlink()
+    served.path("running", "holder").unlink()
+    served.wait_done("holder", "wants-cpus", "grouped", "quota")
+
+
+def test_a_scheduling_timeout_ends_a_wait(shared: Served) -> None:
+    """What waited too long is unschedulable, with what it was waiting for, and never ran."""
+    shared.drop("impatient", "true", cpus=99, scheduling_timeout="300ms")
+    result = shared.wait_done("impatient")
+    assert result is not None
+    assert result["outcome"] == "unschedulable"
+    assert "99 CPUs" in result["reason"]
+    assert shared.record("impatient", "jid") is None
+
+
+def test_an_impossible_dependency_cancels_down_the_chain(shared: Served) -> None:
+    """When a job failed for good, those that need it are cancelled with the reason, and those that need these."""
+    shared.drop("link-3", "true", depends_on="link-2")
+    shared.drop("link-2", "true", depends_on="link-1")
+    shared.drop("after-all", "true", depends_on={"ended": ["link-3"]})
+    shared.drop("link-1", "exit 1")
+    shared.wait_done("link-1", "link-2", "link-3", "after-all")
+    assert [shared.outcome(f"link-{at}") for at in (1, 2, 3)] == ["failed", "cancelled", "cancelled"]
+    assert "link-1" in str(shared.result("link-2"))
+    assert shared.outcome("after-all") == "finished"
+
+
+def test_start_after_is_kept(shared: Served) -> None:
+    """A job does not start before its time, and wakes the dispatcher at it."""
+    shared.drop("delayed", "true", start_after="700ms")
+    result = shared.wait_done("delayed")
+    assert result is not None
+    assert result["started_at_ns"] - result["submitted_at_ns"] >= 700_000_000
+
+
+# Signals and exits.
+
+
+def test_hup_reads_the_configuration_again(served: Served) -> None:
+    """HUP makes a new configuration count at once, also one that no event told of."""
+    _configure(served, "cpus = 1\n")
+    served.start()
+    served.drop("wide", "true", cpus=3)
+    served.wait_reason("wide", "the machine has 1")
+    with (served.root / "config.toml").open("r+b") as file:
+        file.write(b"cpus = 4\n")
+        file.flush()  # still open: no event says that it was closed
+        assert served.process is not None
+        served.process.send_signal(signal.SIGHUP)
+        served.wait_done("wide")
+
+
+def test_a_changed_configuration_counts_without_being_asked(served: Served) -> None:
+    """The configuration is read again when it changes, and when it goes the defaults count."""
+    _configure(served, "cpus = 1\n")
+    served.start()
+    served.drop("wide", "true", cpus=3)
+    served.wait_reason("wide", "never fits")
+    _configure(served, "cpus = 3\n")
+    served.wait_done("wide")
+
+
+@pytest.mark.parametrize(
+    "broken", [b"cpus = ", b"cpu = 4\n", b"\xff\xfe", b"cpus = 1" + b"0" * 5000, b"[" * 30_000, b"cpus = true\n"]
+)
+def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: Served, broken: bytes) -> None:
+    """What is wrong stands in `problems`; jobs go on as before; mending takes it away."""
+    good = (shared.root / "config.toml").read_text()
+    staged = shared.root / ".tmp" / "broken"
+    staged.write_bytes(broken)
+    staged.rename(shared.root / "config.toml")
+    try:
+        (problem,) = shared.until(lambda: shared.state()["problems"], "the problem")
+        assert problem.startswith("cannot use the configuration")
+        shared.drop("five-wide", "true", cpus=5)
+        shared.wait_done("five-wide")
+    finally:
+        _configure(shared, good)
+    shared.until(lambda: not shared.state()["problems"], "the problem's end")
+
+
+@pytest.mark.parametrize("kind", ["loop", "directory", "fifo", "dangling"])
+def test_an_odd_configuration_file_harms_nobody(shared: Served, kind: str) -> None:
+    """A config.toml that is a link to itself, a directory or a FIFO neither ends nor hangs the dispatcher."""
+    path = shared.root / "config.toml"
+    good = path.read_text()
+    path.unlink()
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("config.toml" if kind == "loop" else "nowhere")
+    shared.looked()
+    assert shared.process is not None
+    shared.process.send_signal(signal.SIGHUP)
+    shared.looked()
+    assert shared.lives()
+    path.rmdir() if kind == "directory" else path.unlink()
+    _configure(shared, good)
+    shared.looked()
+
+
+def test_term_leaves_jobs_running(served: Served) -> None:
+    """TERM, INT: the dispatcher leaves with 0, and what runs goes on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        name = f"on-{number}"
+        served.drop(name, "echo up; exec sleep 1000")
+        served.start()
+        served.says(name, "up")
+        pid = served.pid(name)
+        assert served.stop(number) == 0
+        assert alive(pid)
+        assert served.outcome(name) is None
+    served.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        served.path("running", f"on-{number}").unlink()
+        assert served.wait_outcome(f"on-{number}") == "cancelled"
+
+
+def test_a_second_dispatcher_is_refused(served: Served) -> None:
+    """While one lives another leaves with 6 and says why; with --once it leaves with 0."""
+    served.start()
+    assert served.run() == 6
+    assert "another dispatcher" in served.said()
+    assert served.run("--once") == 0
+    assert served.lives()
+
+
+def test_once_does_one_pass(served: Served) -> None:
+    """`--once` starts what fits, and leaves without waiting for it."""
+    _configure(served, "cpus = 1\n")
+    served.drop("a", "exec sleep 1000")
+    served.drop("b", "true")
+    assert served.run("--once") == 0
+    assert sorted(served.places("a") + served.places("b")) == ["queued", "running"]
+    served.end_runs()
+
+
+def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
+    """`--until-idle` runs what waits, chains and retries included, and leaves; held files do not keep it."""
+    served.drop("kept", "true", place="held")
+    served.drop("one", "[ $SPOOL_ATTEMPT = 2 ]", retry={"max": 1, "delay": "100ms"})
+    served.drop("two", "true", depends_on="one")
+    served.drop("broken", b"]")
+    assert served.run() == 0
+    assert served.outcome("two") == "finished"
+    assert served.places("kept") == ["held"]
+    assert served.run() == 0
+
+
+def test_idle_exit_leaves_after_a_while(served: Served) -> None:
+    """`--idle-exit` leaves when there was nothing to do for so long, not while a job runs."""
+    served.drop("short", ["sleep", "0.5"])
+    begun = time.monotonic()
+    assert served.run("--idle-exit", "300ms") == 0
+    assert time.monotonic() - begun >= 0.8
+    assert served.outcome("short") == "finished"
+
+
+def test_a_paused_spool_starts_nothing(served: Served) -> None:
+    """While `paused` is there nothing starts and what runs goes on; it starts at once when the file goes."""
+    served.start()
+    served.drop("before", "echo up; until [ -e go ]; do sleep 0.02; done")
+    served.says("before", "up")
+    (served.root / "paused").touch()
+    served.until(lambda: served.state().get("paused"), "the pause")
+    served.drop("while", "true")
+    served.wait_reason("while", "paused")
+    (served.root.parent / "go").touch()
+    served.wait_done("before")
+    assert served.runs("while") == []
+    (served.root / "paused").unlink()
+    served.wait_done("while")
+
+
+def test_the_first_failure_pauses_where_that_is_asked_for(served: Served) -> None:
+    """`on_failure = "pause"`: nothing starts after a job that failed for good, and `paused` says which."""
+    _configure(served, 'cpus = 1\non_failure = "pause"\n')
+    served.drop("bad", "exit 1", priority=20)
+    served.drop("next", "true", start_after="1s")
+    served.start()
+    served.wait_done("bad")
+    text = served.until(lambda: _read(served.root / "paused"), "the pause")
+    assert "bad" in text
+    served.wait_reason("next", "paused")
+
+
+def test_without_file_events_it_polls_and_says_so_once(served: Served) -> None:
+    """Where inotify cannot be had, files are found by looking, and the problem is told once."""
+    with served.stderr.open("wb") as stderr:
+        served.process = subprocess.Popen(
+            [sys.executable, "-c", _BLIND, "--spool", str(served.root), "dispatch"],
+            env=served.environment, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+        )  # fmt: skip
+    served.until(lambda: "serves" in served.said(), "the dispatcher")
+    for at in range(2):
+        served.drop(f"blind-{at}", "true")
+        served.wait_done(f"blind-{at}")
+    served.drop("blind-cancel", "exec sleep 1000")
+    served.pid("blind-cancel")
+    served.path("running", "blind-cancel").unlink()
+    assert served.wait_outcome("blind-cancel") == "cancelled"
+    assert served.said().count("no file events") == 1
+    assert "no file events" in served.state()["problems"][0]
+
+
+def test_a_sleeping_dispatcher_uses_no_cpu(served: Served) -> None:
+    """With nothing to do, or a job that just runs, the dispatcher sleeps: its CPU time stands still."""
+    served.start()
+    served.drop("sleeper", "exec sleep 1000")
+    served.pid("sleeper")
+    served.looked()
+    assert served.process is not None
+    pid = served.process.pid
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    wait_for(lambda: served.state()["jobs"].keys() == {"sleeper"})
+    before, begun = ticks(), time.monotonic()
+    wait_for(lambda: time.monotonic() - begun > 1.5)
+    assert ticks() - before <= 10  # a tenth of a second at most, of one and a half
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a file system of one and a half megabytes, where that may be mounted."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("only root may mount")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=1536k", "tmpfs", at], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    yield at
+    subprocess.run(["umount", "-l", at], check=True)
+
+
+def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) -> None:
+    """On a full disk what runs goes on, nothing starts, the dispatcher lives, and all goes on when there is room."""
+    served = Served(small_disk / "spool")
+    served.stderr = tmp_path / "stderr"
+    _configure(served, 'disk_floor = "64K"\nlook_every = "300ms"\n')
+    served.start()
+    served.drop("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
+    served.pid("runs")
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+    (tmp_path / "go").touch()
+    begun = time.monotonic()
+    wait_for(lambda: time.monotonic() - begun > 1)
+    assert served.lives(), served.said()[-2000:]
+    filler.unlink()
+    served.wait_done("runs")
+    assert served.result("runs")["exit_code"] == 4  # type: ignore[index]
+    served.drop("after", "true", workdir=str(tmp_path))
+    served.wait_done("after")
+    served.close()
+    assert [line["job"] for line in served.history()] == ["runs", "after"]
+
+
+def test_a_spool_through_a_link_is_the_same_spool(served: Served) -> None:
+    """A dispatcher that names the spool by another path is refused while one lives, and adopts and ends its runs."""
+    served.start()
+    served.drop("left", "setsid sleep 1000 & echo up; exec sleep 1000", kill_grace="1s")
+    served.says("left", "up")
+    link = served.root.parent / "link"
+    link.symlink_to(served.root)
+    other = Served(link)
+    assert other.run("--once") == 0
+    served.kill()
+    other.start()
+    served.path("running", "left").unlink()
+    assert other.wait_outcome("left") == "cancelled"
+    other.wait_done("left")
+    other.close()
+    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and _environ(pid) and alive(int(pid))
+            and f"SPOOL_DIR={served.root}".encode() in _environ(pid) and b"SPOOL_JOB=left" in _environ(pid)]  # fmt: skip
+    assert left == []
+
+
+def _environ(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def test_a_spool_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
+    """No directory, no permission, a file in its place: exit code 5 and one line, no traceback."""
+    (tmp_path / "file").write_text("x")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-m", "spool", "--spool", str(tmp_path / "file"), "dispatch", "--once"],
+        env=environment, capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1

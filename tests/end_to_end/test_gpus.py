@@ -1,0 +1,201 @@
+"""Jobs with GPUs, through the real dispatcher and a real library in the place of NVIDIA's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugins.fake_nvml import FakeNvml
+from served import Served, overlap, pids_in
+from support import wait_for
+
+_ECHO = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPUS"'
+
+
+def _uuid(at: int) -> str:
+    return f"GPU-{at:08d}-1111-2222-3333-444444444444"
+
+
+@pytest.fixture
+def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+    """Give a spool with four GPUs of 80 GiB, whose dispatcher looks at them often."""
+    for at in range(4):
+        fake_nvml.gpu(_uuid(at), bus=at)
+    spool = Served(tmp_path / "spool", fake_nvml.variables)
+    (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "200ms"\n')
+    try:
+        yield spool
+        spool.close()
+    finally:
+        if spool.process is not None:
+            spool.process.kill()
+            spool.process.wait()
+        spool.end_runs()
+
+
+def _given(line: dict[str, Any]) -> set[str]:
+    return set(line.get("gpu_uuids", ()))
+
+
+def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
+    """A job's GPUs are named by UUID, in PCI order; a job without GPUs sees none, on purpose."""
+    gpus.drop("two", _ECHO, gpus=2)
+    gpus.drop("none", _ECHO)
+    assert gpus.run() == 0
+    visible, order, count = gpus.log("two").split()
+    assert len(visible.split(",")) == 2
+    assert set(visible.split(",")) <= {_uuid(at) for at in range(4)}
+    assert (order, count) == ("PCI_BUS_ID", "2")
+    assert gpus.log("none") == " PCI_BUS_ID 0\n"
+    line = next(line for line in gpus.history() if line["job"] == "two")
+    assert ",".join(line["gpu_uuids"]) == visible
+
+
+def test_short_jobs_share_four_gpus_without_a_gap(gpus: Served) -> None:
+    """Twelve jobs of one GPU each on four GPUs: never two on one, up to four at once, and all end."""
+    for at in range(12):
+        gpus.drop(f"job-{at}", ["sleep", "0.2"], gpus=1)
+    assert gpus.run() == 0
+    history = gpus.history()
+    assert {line["outcome"] for line in history} == {"finished"}
+    assert len(history) == 12
+    for at in range(4):
+        assert overlap(line for line in history if _uuid(at) in _given(line)) <= 1
+    assert overlap(history) >= 3
+    starts, ends = (sorted(line[key] for line in history) for key in ("started_at", "ended_at"))
+    # A GPU that is free goes to the next at the pass that sees it: nobody starts later than the fifth end after.
+    for at in range(4, 12):
+        assert starts[at] <= ends[min(at, 11)]
+
+
+def test_two_jobs_that_need_all_gpus_follow_each_other(gpus: Served) -> None:
+    """Exclusive GPUs are given to one job at a time, and told so to the one that waits."""
+    gpus.start()
+    gpus.drop("all", "until [ -e go ]; do sleep 0.02; done", gpus=4)
+    gpus.pid("all")
+    gpus.drop("one", "true", gpus=1)
+    assert "gpu" in gpus.wait_reason("one", "GPU").lower()
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("one")
+    first, second = gpus.history()
+    assert first["ended_at"] <= second["started_at"]
+
+
+def test_jobs_that_state_their_memory_share_a_gpu(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """Jobs with `gpu_memory` share a GPU as far as its memory goes; one without waits for a whole one."""
+    for at in range(1, 4):
+        fake_nvml.remove(_uuid(at))
+    gpus.start()
+    for at in range(4):
+        gpus.drop(f"shared-{at}", "until [ -e go ]; do sleep 0.05; done", gpus=1, gpu_memory="25G")
+    for at in range(3):
+        gpus.pid(f"shared-{at}")
+    gpus.wait_reason("shared-3", "gpus")
+    gpus.drop("alone", "true", gpus=1)
+    gpus.wait_reason("alone", "gpus")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("shared-3", "alone")
+    history = gpus.history()
+    assert overlap(line for line in history if line["job"] != "alone") == 3
+    alone = next(line for line in history if line["job"] == "alone")
+    assert all(
+        line["ended_at"] <= alone["started_at"] or line["started_at"] >= alone["ended_at"]
+        for line in history
+        if line["job"] != "alone"
+    )
+
+
+def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """A process that is not ours keeps its GPU from being given alone, until it is gone; the reason names it."""
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        for at in range(1, 4):
+            fake_nvml.remove(_uuid(at))
+        fake_nvml.process(_uuid(0), stranger.pid)
+        gpus.start()
+        gpus.drop("waits", "true", gpus=1)
+        assert str(stranger.pid) in gpus.wait_reason("waits", "outside spool")
+        fake_nvml.leave(stranger.pid)
+        gpus.wait_done("waits")
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """A process of a job, also one that hides in a session of its own, is no stranger on that job's GPU."""
+    for at in range(1, 4):
+        fake_nvml.remove(_uuid(at))
+    gpus.start()
+    command = "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done"
+    gpus.drop("user", command, gpus=1, gpu_memory="10G", kill_grace="500ms")
+    pid = wait_for(lambda: pids_in(gpus.log("user")))[0]
+    fake_nvml.process(_uuid(0), pid)
+    gpus.drop("companion", "true", gpus=1, gpu_memory="10G")
+    gpus.wait_done("companion")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("user")
+
+
+def test_a_gpu_is_free_when_the_last_process_is_gone(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """A job's GPU is given again only when its last process is gone, although that ignores TERM."""
+    for at in range(1, 4):
+        fake_nvml.remove(_uuid(at))
+    (gpus.root.parent / "stubborn.sh").write_text(
+        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do sleep 0.02; done\n"
+    )
+    command = "setsid sh stubborn.sh & until [ -s stubborn.pid ]; do sleep 0.01; done; exit 0"
+    gpus.drop("first", command, gpus=1, kill_grace="600ms")
+    gpus.drop("second", "kill -0 $(cat stubborn.pid) 2>/dev/null && echo ALIVE; echo second", gpus=1)
+    assert gpus.run() == 0
+    first, second = gpus.history()
+    assert (first["job"], second["job"]) == ("first", "second")
+    assert first["ended_at"] <= second["started_at"]
+    assert gpus.log("second") == "second\n"
+
+
+def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
+    """After a dispatcher was killed, the GPUs of what runs on are not given to others."""
+    gpus.start()
+    gpus.drop("keeper", "until [ -e go ]; do sleep 0.02; done", gpus=3)
+    gpus.pid("keeper")
+    gpus.kill()
+    gpus.start()
+    gpus.drop("small", "true", gpus=1)
+    gpus.drop("wide", "true", gpus=2)
+    gpus.wait_done("small")
+    gpus.wait_reason("wide", "gpus")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("wide")
+    by_name = {line["job"]: line for line in gpus.history()}
+    assert not _given(by_name["small"]) & _given(by_name["keeper"])
+    assert by_name["wide"]["started_at"] >= by_name["keeper"]["ended_at"]
+
+
+def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """While NVML fails GPUs are unknown, which is not free; jobs without GPUs go on, and all goes on when it is mended."""
+    fake_nvml.error("nvmlDeviceGetCount_v2", 999)
+    gpus.start()
+    gpus.drop("wants", "true", gpus=1)
+    gpus.drop("plain", "true")
+    gpus.wait_done("plain")
+    assert gpus.wait_reason("wants", "")
+    assert gpus.runs("wants") == []
+    fake_nvml.mend()
+    gpus.wait_done("wants")
+
+
+def test_a_gpu_job_where_there_are_none_says_so(served: Served) -> None:
+    """Without the library there are no GPUs, and a job that wants one is told."""
+    if os.path.exists("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"):
+        pytest.skip("this machine has the library")
+    served.start()
+    served.drop("wants", "true", gpus=1)
+    served.until(lambda: served.reason("wants"), "a reason")
+    served.looked()
+    assert served.runs("wants") == []
