@@ -22,13 +22,12 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import parse_duration, parse_size
+from spool.formats import arraykeys, toml
 from spool.formats import jobvalues as values
-from spool.formats import toml
 from spool.formats.checking import Problems, convert
 from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
-from spool.formats.jobvalues import Matrix
+from spool.formats.arraykeys import Matrix, Rows, of_array
 from spool.formats.toml import Path
 
 _PLAIN_REQUEST = Request()
@@ -90,9 +89,14 @@ def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problem
         check(("on_dependency_failure",), _on_dependency_failure, raw.on_dependency_failure, "cancel")
     if raw.executor is not UNSET:
         check(("executor",), _executor, raw.executor, "")
-    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), values.array, raw.array, None)
-    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), values.matrix, raw.matrix, ())
-    _check_together(raw, array, matrix, name, problems)
+    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), arraykeys.array, raw.array, None)
+    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), arraykeys.matrix, raw.matrix, ())
+    rows: Rows = () if raw.rows is UNSET else check(("rows",), arraykeys.rows, raw.rows, ())
+    several = raw.array is not UNSET or raw.matrix is not UNSET or raw.rows is not UNSET
+    if raw.task is not UNSET or several or raw.max_running is not UNSET:
+        arraykeys.check_together(raw, name, array, matrix, rows, problems)
+    if raw.group_limit is not UNSET and raw.group is UNSET:
+        problems.add(("group_limit",), 'needs "group"')
     return Spec(
         command=check(("command",), values.command, raw.command, ""),
         shell="/bin/sh" if raw.shell == "/bin/sh" else intern(check(("shell",), values.shell, raw.shell, "")),
@@ -114,6 +118,7 @@ def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problem
         group_limit=None if raw.group_limit is UNSET else raw.group_limit,
         array=array,
         matrix=matrix,
+        rows=rows,
         max_running=None if raw.max_running is UNSET else raw.max_running,
         task=None if raw.task is UNSET else _task(raw.task, problems),
         retry=_PLAIN_RETRY if raw.retry is UNSET else _retry(raw.retry, problems),
@@ -197,7 +202,7 @@ def _dependencies(stated: Names | DependsOn, raw: JobFile, name: str, problems: 
     each = None
     if stated.each is not UNSET:
         each = problems.value(("depends_on", "each"), values.job_name, stated.each, "")
-        if raw.array is UNSET and raw.matrix is UNSET and raw.task is UNSET:
+        if not of_array(raw):
             problems.add(("depends_on", "each"), "pairs the tasks of two arrays, and this job is none")
     found = Dependencies(
         all=_names(stated.all, ("depends_on", "all"), name, problems),
@@ -234,7 +239,7 @@ def _task(table: TaskTable, problems: Problems) -> ArrayTask:
 
 
 def _output(key: str, path: str, raw: JobFile, problems: Problems) -> str:
-    if re.search(r"(?<!%)(?:%%)*%a", path) and raw.array is UNSET and raw.matrix is UNSET and raw.task is UNSET:
+    if re.search(r"(?<!%)(?:%%)*%a", path) and not of_array(raw):
         problems.add((key,), f"{toml.show(path)} has %a, and this job is of no array")
     return problems.value((key,), values.output_path, path, "")
 
@@ -248,29 +253,3 @@ def _notify(stated: Names | NotifyTable, problems: Problems) -> Notify:
     for event in on:
         problems.value(("notify", "on"), lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
     return Notify(to, on)
-
-
-def _check_together(raw: JobFile, array: ArraySpec | None, matrix: Matrix, name: str, problems: Problems) -> None:
-    """Check the keys that need or exclude each other."""
-    if raw.group_limit is not UNSET and raw.group is UNSET:
-        problems.add(("group_limit",), 'needs "group"')
-    if raw.array is UNSET and raw.matrix is UNSET:
-        if raw.max_running is not UNSET:
-            problems.add(("max_running",), 'needs "array" or "matrix"; to limit several jobs together use "group"')
-        return
-    if raw.array is not UNSET and raw.matrix is not UNSET:
-        problems.add(("array",), 'cannot stand beside "matrix"; write the indices as one more list of the matrix')
-    if raw.task is not UNSET:
-        problems.add(("task",), "is written by spool into the files of single tasks, which are no arrays themselves")
-    if array is not None and array.max_running is not None and raw.max_running not in (UNSET, array.max_running):
-        problems.add(("max_running",), f'says {raw.max_running}, and "array" says {array.max_running}')
-    last = array.indices[-1] if array is not None else 1
-    if matrix:
-        last = 0
-        for _, choices in matrix:
-            last = (last + 1) * len(choices) - 1
-    if len(f"{name}_{last}") > MAX_NAME_LENGTH:
-        problems.add(
-            ("array" if raw.matrix is UNSET else "matrix",),
-            f"the tasks' names ({name}_{last}) would be longer than {MAX_NAME_LENGTH} characters; rename the file",
-        )

@@ -181,8 +181,19 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    rows: (
+        Annotated[
+            list[dict[str, str | int | float | bool]],
+            Meta(
+                description="Makes many jobs of this file: a list of tables with the same keys, one job for each. "
+                "`{key}` is replaced as for `matrix`. `spool submit --param-file` makes it of a table.",
+                extra_json_schema={"examples": [[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]]},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     max_running: (
-        Annotated[int, Meta(ge=1, le=MOST, description="At most so many tasks of the array or matrix run at once.")]
+        Annotated[int, Meta(ge=1, le=MOST, description="At most so many of its tasks run at once.")]
         | UnsetType
     ) = UNSET
     task: Annotated[TaskTable, Meta(description="Written by spool: which task of which array this is.")] | UnsetType = (

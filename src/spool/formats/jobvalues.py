@@ -11,16 +11,11 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 
 from spool.core.errors import InvalidValue
-from spool.core.model import OUTCOMES, ArraySpec, WarningSignal
+from spool.core.model import OUTCOMES, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration
 from spool.formats.checking import closest
 from spool.formats.toml import show
-
-MAX_TASKS = 100_000
-"""One file makes at most so many jobs."""
-
-MAX_INDEX = 9_999_999
 
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The longest single argument or environment entry that Linux passes to a program (MAX_ARG_STRLEN, less its NUL)."""
@@ -49,12 +44,7 @@ SET_BY_SPOOL = frozenset(
 )
 """Variables that a job finds in its environment and may not set itself."""
 
-Matrix = tuple[tuple[str, tuple[str, ...]], ...]
-"""The lists of a matrix, in the order of the file, their values as text."""
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MATRIX_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
@@ -168,56 +158,6 @@ def warning_signal(value: str) -> WarningSignal:
     if name not in WARNING_SIGNALS:
         raise InvalidValue(f'{show(value)} is not a signal and a duration, as in "USR1@60s"')
     return WarningSignal(name, parse_duration(before) if at else DEFAULT_WARNING_NS)
-
-
-def array(value: str) -> ArraySpec:
-    """Return `"0-99:2%4"` as its indices, ascending, each once."""
-    ranges, percent, at_once = value.replace(" ", "").partition("%")
-    if percent and re.fullmatch(r"0*[1-9][0-9]{0,8}", at_once) is None:
-        raise InvalidValue(f'{show(value)}: after "%" stands how many tasks run at once, at least 1')
-    indices: set[int] = set()
-    for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
-        first = int(match.group(1))
-        last = first if match.group(2) is None else int(match.group(2))
-        step = 1 if match.group(3) is None else int(match.group(3))
-        if last < first:
-            raise InvalidValue(f"{show(value)}: {part} ends before it begins")
-        if step == 0:
-            raise InvalidValue(f"{show(value)}: a step of 0 never ends")
-        if last > MAX_INDEX:
-            raise InvalidValue(f"{show(value)}: no index is larger than {MAX_INDEX}")
-        if (last - first) // step + 1 + len(indices) > 2 * MAX_TASKS:
-            indices = set(range(MAX_TASKS + 1))
-            break
-        indices.update(range(first, last + 1, step))
-    if len(indices) > MAX_TASKS:
-        raise InvalidValue(f"{show(value)} makes more than {MAX_TASKS} jobs")
-    return ArraySpec(tuple(sorted(indices)), int(at_once) if percent else None)
-
-
-def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
-    """Return the lists of a matrix, their values as text."""
-    tasks = 1
-    for key, choices in value.items():
-        if _MATRIX_KEY.fullmatch(key) is None:
-            raise InvalidValue(f"{show(key)} must be of letters, digits, _ and -, a letter first")
-        if not choices:
-            raise InvalidValue(f"{key} is an empty list, so that there is nothing to run")
-        tasks *= len(choices)
-    if not value:
-        raise InvalidValue("is empty; each key of it is a list of values")
-    if tasks > MAX_TASKS:
-        raise InvalidValue(f"makes {tasks} jobs, and one file may make {MAX_TASKS}")
-    return tuple((key, tuple(_matrix_text(choice) for choice in choices)) for key, choices in value.items())
-
-
-def _matrix_text(value: str | int | float | bool) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else repr(value)
 
 
 def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:

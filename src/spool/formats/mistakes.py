@@ -123,8 +123,11 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
             value = value[int(index)]
         elif isinstance(value, dict):
             break
-    if isinstance(value, dict) and "[...]" in (match["at"] or ""):
-        at, value = _in_table(value, hint, match["at"])
+    before, table, after = (match["at"] or "").partition("[...]")
+    if isinstance(value, dict) and table:
+        listed = at if "[" in before else ()
+        within, value = _in_table(value, hint, after)
+        at = (*listed, *within)
     words = [_TYPE_WORDS.get(word.strip(), word.strip()) for word in match["types"].split("|")]
     if "a whole number" in words and "a number" in words:
         words.remove("a whole number")
@@ -134,6 +137,8 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
 def _in_table(table: dict[str, Any], hint: Any, at: str) -> tuple[Path, object]:
     """Find the entry of a table of like values that does not fit."""
     for part in _parts(hint):
+        if get_origin(part) is list:
+            return _in_table(table, get_args(part)[0], at)
         if get_origin(part) is dict:
             for key, value in table.items():
                 try:
