@@ -111,15 +111,12 @@ class Recovery:
             if spool.grant(name, remembered) is None:
                 self._restore_metadir(name, remembered, started)
             return self._adopt(name, remembered, started)
-        run = spool.latest_run(name)
+        run = self._claimed_run(name)
         if run is not None:
-            grant = spool.grant(name, run)
-            if spool.result(name, run) is None or (
-                grant is not None and grant.inode is not None and spool.holds(grant.inode, name, RUNNING)
-            ):
-                return self._adopt(name, run, None)
-        if in_running and (claimed := self._claimed_run(name)) is not None:
-            return self._adopt(name, claimed, None)
+            return self._adopt(name, run, None)
+        run = spool.latest_run(name)
+        if run is not None and spool.result(name, run) is None:
+            return self._adopt(name, run, None)
         # Claimed and not started, or put there by hand: there is no run that it could belong to.
         if in_running and spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
