@@ -1,0 +1,86 @@
+"""Starting a dispatcher behind a user's back: when, which, and when not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from spool.dispatcher import background
+from spool.formats.state import parse_state
+from spool.store.lock import dispatcher_lives
+from spool.store.submitting import is_served
+from support import wait_for
+
+
+def stop(root: Path) -> None:
+    """End the dispatcher of a spool."""
+    state = wait_for(lambda: (root / "state.json").exists() and parse_state((root / "state.json").read_bytes()))
+    assert state
+    os.kill(state.pid, signal.SIGTERM)
+    wait_for(lambda: not is_served(str(root)))
+
+
+def test_a_hundred_submissions_start_one_dispatcher(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one that was started a moment ago is on its way to the lock, no other is started."""
+    started = []
+    start = background.start
+    monkeypatch.setattr(background, "start", lambda root, idle: started.append(start(root, idle)))
+    for _ in range(100):
+        assert background.ensure(str(spool_root)) is None
+    assert len(started) == 1
+    wait_for(lambda: is_served(str(spool_root)))
+    assert background.ensure(str(spool_root)) is None
+    assert len(started) == 1
+    stop(spool_root)
+
+
+def test_autostart_off_says_how_to_start_one(spool_root: Path) -> None:
+    """With `autostart = false` nothing is started, and the line for the user has the command."""
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    told = background.ensure(str(spool_root))
+    assert told is not None
+    assert f"spool --spool {spool_root} dispatch" in told
+    assert not is_served(str(spool_root))
+
+
+def test_a_broken_configuration_does_not_keep_jobs_from_running(spool_root: Path) -> None:
+    """What the configuration says is not known, so the default is in force; the dispatcher tells what is wrong."""
+    (spool_root / "config.toml").write_text("autostart = maybe\n")
+    assert background.ensure(str(spool_root)) is None
+    wait_for(lambda: is_served(str(spool_root)))
+    assert dispatcher_lives(str(spool_root / ".lock"))
+    stop(spool_root)
+
+
+def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
+    spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's own `logging.py` or `click.py` in the current directory is none of our business."""
+    for name in ("logging", "click", "msgspec", "spool"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    monkeypatch.chdir(tmp_path)
+    assert background.ensure(str(spool_root)) is None
+    wait_for(lambda: is_served(str(spool_root)))
+    stop(spool_root)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "{home}/.spool"),
+        ({"spool.service.d/a.conf": "[Service]\nEnvironment=SPOOL_DIR=/data/spool\n"}, "/data/spool"),
+        ({"spool.service.d/a.conf": '[Service]\nEnvironment="SPOOL_DIR=%h/jobs"\n'}, "{home}/jobs"),
+        ({"spool.service.d/a.conf": "#Environment=SPOOL_DIR=/no\n"}, "{home}/.spool"),
+    ],
+)
+def test_the_unit_serves_the_spool_that_its_files_name(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    """The usual spool, or the one that a drop-in sets; only that one is started through systemd."""
+    for name, text in {"spool.service": "[Service]\nExecStart=%h/.local/bin/spool dispatch\n", **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    home = os.path.expanduser("~")
+    assert background._root_of_unit([str(tmp_path)]) == expected.format(home=home)
