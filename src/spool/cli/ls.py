@@ -156,7 +156,7 @@ def _remark(listing: Listing) -> None:
     if listing.paused:
         tell("the spool is paused: nothing starts until `spool resume`")
     waits = any(not row.state.ended and row.state is not State.HELD for row in listing.rows)
-    if not listing.dispatcher and waits:
+    if not listing.dispatcher and waits and not listing.starting:
         tell("no dispatcher runs: what is shown is what the files say; `spool dispatch` starts one")
     elif listing.stale_ns is not None:
         tell(f"the dispatcher has been silent for {show_duration(listing.stale_ns)}; the reasons are as old")

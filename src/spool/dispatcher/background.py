@@ -26,7 +26,7 @@ def ensure(root: str) -> str | None:
 
     Does not wait for it: what was submitted lies on the disk and is found by whoever comes.
     """
-    if is_served(root) or _is_starting(root):
+    if is_served(root) or is_starting(root):
         return None
     by_hand = f"start one with `spool --spool {root} dispatch`" if root != _usual_root() else "run `spool dispatch`"
     wanted, idle_exit = _wishes(root)
@@ -79,7 +79,7 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _is_starting(root: str) -> bool:
+def is_starting(root: str) -> bool:
     """Whether a dispatcher was started moments ago and lives: a loop of a hundred submissions must not start more."""
     path = f"{root}/{_STARTING}"
     try:

@@ -16,6 +16,7 @@ from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.dispatcher.background import is_starting
 from spool.dispatcher.table import user_name
 from spool.formats import ends, jobfile
 from spool.formats.state import JobView, StateView, parse_state
@@ -24,6 +25,7 @@ from spool.store.spool import Spool, history_lines, read_bytes
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
+NOBODY = {False: "no dispatcher runs", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
@@ -69,6 +71,7 @@ class Listing:
 
     rows: tuple[Row, ...]
     dispatcher: bool  # one lives
+    starting: bool  # one was started a moment ago
     stale_ns: int | None  # how long it has been silent, where that is too long
     paused: bool
     problems: tuple[str, ...]
@@ -83,6 +86,7 @@ class Lister:
         self._now_ns = time.time_ns() if now_ns is None else now_ns
         self.dispatcher = spool.dispatcher_lives()
         self.state, self.stale_ns = self._read_state()
+        self._starting = not self.dispatcher and is_starting(spool.root)
         self._prober = MachineProber()
         self._complaints: dict[str, set[str]] = {}
 
@@ -101,6 +105,7 @@ class Lister:
         return Listing(
             tuple(rows),
             self.dispatcher,
+            self._starting,
             self.stale_ns,
             self._spool.paused,
             self.state.problems if self.state is not None else (),
@@ -140,7 +145,7 @@ class Lister:
         if place == RUNNING:
             return self._running(name, user, spec)
         state = State.HELD if place == HELD else State.QUEUED
-        reason = "" if place == HELD else "not looked at yet" if self.dispatcher else "no dispatcher runs"
+        reason = "" if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if spec is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
         return _row_of_spec(Row(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
