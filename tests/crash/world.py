@@ -251,6 +251,8 @@ class Session:
         self.now: Dispatcher | None = None
         self.cuts = 0
         self.errors: list[OSError] = []
+        self.survives_errors = False  # whether the dispatcher goes on after an error, or another one does
+        self._opened = False
         self.after_cut: Callable[[], None] = lambda: None
 
     def settle(self, patience: int = 400) -> None:
@@ -270,7 +272,8 @@ class Session:
                 happened = True
             except OSError as error:
                 self.errors.append(error)
-                self.end()
+                if not (self.survives_errors and self._opened):
+                    self.end()
                 happened = True
             happened = self.world.tick() or happened
             quiet = 0 if happened else quiet + 1
@@ -287,8 +290,10 @@ class Session:
 
     def _turn(self) -> bool:
         if self.now is None:
+            self._opened = False
             self.now = dispatcher(self.world, next(self._disks, None))
             self.now.open()
+            self._opened = True
         now = self.now
         for live in now.table.live.values():
             now.ends.suspect(live)
