@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from spool.core.model import Limits, Policy, Running, Waiting
 from spool.core.queue import Shape
 
+_UNLIMITED = Limits()
+
 
 @dataclass(slots=True)
 class Use:
@@ -34,10 +36,11 @@ def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits
 class Tally:
     """How much of each group, array, user and project runs. Summed from the runs, and kept by add and take."""
 
-    __slots__ = ("_limits", "arrays", "groups", "policy", "projects", "users")
+    __slots__ = ("_limits", "arrays", "groups", "limited", "policy", "projects", "users")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.limited = _limits_anybody(policy)  # without a quota nobody asks what users and projects have
         self.groups: dict[str, int] = {}
         self.arrays: dict[str, int] = {}
         self.users: dict[str, Use] = {}
@@ -51,6 +54,8 @@ class Tally:
             self.groups[spec.group] = self.groups.get(spec.group, 0) + sign
         if spec.task is not None:
             self.arrays[spec.task.array] = self.arrays.get(spec.task.array, 0) + sign
+        if not self.limited:
+            return
         self._use(self.users, run.user, run, sign)
         if spec.project is not None:
             self._use(self.projects, spec.project, run, sign)
@@ -79,6 +84,8 @@ class Tally:
 
     def why_quota_full(self, job: Waiting) -> str | None:
         """Return which quota *job* would exceed if it started, or None. User first, then project."""
+        if not self.limited:
+            return None
         project = job.spec.project
         return self._why(job, "user", job.user, self.users) or (
             None if project is None else self._why(job, "project", project, self.projects)
@@ -101,6 +108,11 @@ class Tally:
                 return f"{who} may run {limit} {thing} at once, this job needs {need}"
             return f"{who} runs {used} of {limit} {thing}{wanted}"
         return None
+
+
+def _limits_anybody(policy: Policy) -> bool:
+    named = policy.user_limits or policy.project_limits
+    return bool(named) or not (policy.default_user_limits == policy.default_project_limits == _UNLIMITED)
 
 
 @dataclass(frozen=True, slots=True)

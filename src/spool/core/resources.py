@@ -52,8 +52,10 @@ class Room:
 
     def emptied(self) -> Room:
         """Return the machine with nothing of ours on it and nothing kept for anybody."""
-        room = self.at(self.now_ns, self.runs.values())
-        for run in self.runs.values():
+        # Claimed and released, for what a run had taken on its GPUs is free once it is gone.
+        runs = self.runs.values() if self.cards.cards else ()
+        room = self.at(self.now_ns, runs)
+        for run in runs:
             room.release(run)
         room.reservations = ()
         return room
@@ -174,14 +176,19 @@ class Room:
 
     def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
-        for rule in (self.group, self.array, self.quota):
-            reason = rule(job)
-            if reason is not None:
-                yield reason
+        spec = job.spec
+        if spec.group is not None or spec.task is not None or self.tally.limited:
+            for rule in (self.group, self.array, self.quota):
+                reason = rule(job)
+                if reason is not None:
+                    yield reason
         if ever:
             reason = self.never_fits(job)
             if reason is not None:
                 yield reason
+        request = spec.request
+        if not (request.gpus or request.memory_bytes or self.lacks(request)):
+            return
         full = None
         for rule in (self.memory, self.processors, self.gpus):
             full = rule(job)
