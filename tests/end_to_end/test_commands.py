@@ -112,13 +112,12 @@ def test_a_job_may_set_its_thread_count_but_not_who_it_is(shared: Served) -> Non
     """OMP_NUM_THREADS is the job's if it says so; what spool says of the run cannot be replaced."""
     _, found, _ = _shown(shared, "threads", [sys.executable, "-c", _SHOW], env={"OMP_NUM_THREADS": "7"})
     assert found["OMP_NUM_THREADS"] == "7"
-    for name in ("SPOOL_JOB", "CUDA_VISIBLE_DEVICES"):
-        shared.drop("usurper", f'command = "true"\n[env]\n{name} = "x"\n'.encode())
-        error = shared.root / "queued" / "usurper.toml.error"
-        shared.until(error.exists, "the error")
-        assert name in error.read_text()
-        shared.path("queued", "usurper").unlink()
-        shared.until(lambda: not error.exists(), "the error's end")
+    error = shared.root / "queued" / "usurper.toml.error"
+    shared.drop("usurper", b'command = "true"\n[env]\nSPOOL_JOB = "x"\nCUDA_VISIBLE_DEVICES = "x"\n')
+    shared.until(error.exists, "the error")
+    assert "SPOOL_JOB" in error.read_text()
+    assert "CUDA_VISIBLE_DEVICES" in error.read_text()
+    shared.path("queued", "usurper").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -187,30 +186,12 @@ def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[s
 
 
 def test_what_no_process_can_be_given_is_refused(shared: Served) -> None:
-    """An argument that Linux would not take is an error beside the file, not a start that fails."""
-    shared.drop("too-long", ["echo", "x" * 131_072])
+    """An argument longer than Linux takes is told so, and is no start that fails for a reason nobody knows."""
     error = shared.root / "queued" / "too-long.toml.error"
-    shared.until(lambda: error.exists() or "failed" in (shared.outcome("too-long") or ""), "a complaint")
-    if error.exists():
-        assert "131071" in error.read_text()
-        shared.path("queued", "too-long").unlink()
-    else:
-        result = shared.result("too-long")
-        assert result is not None
-        assert "131071" in result["reason"]
-
-
-def test_more_environment_than_linux_takes_fails_with_a_reason(shared: Served) -> None:
-    """Too much in all is a failed start as well, and the wrapper lives to say so."""
-    values = {f"BIG{at}": "x" * 100_000 for at in range(40)}
-    data = shared.text("true", env=values)
-    if len(data) > 1 << 20:
-        values = {f"BIG{at}": "x" * 100_000 for at in range(10)}
-        data = shared.text(["/bin/true", *["y" * 10_000] * 1], env=values)
-    shared.drop("too-much", data)
-    result = shared.wait_done("too-much")
-    assert result is not None
-    assert result["outcome"] in ("failed", "finished")
+    shared.drop("too-long", ["echo", "x" * 131_072])
+    shared.until(lambda: error.exists() or shared.outcome("too-long"), "a complaint")
+    assert "131071" in (error.read_text() if error.exists() else str(shared.result("too-long")))
+    shared.path("queued", "too-long").unlink(missing_ok=True)
 
 
 def test_prolog_command_and_epilog_run_in_their_order(shared: Served) -> None:
@@ -285,7 +266,11 @@ def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
 
 def test_a_job_can_be_interrupted_although_its_dispatcher_ignores_that(served: Served) -> None:
     """A dispatcher started with SIGINT, SIGQUIT and SIGHUP ignored (`nohup … &`) hands none of that on."""
-    ignoring = "import os, signal, sys\nfor n in (1, 2, 3): signal.signal(n, signal.SIG_IGN)\nos.execvp(sys.argv[1], sys.argv[1:])"
+    ignoring = (
+        "import os, signal, sys\n"
+        "for n in (1, 2, 3): signal.signal(n, signal.SIG_IGN)\n"
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
     served.drop("ignored", [sys.executable, "-c", "print(open('/proc/self/status').read())"])
     served.drop("ignored-sh", "cat /proc/self/status; echo stdin: $(readlink /proc/self/fd/0)")
     served.start(prefix=(sys.executable, "-c", ignoring))
@@ -300,7 +285,12 @@ def test_a_job_can_be_interrupted_although_its_dispatcher_ignores_that(served: S
 
 def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
     """A job has its three standard descriptors, and none of the dispatcher's lock, logs or watches."""
-    program = "import os\nfor n in os.listdir('/proc/self/fd'):\n  try: print(n, os.readlink('/proc/self/fd/' + n))\n  except OSError: pass"
+    program = (
+        "import os\n"
+        "for n in os.listdir('/proc/self/fd'):\n"
+        "  try: print(n, os.readlink('/proc/self/fd/' + n))\n"
+        "  except OSError: pass"
+    )
     shared.drop("descriptors", [sys.executable, "-c", program])
     shared.wait_done("descriptors")
     numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -203,9 +204,7 @@ def test_retries_follow_delay_and_backoff_and_keep_everything(shared: Served) ->
     assert shared.runs("tries") == [1, 2, 3, 4]
     assert [shared.log("tries", run) for run in (1, 2, 3, 4)] == [f"try {n} run {n}\n" for n in (1, 2, 3, 4)]
     assert [result["exit_code"] for result in results] == [3, 4, 5, 6]
-    waits = [
-        later["started_at_ns"] - sooner["ended_at_ns"] for sooner, later in zip(results, results[1:], strict=False)
-    ]
+    waits = [later["started_at_ns"] - sooner["ended_at_ns"] for sooner, later in pairwise(results)]
     for waited, least in zip(waits, (100_000_000, 200_000_000, 250_000_000), strict=True):
         assert waited >= least
     assert [result.get("again") for result in results] == ["retry"] * 3 + [None]

@@ -178,7 +178,7 @@ def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
 
 
 def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """While NVML fails GPUs are unknown, which is not free; jobs without GPUs go on, and all goes on when it is mended."""
+    """While NVML fails GPUs are unknown, which is not free; jobs without GPUs go on, and all does when it is mended."""
     fake_nvml.error("nvmlDeviceGetCount_v2", 999)
     gpus.start()
     gpus.drop("wants", "true", gpus=1)

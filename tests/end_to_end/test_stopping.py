@@ -263,7 +263,10 @@ def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:
 
 # Memory.
 
-_ALLOCATE = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); x[::4096] = b'x' * len(x[::4096]); print('up', flush=True); time.sleep(1000)"
+_ALLOCATE = (
+    "import sys, time; x = bytearray(int(sys.argv[1]) << 20); x[::4096] = b'x' * len(x[::4096]); "
+    "print('up', flush=True); time.sleep(1000)"
+)
 
 
 def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
@@ -275,7 +278,7 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
     result = shared.wait_done("greedy")
     assert result is not None
     assert result["outcome"] == "out_of_memory"
-    assert "100M" in result["reason"]
+    assert "of 100 MiB" in result["reason"]
     assert result["peak_memory_bytes"] > 100 << 20
     assert not marked(shared.root, "greedy")
 
