@@ -7,6 +7,7 @@ import sys
 import time
 
 from spool.core.errors import LockHeld
+from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
 from spool.store.disk import disk_is_full
@@ -64,25 +65,29 @@ def serve(
     but with *once* that is no error: it does what is to be done.
     """
     ignore_lease_breaks()
-    try:
-        spool = LockedSpool(root, wait_s=lock_wait_s)
-    except LockHeld:
-        if once:
+    while True:
+        try:
+            spool = LockedSpool(root, wait_s=lock_wait_s)
+        except LockHeld:
+            if once:
+                return 0
+            raise
+        dispatcher = None
+        try:
+            dispatcher = Dispatcher(spool)
+            logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
+            dispatcher.open()
+            log.info("dispatcher serves %s", spool.root)
+            _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
+            told, known = dispatcher.wakes.leaving, set(dispatcher.table.jobs)
+        finally:
+            if dispatcher is not None:
+                dispatcher.close()
+            spool.release()
+        # A submit that came between the last look and the release of the lock has seen a dispatcher live.
+        if told or once or not set(spool.names(QUEUED)) - known:
+            log.info("dispatcher leaves; what runs goes on")
             return 0
-        raise
-    dispatcher = None
-    try:
-        dispatcher = Dispatcher(spool)
-        logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
-        dispatcher.open()
-        log.info("dispatcher serves %s", spool.root)
-        _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
-        log.info("dispatcher leaves; what runs goes on")
-    finally:
-        if dispatcher is not None:
-            dispatcher.close()
-        spool.release()
-    return 0
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
