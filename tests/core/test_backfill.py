@@ -100,6 +100,21 @@ def test_protection_outlasts_a_full_group():
     assert why(found, "big") == "group g is full: 1 of 1 run"
 
 
+def test_protection_outlasts_a_full_group_beside_free_room():
+    """Nor do others take the room that is there already, while only its group keeps it waiting."""
+    big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
+    runs = [run("r", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
+    assert started(plan(big, job("open"), running=runs, protected="big")) == []
+    assert started(plan(big, job("open"), running=runs)) == ["open"]
+
+
+def test_memory_that_the_kernel_could_not_give_is_left_too():
+    """A starved job that waits for memory which is not really free is protected until a run ends."""
+    box = machine(memory_available_bytes=10 << 30)
+    big = job("big", memory_bytes=60 << 30, waited=9000)
+    assert started(plan(big, job("j", memory_bytes=8 << 30), on=box, running=RUNS)) == []
+
+
 def test_protection_outlasts_a_pass_in_which_nobody_fits():
     """The protected job stays protected though for the moment there is nobody to protect it from."""
     assert plan(BIG, running=RUNS, protected="big").protected == "big"

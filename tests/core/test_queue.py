@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.planning import NOW, S, job, machine, run, started
 from core.worlds import BOX, NAMES, POLICIES, waiting
-from spool.core.model import Grant, Policy, Running, State
+from spool.core.model import Dependencies, Grant, Policy, Running, State
 from spool.core.plan import View, decide
 from spool.core.queue import WaitingQueue
 
@@ -21,6 +21,9 @@ def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
     reasons = {name: [str(each) for each in plan.all_noes(name)] for name in (*view.queue, *view.held)}
     firsts = {name: str(plan.reason(name)) for name in (*view.queue, *view.held)}
     return plan.starts, set(plan.endings), plan.protected, plan.next_at_ns, reasons, firsts
+
+
+FEW = NAMES[:4]
 
 
 class Index(RuleBasedStateMachine):
@@ -40,31 +43,31 @@ class Index(RuleBasedStateMachine):
         """Draw the configuration."""
         self.policy = policy
 
-    @rule(new=waiting(NAMES[:4]))
+    @rule(new=waiting(FEW))
     def put(self, new):
         """Bring or edit a file."""
         self.queue.put(new)
         self.held.pop(new.name, None)
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def remove(self, name):
         """Delete a file."""
         self.queue.remove(name)
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def hold(self, name):
         """Move a file to held/."""
         if name in self.queue:
             self.held[name] = self.queue[name]
             self.queue.remove(name)
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def release(self, name):
         """Move it back."""
         if name in self.held:
             self.queue.put(self.held.pop(name))
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def start(self, name):
         """Start a job."""
         if name in self.queue and name not in self.running:
@@ -72,30 +75,30 @@ class Index(RuleBasedStateMachine):
             self.queue.remove(name)
             self.running[name] = Running(name, 1, "alice", spec, Grant(cpus=1), self.now_ns)
 
-    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def end(self, name, outcome):
         """End a run, its outcome seen in the same look."""
         if self.running.pop(name, None) is not None:
             self.ended[name] = outcome
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def forget(self, name):
         """Delete a record in done/."""
         self.ended.pop(name, None)
 
-    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def learn(self, name, outcome):
         """Learn late how a job has ended."""
         if name not in self.ended:
             self.ended[name] = outcome
 
-    @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def correct(self, name, outcome):
         """Change an outcome, which the owner tells."""
         self.ended[name] = outcome
         self.queue.changed(name)
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from(FEW))
     def vanish(self, name):
         """Lose sight of a run before its outcome is known."""
         self.running.pop(name, None)
@@ -213,6 +216,42 @@ def test_closed_gates_are_not_looked_at():
     assert looked_at(NOW) == (["last"], 1)
     queue.put(job("j400", waited=500, start_after_ns=NOW + 1))
     assert looked_at(NOW) == (["last"], 1)
+
+
+def decisions(seen, *changes):
+    """Return whether `j` starts after each change of the world, the queue told of none."""
+    found = [bool(started(decide(seen, NOW, Policy())))]
+    for change in changes:
+        seen = change(seen)
+        found.append(bool(started(decide(seen, NOW, Policy()))))
+    return found
+
+
+def test_the_end_of_a_run_is_noticed():
+    """Whoever depends on a run starts when it is seen no more and has finished, then or later."""
+    queue = WaitingQueue([job("j", depends_on="a")])
+    seen = View(machine(), queue, running=(run("a"),))
+    gone = replace(seen, running=())
+    done = replace(gone, ended={"a": State.FINISHED})
+    assert decisions(seen, lambda _: done) == [False, True]
+    queue.put(job("j", depends_on="a"))
+    assert decisions(seen, lambda _: gone, lambda _: done) == [False, False, True]
+
+
+def test_the_end_of_a_held_job_is_noticed():
+    """Whoever depends on a held job is judged again when that is held no more."""
+    queue = WaitingQueue([job("j", depends_on=Dependencies(ended=("a",)))])
+    seen = View(machine(), queue, held={"a": job("a")})
+    assert decisions(seen, lambda _: replace(seen, held={}, ended={"a": State.CANCELLED})) == [False, True]
+
+
+def test_the_last_task_seen_late_is_noticed():
+    """An array of which one task is unseen is judged again until that is known, though another runs."""
+    queue = WaitingQueue([job("j", depends_on=Dependencies(ended=("s",)))])
+    arrays = {"s": ("s_0", "s_1")}
+    seen = View(machine(), queue, held={"s_0": job("s_0")}, arrays=arrays)
+    late = {"s_0": State.FINISHED, "s_1": State.FINISHED}
+    assert decisions(seen, lambda _: replace(seen, held={}, ended=late)) == [False, True]
 
 
 def test_many_gates_that_open_at_once():

@@ -173,7 +173,6 @@ class Simulation:
     def _end(self, name: str, state: State) -> None:
         self._queue.remove(name)
         self._ended[name] = state
-        self._queue.changed(name)
 
     def _outcome(self, name: str, start: int | None, end: int | None, state: State, grant: Grant) -> Outcome:
         return Outcome(name, self._jobs[name].submit_at_ns, start, end, state, grant)
