@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.planning import NOW, S, gpus, job, machine, plan, run, started, why
-from spool.core.model import Gpu, Policy
+from spool.core.model import ForeignProcess, Gpu, Policy
 
 AT_ONCE = Policy(starvation_after_ns=0)
 HOUR = 3600 * S
@@ -144,6 +144,15 @@ def test_a_better_order_is_no_way_around():
     assert started(plan(BIG, earlier, running=RUNS)) == ["better"]
     higher = job("better", priority=11, waited=5)
     assert plan(BIG, higher, running=RUNS).protected is None
+
+
+def test_lower_priority_is_not_protected_in_anothers_place():
+    """Where the starved job of the same priority cannot be helped, one of lower priority holds nobody back."""
+    foreign = gpus(1, foreign=(ForeignProcess(7, "python", 1),))
+    stuck = job("stuck", gpus=1, waited=9000)
+    low = job("low", cpus=4, waited=9000, priority=9)
+    found = plan(stuck, low, job("j"), on=machine(gpus=foreign), running=RUNS)
+    assert (started(found), found.protected) == (["j"], None)
 
 
 def test_whose_turn_is_taken_by_a_better_share_is_not_passed_over():
