@@ -48,6 +48,10 @@ RESULT = "result.toml"
 FAILURE = "error"
 SIGNAL = "signal"
 
+# The metadir of an array, FORMAT 4.
+ARRAY = "array.toml"
+TASKS = "tasks"
+
 
 def valid_name(name: str) -> bool:
     """Whether *name* can be a job's: 1 to 100 of ``A-Za-z0-9._-``, first a letter or a digit (FORMAT 2.1)."""
@@ -99,6 +103,10 @@ class Layout:
     def metadir(self, name: str, run: int) -> str:
         """Return the metadir of one start of job *name*."""
         return f"{self.root}/{JOBS}/{name}/{run}"
+
+    def task_file(self, name: str, run: int, task: str) -> str:
+        """Return where the file of the job *task* waits to be issued by the array *name*."""
+        return f"{self.root}/{JOBS}/{name}/{run}/{TASKS}/{task}{JOB_SUFFIX}"
 
     def record(self, name: str, run: int, record: str) -> str:
         """Return the path of one small file in a metadir."""

@@ -45,6 +45,7 @@ class Look:
         self.lines: list[journal.Line] = []
         self.strays: set[str] = set()  # files in running/ that belong to no live run
         self.moved: set[str] = set()  # live runs whose file in running/ changed
+        self.arrays_moved: set[str] = set()  # arrays in progress whose file may have changed
 
     # What to look at.
 
@@ -66,7 +67,8 @@ class Look:
                 self.examine(place, name, marks)
         running = set(self._spool.names(RUNNING))
         live = {live.name for live in self._table.live.values()}
-        self.strays |= running - live
+        self.strays |= running - live - self._table.arrays.keys()
+        self.arrays_moved |= self._table.arrays.keys()
         self.moved |= live
 
     def hint(self, place: str, filename: str) -> None:
@@ -83,6 +85,8 @@ class Look:
             job = self._table.jobs.get(name)
             if job is not None and job.live is not None:
                 self.moved.add(name)
+            elif name in self._table.arrays:
+                self.arrays_moved.add(name)
             elif layout.job_of(filename) is not None:
                 self.strays.add(name)
 
@@ -112,6 +116,9 @@ class Look:
 
         *anew*: take it for a file that was never seen, because what its name stands for has changed.
         """
+        if name in self._table.arrays:  # this file is the array's own, or waits for it to end
+            self.arrays_moved.add(name)
+            return
         path = self._layout.job_file(place, name)
         job = self._table.jobs.get(name)
         known = (job.queued if place == QUEUED else job.held) if job is not None else None
@@ -161,7 +168,7 @@ class Look:
         if spec is None:
             spec = jobfile.parse(data, name=name, default_kill_grace_ns=self._settings.config.kill_grace_ns)
             # Of the same text under another name the same is true, but for what refers to the name.
-            if spec.depends_on is None and spec.array is None and not spec.matrix:
+            if spec.depends_on is None and not spec.is_array:
                 if len(self._parsed) >= _SAME_TEXT:
                     self._parsed.clear()
                 self._parsed[data] = spec
@@ -189,6 +196,14 @@ class Look:
         self._complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFile(*identity, None, INVALID))
+
+    def refuse(self, place: str, job: Job, text: str) -> None:
+        """Take a file that could be read for invalid after all; *text* says why."""
+        file = job.queued if place == QUEUED else job.held
+        if file is not None:
+            file.spec, file.problem = None, INVALID
+            self._complain(place, job.name, text)
+            self._table.settle(job)
 
     def _complain(self, place: str, name: str, text: str) -> None:
         try:

@@ -15,14 +15,16 @@ from datetime import UTC, datetime
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop
 from spool.core.plan import Plan, View, decide
+from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
 from spool.dispatcher.moves import Moves
-from spool.dispatcher.recover import Recovery, recall
+from spool.dispatcher.recover import Recovery, recall, worth_remembering
 from spool.dispatcher.report import Report
+from spool.dispatcher.resume import unfinished
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.sight import Sight
 from spool.dispatcher.start import Starter
@@ -32,7 +34,6 @@ from spool.dispatcher.usage import Usage
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
 from spool.dispatcher.world import Outcomes, World
-from spool.formats import journal
 from spool.machine import run_groups
 from spool.machine.identity import MachineProber
 from spool.machine.run_groups import RunGroups
@@ -53,7 +54,7 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.table = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.outcomes = Outcomes(spool)
+        self.outcomes = Outcomes(spool, self.table.array_state)
         self.world = World(spool, self.table, self.settings)
         self.usage = Usage(spool, self.table)
         self.bookings = Bookings(spool)
@@ -71,7 +72,11 @@ class Dispatcher:
         self.wakes = Wakes(spool.root)
         self.ends = Ends(self.table, self.finisher, self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
+        self.arrays = Arrays(
+            spool, self.table, self.look, self.finisher, self.logs, self.outcomes, self.order_stop, self._flush
+        )
         self.sight = Sight(self)
+        self.report.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.sight.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self.plan: Plan | None = None
         self._decided: tuple[int, object] | None = None  # what the plan was made of
@@ -89,6 +94,8 @@ class Dispatcher:
         recovery = Recovery(self.spool, self.table, self.prober)
         recovery.unfinished_moves(memory)
         recovery.runs(memory)
+        for array, unissued in unfinished(self.spool, self.arrays.store, recovery.arrays, memory):
+            self.arrays.resume(array, unissued)
         recovery.places(memory)
         for live in self.table.live.values():
             if self.groups is not None:
@@ -100,8 +107,9 @@ class Dispatcher:
         gc.freeze()
         gc.enable()
         self.moves.settle_places()
+        self.arrays.count(self.clock())
         self.look.lines = []  # all of it is in what follows
-        self.logs.compact(self._worth_remembering())
+        self.logs.compact(worth_remembering(self.table, self.prober.boot_id()))
 
     def close(self) -> None:
         """Leave; what runs goes on."""
@@ -118,7 +126,8 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Whether nothing waits that could ever start by itself, and nothing runs."""
-        return not self.table.live and not len(self.table.queue)
+        waiting = len(self.table.queue) - self.arrays.waiting_held()
+        return not self.table.live and not waiting and self.arrays.idle
 
     # A pass.
 
@@ -131,18 +140,19 @@ class Dispatcher:
         self._unfiled += ended
         self.limits.check()
         version = self.table.version
+        more = self.arrays.work(self.clock(), paused=self.sight.paused)
         if self.settings.config.policy.on_failure == "pause":
             self._file()  # nothing is to start after the first that failed
         started = self._decide_and_start()
         self._file()
         self._flush()
         if self.logs.long:
-            self.logs.compact(self._worth_remembering())
+            self.logs.compact(worth_remembering(self.table, self.prober.boot_id()))
         if started or ended or self.table.version != version:
             self.busy_at_ns = time.monotonic_ns()
             self.report.changed()
         self.report.write(self.plan, self._machine, paused=self.sight.paused)
-        return bool(ended) or self.table.version != version
+        return more or bool(ended) or self.table.version != version
 
     def sleep(self, limit_ns: int | None = None) -> None:
         """Wait until there is a reason to look, at most *limit_ns*."""
@@ -155,6 +165,7 @@ class Dispatcher:
                 self.report.next_due_ns(),
                 self.sight.next_due_ns,
                 self.moves.next_due_ns(),
+                self.arrays.next_due_ns(),
                 self.ends.next_due_ns(),
             )
             if due is not None
@@ -213,6 +224,8 @@ class Dispatcher:
                 held=self.table.held,
                 running=tuple(live.view for live in self.table.live.values() if live.proof is None),
                 ended=self.outcomes,
+                arrays=self.arrays.names,
+                held_arrays=self.table.held_arrays,
                 reservations=self.bookings.standing,
                 usage=self.usage.at(now, self.settings.config.policy),
                 paused=self.sight.paused,
@@ -239,6 +252,7 @@ class Dispatcher:
         for live in runs:
             self._watch_run(live)
             self.outcomes.forget(live.name)
+            self.arrays.names.forget(live.name)
             self.report.blocked.pop(live.name, None)
         for one in blocked:
             if self.report.blocked.get(one.name) != one.why:
@@ -279,6 +293,7 @@ class Dispatcher:
     def _ended_as(self, name: str, outcome: State) -> None:
         """Let those that depend on *name* know how it ended."""
         self.outcomes.record(name, outcome)
+        self.arrays.ended(name, outcome)
         self.table.queue.changed(name)
 
     def _revisit(self, job: Job) -> None:
@@ -294,22 +309,3 @@ class Dispatcher:
         if lines:
             self.logs.remember(lines)
             self.look.lines, self.finisher.lines = [], []
-
-    def _worth_remembering(self) -> list[journal.Line]:
-        lines: list[journal.Line] = []
-        for job in self.table.jobs.values():
-            if job.wait is not None:
-                wait = job.wait
-                lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
-        lines.extend(
-            journal.Started(
-                live.name,
-                live.run,
-                live.boot_id or self.prober.boot_id(),
-                live.inode,
-                live.wait.arrived_at_ns,
-                live.started_at_ns,
-            )
-            for live in self.table.live.values()
-        )
-        return lines

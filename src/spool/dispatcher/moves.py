@@ -95,7 +95,7 @@ class Moves:
     def _see_stray(self, name: str) -> None:
         """Queue a file in `running/` that belongs to no run: it was put there by hand."""
         job = self.table.jobs.get(name)
-        if job is not None and job.live is not None:
+        if (job is not None and job.live is not None) or name in self.table.arrays:
             return
         if self.spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
@@ -108,7 +108,7 @@ class Moves:
         """Cancel the waiting jobs whose files were moved to `done/`."""
         for name in self.look.gone():
             job = self.table.jobs.get(name)
-            if job is None or job.live is not None or job.wait is None:
+            if job is None or job.live is not None or job.wait is None or name in self.table.arrays:
                 continue
             if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
                 self.finisher.end_unstarted(
@@ -124,6 +124,9 @@ class Moves:
         """After the first look: what waited when the last dispatcher left, and is in no directory any more."""
         for job in list(self.table.jobs.values()):
             if job.wait is None or job.queued is not None or job.held is not None or job.live is not None:
+                continue
+            if job.name in self.table.arrays:
+                self.look.forget(job.name)
                 continue
             if os.path.lexists(self.spool.layout.job_file(DONE, job.name)):
                 self.finisher.end_unstarted(

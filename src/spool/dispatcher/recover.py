@@ -19,7 +19,7 @@ from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.start import SILENT_NS, spec_of_text
 from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
-from spool.formats import journal, records
+from spool.formats import ends, journal, records
 from spool.formats.records import GrantRecord
 from spool.machine import identity
 from spool.store.locked import LockedSpool
@@ -34,6 +34,7 @@ class Memory:
 
     waits: dict[str, journal.Waits] = field(default_factory=dict)
     open: dict[tuple[str, int], journal.Started] = field(default_factory=dict)  # started and not over
+    over: dict[tuple[str, int], journal.Started] = field(default_factory=dict)
     closed: dict[str, journal.Started] = field(default_factory=dict)  # the newest that is over for good
 
 
@@ -55,9 +56,28 @@ def recall(lines: list[journal.Line]) -> Memory:
                     del memory.waits[line.job]
             case journal.Over():
                 started = memory.open.pop((line.job, line.run), None)
+                if started is not None:
+                    memory.over[line.job, line.run] = started
                 if line.final and started is not None:
                     memory.closed[line.job] = started
     return memory
+
+
+def worth_remembering(table: Table, boot_id: str) -> list[journal.Line]:
+    """Return what `recall` needs to find all of *table* again that no file says; *boot_id* is that of this boot."""
+    lines: list[journal.Line] = []
+    for job in table.jobs.values():
+        if job.wait is not None:
+            wait = job.wait
+            lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
+    for live in table.live.values():
+        at_ns = live.started_at_ns
+        boot = live.boot_id or boot_id
+        lines.append(journal.Started(live.name, live.run, boot, live.inode, live.wait.arrived_at_ns, at_ns))
+    for array in table.arrays.values():
+        at_ns = array.expanded_at_ns
+        lines.append(journal.Started(array.name, array.run, boot_id, array.inode, array.arrived_at_ns, at_ns))
+    return lines
 
 
 class Recovery:
@@ -67,6 +87,7 @@ class Recovery:
         self._spool = spool
         self._table = table
         self._prober = prober
+        self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
 
     def runs(self, memory: Memory) -> None:
         """Put every run that is not known to be over into the table.
@@ -76,6 +97,8 @@ class Recovery:
         self._spool.complete_moves()
         in_running = set(self._spool.names(RUNNING))
         for name in sorted(in_running | {name for name, _ in memory.open}):
+            if self._is_array(name, memory, in_running=name in in_running):
+                continue
             live = self._unfinished_run(name, memory, in_running=name in in_running)
             if live is not None:
                 self._refuse_other_hosts(live)
@@ -92,13 +115,50 @@ class Recovery:
                 job.series = self._series(name, line.arrived_at_ns)
 
     def unfinished_moves(self, memory: Memory) -> None:
-        """File away what had ended for good before a power cut that took the move back."""
+        """File away what had ended for good before a power cut that took the move back, and write down again how."""
+        self._lost_results(memory)
         for name, started in memory.closed.items():
             if self._taken_back(name, started):
                 log.warning("job %s had ended before the power cut; its file goes to done/", name)
                 self._spool.file_away(name, QUEUED, None)
 
+    def _lost_results(self, memory: Memory) -> None:
+        """Make up for the metadirs that a power cut took back or emptied, of runs that were over by then.
+
+        Their numbers must not be given away again, and how they ended is in the history.
+        """
+        spool = self._spool
+        over = {key: line for key, line in memory.over.items() if line.boot_id != self._prober.boot_id()}
+        lost = {key: line for key, line in over.items() if spool.result(*key) is None}
+        if not lost:
+            return
+        since_ns = min(line.at_ns for line in lost.values())
+        results = {(result.job, result.run): result for result in spool.accounts_since(since_ns)}
+        for key in lost:
+            spool.disk.ensure_directory(spool.layout.runs(key[0]))
+            spool.disk.ensure_directory(spool.layout.metadir(*key))
+            if key in results:
+                spool.put_record(*key, layout.RESULT, ends.render_result(results[key]))
+
     # One name.
+
+    def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
+        """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
+        spool = self._spool
+        run = spool.latest_run(name)
+        if run is not None and spool.array(name, run) is not None:
+            self.arrays[name] = run
+            return True
+        remembered = any(job == name for job, _ in memory.open)
+        if run is not None or not remembered:
+            return False
+        spec = spec_of_text(spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name), name)
+        if spec is None or not spec.is_array:
+            return False
+        # A power cut took back the metadir, and with it all that was made of the file: it is expanded anew.
+        if in_running:
+            spool.put_back(name, QUEUED)
+        return True
 
     def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> Live | None:
         spool = self._spool
@@ -208,6 +268,8 @@ class Recovery:
             result = spool.result(name, run)
             if result is not None:
                 return result
+            if spool.array(name, run) is not None:
+                return None
             found = spool.jid(name, run)
             if found is not Liveness.VOID and not (found is Liveness.ABSENT and spool.take_jid(name, run)):
                 return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from spool.core import layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.plan import Plan
+from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
 from spool.machine import identity
@@ -32,6 +34,7 @@ class Report:
         self._beat_ns = 0
         self.problems: list[str] = []
         self.blocked: dict[str, str] = {}  # what was said of jobs that could not be started
+        self.why_not_expanded: Callable[[str], str] = lambda _: ""
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -76,6 +79,7 @@ class Report:
                 jobs[job.name] = self._live(job.live)
             elif (file := job.queued or job.held) is not None:
                 jobs[job.name] = self._waiting(job, file, plan)
+        jobs |= array_views(self._table)
         now = time.time_ns()
         return StateView(
             version=1,
@@ -98,7 +102,9 @@ class Report:
         if file.spec is None:
             state = State.INVALID if file.problem == INVALID else state
             return JobView(state=state, reason=file.problem or "", user=user, since_ns=since)
-        reason = plan.reason(job.name) if plan is not None else None
+        reason: object = plan.reason(job.name) if plan is not None else None
+        if job.name in self._table.array_files:
+            reason = self.why_not_expanded(job.name)
         request = file.spec.request
         return JobView(
             state=state,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from spool.core.lifecycle import Proof
-from spool.core.model import Grant, Jid, Result, Running, Spec, Stop, StopKind, Waiting
+from spool.core.model import Grant, Jid, Result, Running, Spec, State, Stop, StopKind, Waiting
 from spool.core.queue import WaitingQueue
+from spool.dispatcher.array import Array, array_of
 from spool.machine.run_groups import RunGroup
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
@@ -126,6 +127,9 @@ class Table:
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], Live] = field(default_factory=dict)
     executor_problem: Callable[[str | None], str | None] = lambda name: None
+    arrays: dict[str, Array] = field(default_factory=dict)  # in progress
+    array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
+    left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
     version: int = 0  # moves with every change that may alter a decision
 
     def job(self, name: str) -> Job:
@@ -161,6 +165,11 @@ class Table:
         """Bring the planner's view of *job* up to date with its files."""
         self.version += 1
         waiting = self._waiting(job, job.queued)
+        self.array_files.discard(job.name)
+        if waiting is not None and (waiting.spec.is_array or job.name in self.arrays):
+            if job.name not in self.arrays:
+                self.array_files.add(job.name)
+            waiting = None
         if waiting is not None:
             self.queue.put(waiting)
         elif job.name in self.queue:
@@ -172,6 +181,22 @@ class Table:
             self.held.pop(job.name, None)
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
+            if self.arrays:
+                self.left.append(job.name)
+
+    def array_state(self, name: str) -> State | None:
+        """Return what *name* does if it is an array that is not over, or a task that was not issued yet."""
+        if name in self.array_files:
+            return State.QUEUED
+        if name in self.arrays:
+            return State.RUNNING
+        array = self.arrays.get(array_of(name))
+        return State.QUEUED if array is not None and name in array.unissued else None
+
+    @property
+    def held_arrays(self) -> frozenset[str]:
+        """The arrays of which nothing is to start."""
+        return frozenset(array.name for array in self.arrays.values() if array.held)
 
     def user_of(self, job: Job) -> str:
         """Return whose job it is: the owner of its file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from spool.core.model import SECOND_NS, Gpu, Machine, State
@@ -118,12 +118,16 @@ class World:
 class Outcomes(Mapping[str, State]):
     """The newest outcome of each job that has ended, read from its records when a rule first asks."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, standing: Callable[[str], State | None] = lambda _: None) -> None:
+        """*standing* knows of names that have not ended though no queue has them, and what they do."""
         self._spool = spool
+        self._standing = standing
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> State:
+        if (state := self._standing(name)) is not None:
+            return state
         state = self._known.get(name)
         if state is None:
             # A name that nobody has seen is asked for at every pass; the disk is not.

@@ -25,9 +25,9 @@ from spool.core.model import (
 from spool.core.units import parse_duration, parse_size
 from spool.formats import arraykeys, toml
 from spool.formats import jobvalues as values
+from spool.formats.arraykeys import Matrix, Rows, of_array
 from spool.formats.checking import Problems, convert
 from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
-from spool.formats.arraykeys import Matrix, Rows, of_array
 from spool.formats.toml import Path
 
 _PLAIN_REQUEST = Request()

@@ -13,6 +13,7 @@ from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove
 from spool.core.model import SECOND_NS, Jid, Result, State, Stop
 from spool.formats import ends, records
+from spool.formats.tasks import ArrayRecord, parse_array
 from spool.store.lock import dispatcher_lives
 
 T = TypeVar("T")
@@ -121,6 +122,10 @@ class Spool:
         """Return what a run was given."""
         return self._parsed(name, run, layout.GRANT, records.parse_grant)
 
+    def array(self, name: str, run: int) -> ArrayRecord | None:
+        """Return what was expanded, if the metadir is an array's and no run's."""
+        return self._parsed(name, run, layout.ARRAY, parse_array)
+
     def exit_code(self, name: str, run: int) -> int | None:
         """Return the exit code that the wrapper left, 128+n for signal n."""
         return self._parsed(name, run, layout.RC, records.parse_rc)
@@ -181,16 +186,18 @@ class Spool:
 
     def account_of(self, job: str, run: int, since_ns: int | None) -> Result | None:
         """Return what the history says of a run that ended after *since_ns*. Looks no further back than that."""
+        return next((known for known in self.accounts_since(since_ns) if (known.job, known.run) == (job, run)), None)
+
+    def accounts_since(self, since_ns: int | None) -> Iterator[Result]:
+        """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest first."""
         for line in history_lines(self.root):
             try:
                 known = ends.parse_history_line(line)
             except InvalidRecord:
                 continue
-            if (known.job, known.run) == (job, run):
-                return known
             if (known.ended_at_ns or 0) < (since_ns or 0) - _HISTORY_SLACK_NS:
-                return None
-        return None
+                return
+            yield known
 
     # The dispatcher.
 

@@ -1,0 +1,80 @@
+"""An array in progress: which of its tasks are still to be issued, which go on, and how the others ended.
+
+All of it can be lost: the array's metadir and the files of its tasks say it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from spool.core.arrays import Tasks
+from spool.core.model import Spec, State
+
+
+@dataclass(slots=True, eq=False)
+class Array:
+    """One expanded array, from its claim until its own file lies in `done/`."""
+
+    name: str
+    run: int
+    spec: Spec
+    tasks: Tasks
+    user: str
+    inode: int  # of its job file
+    arrived_at_ns: int  # its tasks take their places in the queue from there
+    expanded_at_ns: int
+    names: tuple[str, ...] = ()
+    unissued: set[str] = field(default_factory=set)
+    to_issue: deque[int] = field(default_factory=deque)  # positions
+    taken: dict[str, int] = field(default_factory=dict)  # tasks whose names are taken, and their positions
+    open: set[str] = field(default_factory=set)  # issued, and a job of that name goes on
+    ended: dict[str, State] = field(default_factory=dict)
+    unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher came: how is to be read
+    to_cancel: deque[str] = field(default_factory=deque)
+    held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
+    missing_ns: int | None = None  # monotonic: since when its file is nowhere
+    cancelled: str | None = None  # by whom, and why
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing of it is to be issued or started."""
+        return self.held_since_ns is not None and self.cancelled is None
+
+    @property
+    def over(self) -> bool:
+        """Whether every task has ended, and it is known how."""
+        return not (self.unissued or self.open or self.unknown or self.to_issue)
+
+    @property
+    def outcome(self) -> State:
+        """How it has ended, once it is over."""
+        if self.cancelled is not None:
+            return State.CANCELLED
+        finished = sum(state is State.FINISHED for state in self.ended.values())
+        return State.FINISHED if finished == len(self.names) else State.FAILED
+
+    def counts(self) -> str:
+        """Return how its tasks have ended, in words."""
+        counts = Counter(self.ended.values())
+        finished = counts.pop(State.FINISHED, 0)
+        words = [f"{finished} of {len(self.names)} finished"]
+        words += [f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())]
+        never = len(self.names) - len(self.ended)
+        if never > 0:
+            words.append(f"{never} never issued")
+        return ", ".join(words)
+
+    def progress(self, running: int) -> str:
+        """Return how far it has come, of which *running* tasks run now."""
+        words = [f"{len(self.ended) + len(self.unknown)} of {len(self.names)} ended", f"{running} run"]
+        if self.taken:
+            first = next(iter(self.taken))
+            more = f" and {len(self.taken) - 1} more" if len(self.taken) > 1 else ""
+            words.append(f"{first}{more} not issued: another job of that name is there")
+        return ", ".join(words)
+
+
+def array_of(task: str) -> str:
+    """Return the name of the array that a job of this name would be a task of."""
+    return task.rpartition("_")[0]

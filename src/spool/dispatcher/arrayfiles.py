@@ -1,0 +1,101 @@
+"""What people do to the files of arrays in progress: hold, release, cancel, by moving or deleting them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import Stop, StopKind
+from spool.dispatcher.array import Array
+from spool.dispatcher.look import Look
+from spool.dispatcher.moves import MISSING_NS
+from spool.dispatcher.table import Table
+from spool.store.locked import LockedSpool
+
+log = logging.getLogger(__name__)
+
+
+class ArrayFiles:
+    """Makes of each change of an array's file what it means. *cancel* cancels an array."""
+
+    def __init__(self, spool: LockedSpool, table: Table, look: Look, cancel: Callable[[Array, Stop], None]) -> None:
+        self._spool = spool
+        self._table = table
+        self._look = look
+        self._cancel = cancel
+
+    def next_due_ns(self) -> int | None:
+        """Return when a missing file counts as deleted, on the monotonic clock."""
+        missing = [array.missing_ns for array in self._table.arrays.values() if array.missing_ns is not None]
+        return min(missing) + MISSING_NS if missing else None
+
+    def see(self, now_ns: int) -> None:
+        """See to every array in progress whose file may have changed."""
+        moved, self._look.arrays_moved = self._look.arrays_moved, set()
+        for array in list(self._table.arrays.values()):
+            if array.cancelled is None and (array.name in moved or array.missing_ns is not None):
+                self.see_one(array, now_ns)
+
+    def see_one(self, array: Array, now_ns: int) -> None:
+        """See where the file of *array* is and what that means."""
+        spool, name = self._spool, array.name
+        if (inode := self._regular(RUNNING, name)) is not None:
+            array.inode, array.missing_ns = inode, None
+            self._release(array, now_ns)
+            return
+        in_held = self._regular(HELD, name)
+        if in_held is not None and (array.held_since_ns is not None or in_held == array.inode):
+            array.inode, array.missing_ns = in_held, None
+            if array.held_since_ns is None:
+                array.held_since_ns = now_ns
+                self._changed(array, "held")
+            return
+        stop = spool.stop(name, array.run)
+        if stop is None and spool.holds(array.inode, name, QUEUED):
+            spool.put_forward(name)
+            array.missing_ns = None
+            self._release(array, now_ns)
+            return
+        if array.missing_ns is None:
+            array.missing_ns = time.monotonic_ns()
+        if stop is None and not spool.holds(array.inode, name, DONE):
+            if time.monotonic_ns() < array.missing_ns + MISSING_NS:
+                return
+            stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
+        self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
+
+    @staticmethod
+    def _place(array: Array) -> str:
+        return RUNNING if array.held_since_ns is None else HELD
+
+    def _regular(self, place: str, name: str) -> int | None:
+        """Return the inode of a job file, None if there is none."""
+        try:
+            status = os.lstat(self._spool.layout.job_file(place, name))
+        except OSError:
+            return None
+        return status.st_ino if stat.S_ISREG(status.st_mode) else None
+
+    def _release(self, array: Array, now_ns: int) -> None:
+        since = array.held_since_ns
+        if since is None:
+            return
+        array.held_since_ns = None
+        for name in array.open:
+            job = self._table.jobs.get(name)
+            spec = job.queued.spec if job is not None and job.queued is not None else None
+            if job is None or job.wait is None or spec is None or spec.scheduling_timeout_ns is None:
+                continue
+            if job.wait.clock_at_ns is not None:  # a time held does not count as waiting
+                job.wait.clock_at_ns += max(0, now_ns - max(since, job.wait.clock_at_ns))
+                self._look.remember(job)
+                self._table.settle(job)
+        self._changed(array, "released")
+
+    def _changed(self, array: Array, what: str) -> None:
+        log.info("array %s run %d: %s", array.name, array.run, what)
+        self._table.version += 1

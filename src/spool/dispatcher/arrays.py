@@ -1,0 +1,282 @@
+"""Arrays in progress: their tasks are issued, held back, cancelled and counted; a little in every pass.
+
+An array's own file says what is wanted, as a run's does: in `running/` it goes on, in `held/` nothing of it is issued
+or started, in `done/` or deleted it is cancelled. Moved back to `queued/` it goes on. It holds no resources.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from spool.core import layout
+from spool.core.layout import HELD, QUEUED
+from spool.core.model import Result, State, Stop, StopKind
+from spool.dispatcher.array import Array, array_of
+from spool.dispatcher.arrayfiles import ArrayFiles
+from spool.dispatcher.arraynames import ArrayNames
+from spool.dispatcher.expand import Expander
+from spool.dispatcher.finish import Finisher
+from spool.dispatcher.look import Look
+from spool.dispatcher.table import Job, Live, Table, Wait
+from spool.dispatcher.world import Outcomes
+from spool.formats import ends, journal, records
+from spool.machine import identity
+from spool.store.arrays import ArrayStore, Issue
+from spool.store.locked import LockedSpool
+from spool.store.logs import Logs
+
+log = logging.getLogger(__name__)
+
+BUDGET_NS = 20_000_000  # what arrays may take of one pass
+
+
+class Arrays:
+    """The arrays of a dispatcher. *order_stop* orders a run to be stopped, *flush* writes the journal."""
+
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        look: Look,
+        finisher: Finisher,
+        logs: Logs,
+        outcomes: Outcomes,
+        order_stop: Callable[[Live, Stop], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._spool = spool
+        self._table = table
+        self._look = look
+        self._finisher = finisher
+        self._logs = logs
+        self._outcomes = outcomes
+        self._order_stop = order_stop
+        self.store = ArrayStore(spool)
+        self.expander = Expander(spool, table, self.store, look, logs, flush)
+        self.files = ArrayFiles(spool, table, look, self._cancel)
+        self.names = ArrayNames(spool, table)
+
+    # One pass.
+
+    def work(self, now_ns: int, *, paused: bool) -> bool:
+        """Do what there is to do, for a limited time; return whether there is more to do at once."""
+        until_ns = time.monotonic_ns() + BUDGET_NS
+        self.files.see(now_ns)
+        self._see_left()
+        more = not paused and self.expander.work(until_ns, now_ns)
+        for array in list(self._table.arrays.values()):
+            more = self._go_on(array, until_ns, now_ns) or more
+        return self.store.clean(until_ns) or more
+
+    def next_due_ns(self) -> int | None:
+        """Return when there is something to do that no event tells of, on the monotonic clock."""
+        times = (self.files.next_due_ns(), self.expander.next_due_ns())
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waiting to be expanded, and no array waits for anything but people."""
+        return not self._table.array_files and all(
+            array.missing_ns is None and (array.held or not (array.to_issue or array.over))
+            for array in self._table.arrays.values()
+        )
+
+    def waiting_held(self) -> int:
+        """Return how many jobs in the queue are tasks of held arrays."""
+        held = [array for array in self._table.arrays.values() if array.held]
+        return sum(name in self._table.queue for array in held for name in array.open)
+
+    def ended(self, name: str, outcome: State) -> None:
+        """Take in that a job has ended for good."""
+        array = self._table.arrays.get(array_of(name))
+        if array is not None and (name in array.open or name in array.ended):
+            array.ended[name] = outcome
+
+    def _go_on(self, array: Array, until_ns: int, now_ns: int) -> bool:
+        """Return whether the array has more to do at once."""
+        if array.cancelled is not None:
+            more = self._cancel_some(array, until_ns, now_ns)
+        elif array.held:
+            more = False
+        else:
+            more = self._issue_some(array, until_ns, now_ns)
+        while array.unknown:
+            if time.monotonic_ns() >= until_ns:
+                return True
+            self._recount(array, array.unknown.popleft())
+        if array.over and not more and not self._reopened(array):
+            self._conclude(array, now_ns)
+            return True
+        return more
+
+    # Issuing.
+
+    def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
+        for task, position in list(array.taken.items()):
+            if task not in self._table.jobs and task not in self._table.arrays:
+                del array.taken[task]
+                array.to_issue.appendleft(position)
+        while array.to_issue:
+            if time.monotonic_ns() >= until_ns:
+                return True
+            position = array.to_issue.popleft()
+            task = array.tasks.task_name(position)
+            if task in self._table.jobs or task in self._table.arrays:
+                array.taken[task] = position
+                continue
+            issue = self.store.issue(array.name, array.run, task)
+            if issue is Issue.TAKEN:
+                array.taken[task] = position
+                continue
+            array.unissued.discard(task)
+            if issue is Issue.GONE:
+                log.warning("array %s: somebody removed its task %s", array.name, task)
+                array.ended[task] = State.CANCELLED
+                continue
+            # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
+            job = self._table.job(task)
+            job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
+            array.open.add(task)
+            self._outcomes.forget(task)
+            self._look.remember(job)
+            self._look.examine(QUEUED, task)
+        return False
+
+    # What became of the tasks.
+
+    def _see_left(self) -> None:
+        """Take in the names of which nothing is left: those of open tasks have ended, or were removed by hand."""
+        left, self._table.left = self._table.left, []
+        for name in left:
+            array = self._table.arrays.get(array_of(name))
+            if array is None:
+                continue
+            if name in array.open and name not in self._table.jobs:
+                array.open.discard(name)
+                # Removed from queued/ by hand it ends without a word.
+                array.ended.setdefault(name, State.CANCELLED)
+                self._table.queue.changed(name)
+
+    def _reopened(self, array: Array) -> bool:
+        """Whether tasks that have ended were queued again; then the array is not over."""
+        again = [name for name in array.names if name in self._table.jobs and self._is_task(array, name)]
+        for name in again:
+            array.ended.pop(name, None)
+            array.open.add(name)
+        return bool(again)
+
+    def _is_task(self, array: Array, name: str) -> bool:
+        job = self._table.jobs[name]
+        file = job.queued or job.held
+        spec = job.live.spec if job.live is not None else file.spec if file is not None else None
+        return spec is None or (spec.task is not None and spec.task.array == array.name)
+
+    def _recount(self, array: Array, name: str) -> None:
+        """Read how a task ended while no dispatcher knew of its array."""
+        run = self._spool.latest_run(name)
+        result = self._spool.result(name, run) if run is not None else None
+        if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
+            array.ended[name] = State.CANCELLED  # that is of an earlier submission: this one never ran
+        else:
+            array.ended[name] = result.outcome
+
+    # Cancelling.
+
+    def _cancel(self, array: Array, stop: Stop) -> None:
+        self._spool.order_stop(array.name, array.run, stop)
+        array.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+        array.missing_ns = None
+        self.store.drop(array.name, array.run)
+        array.unissued.clear()
+        array.to_issue.clear()
+        array.taken.clear()
+        array.to_cancel.extend(name for name in array.names if name in array.open)
+        log.info("array %s run %d: %s", array.name, array.run, array.cancelled)
+        self._table.version += 1
+        self._table.queue.changed(array.name)
+
+    def _cancel_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
+        """End the tasks that wait and stop those that run."""
+        reason = f"array {array.name} was {array.cancelled}"
+        while array.to_cancel:
+            if time.monotonic_ns() >= until_ns:
+                return True
+            name = array.to_cancel.popleft()
+            job = self._table.jobs.get(name)
+            if job is None:
+                continue
+            if not self._is_task(array, name):
+                array.open.discard(name)  # another job has taken its name
+                continue
+            if job.live is not None:
+                if job.live.stop is None and job.live.proof is None:
+                    self._order_stop(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
+            elif job.queued is not None or job.held is not None:
+                self._end_waiting(job, reason, now_ns)
+        # One whose run had just ended may have been queued again since.
+        jobs = [self._table.jobs[name] for name in array.open if name in self._table.jobs]
+        array.to_cancel.extend(job.name for job in jobs if job.live is None and (job.queued or job.held) is not None)
+        return bool(array.to_cancel)
+
+    def _end_waiting(self, job: Job, reason: str, now_ns: int) -> None:
+        place = QUEUED if job.queued is not None else HELD
+        self._finisher.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
+
+    # The end.
+
+    def _conclude(self, array: Array, now_ns: int) -> None:
+        spool, name, run, spec = self._spool, array.name, array.run, array.spec
+        outcome, counts = array.outcome, array.counts()
+        result = Result(
+            job=name,
+            run=run,
+            attempt=1,
+            outcome=outcome,
+            reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
+            submitted_at_ns=array.arrived_at_ns,
+            started_at_ns=array.expanded_at_ns,
+            ended_at_ns=max(now_ns, array.expanded_at_ns),
+            user=array.user,
+            project=spec.project,
+            group=spec.group,
+            tags=spec.tags,
+            request=spec.request,
+            host=identity.host(),
+        )
+        spool.put_record(name, run, layout.RESULT, ends.render_result(result))
+        spool.put_record(name, run, layout.STATUS, records.render_status(outcome))
+        self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
+        self._logs.remember([journal.Over(name, run, True)])
+        del self._table.arrays[name]
+        self._outcomes.record(name, outcome)
+        self.names.forget(name)
+        log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
+        # A second file of its name may have waited for this.
+        self._look.examine(QUEUED, name, anew=True)
+        self._look.examine(HELD, name, anew=True)
+        self._table.settle(self._table.job(name))
+        self._table.queue.changed(name)
+
+    # After a restart.
+
+    def resume(self, array: Array, unissued: set[str]) -> None:
+        """Take in an array that an earlier dispatcher expanded, before the first look."""
+        array.unissued = unissued
+        array.to_issue.extend(at for at, name in enumerate(array.names) if name in unissued)
+        self._table.arrays[array.name] = array
+
+    def count(self, now_ns: int) -> None:
+        """After the first look: find out what the tasks of every array that was resumed are doing."""
+        self._table.left.clear()
+        for array in self._table.arrays.values():
+            for name in array.names:
+                if name in array.unissued:
+                    continue
+                if name in self._table.jobs and self._is_task(array, name):
+                    array.open.add(name)
+                else:
+                    array.unknown.append(name)
+            # A stop beside a file that is still in its place is none: it is the move that counts.
+            self.files.see_one(array, now_ns)

@@ -1,0 +1,98 @@
+"""The arrays that an earlier dispatcher left in progress, found again by their metadirs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from spool.core import layout
+from spool.core.errors import InvalidFile
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.dispatcher.array import Array
+from spool.dispatcher.expand import new_array
+from spool.dispatcher.recover import Memory
+from spool.dispatcher.start import spec_of_text
+from spool.dispatcher.table import this_user
+from spool.formats.tasks import ArrayRecord, TaskFiles
+from spool.machine import identity
+from spool.store.arrays import ArrayStore
+from spool.store.locked import LockedSpool
+
+log = logging.getLogger(__name__)
+
+
+def unfinished(
+    spool: LockedSpool, store: ArrayStore, found: Mapping[str, int], memory: Memory
+) -> list[tuple[Array, set[str]]]:
+    """Return each array of *found* (its newest run) that is not over, and its tasks that were not issued yet.
+
+    Of one that is over the paperwork is finished.
+    """
+    arrays = []
+    for name, run in found.items():
+        record = spool.array(name, run)
+        if record is None:
+            continue
+        if spool.result(name, run) is not None:
+            _finish(spool, store, record, remembered=(name, run) in memory.open)
+        elif (array := _array(spool, record)) is not None:
+            if record.boot_id != identity.boot_id():
+                _mend(spool, store, array)
+            arrays.append((array, store.unissued(name, run)))
+    return arrays
+
+
+def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
+    """Move the file of an array that is over: to `done/`, or back to `queued/` if somebody put it into `running/`."""
+    name = record.job
+    if remembered:
+        store.file_away(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
+    if spool.put_back(name, QUEUED):
+        log.warning("job %s lay in running/ without a run; it is queued", name)
+
+
+def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
+    name, run = record.job, record.run
+    spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+    if spec is None or not spec.is_array:
+        spec = spec_of_text(spool.job_text(RUNNING, name), name)
+    if spec is None or not spec.is_array:
+        log.error("cannot go on with array %s: what its run %d was made of is lost", name, run)
+        return None
+    array = new_array(spec, record, record.inode or 0, record.user or this_user())
+    for place in (RUNNING, HELD):
+        # Edited or saved by an editor since, it is the array's file all the same.
+        try:
+            array.inode = os.lstat(spool.layout.job_file(place, name)).st_ino
+            break
+        except OSError:
+            continue
+    return array
+
+
+def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
+    """Write the tasks again that a power cut left empty; the array's file has all that they are made of."""
+    name, run = array.name, array.run
+    texts: TaskFiles | None = None
+    for position, task in enumerate(array.names):
+        paths = [spool.layout.task_file(name, run, task)]
+        paths += [spool.layout.job_file(place, task) for place in (QUEUED, HELD)]
+        for path in paths:
+            if not _is_empty(path):
+                continue
+            if texts is None:
+                data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
+                try:
+                    texts = TaskFiles(name, data, array.spec)
+                except InvalidFile:
+                    return
+            log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
+            store.rewrite(path, texts.text(position))
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        return os.lstat(path).st_size == 0
+    except OSError:
+        return False

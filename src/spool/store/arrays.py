@@ -1,0 +1,139 @@
+"""The changes that expanding an array makes, each of them all or nothing (FORMAT 5).
+
+The tasks are written in the staging directory, appear with the array's metadir by one rename, and are then issued
+one after the other: moved from `jobs/NAME/RUN/tasks/` to `queued/`. What still lies in `tasks/` was not issued.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from enum import Enum
+
+from spool.core import layout
+from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
+from spool.store.locked import LockedSpool, same_file
+
+
+class Issue(Enum):
+    """What became of a task that was to be issued."""
+
+    ISSUED = "issued"
+    TAKEN = "its name is taken"
+    GONE = "somebody removed it"
+
+
+class ArrayStore:
+    """Changes a locked spool for its arrays. What is thrown away is removed bit by bit, by :meth:`clean`."""
+
+    def __init__(self, spool: LockedSpool) -> None:
+        self._spool = spool
+        self._disk = spool.disk
+        self._layout = spool.layout
+        self._serial = 0
+        self._rubbish: list[str] = []
+        self._doomed: list[str] = []  # the files of the directory that is being removed
+
+    def begin(self) -> str:
+        """Return a new directory in which an array's metadir is made ready."""
+        path = self._fresh("array")
+        self._disk.mkdir(path)
+        self._disk.mkdir(f"{path}/{layout.TASKS}")
+        return path
+
+    def add(self, staged: str, task: str, text: bytes) -> None:
+        """Write the file of one task."""
+        self._disk.create(f"{staged}/{layout.TASKS}/{layout.file_of(task)}", text)
+
+    def publish(self, staged: str, name: str, run: int, files: dict[str, bytes]) -> None:
+        """Make the metadir appear whole, with every task in it."""
+        for record, data in files.items():
+            self._disk.create(f"{staged}/{record}", data)
+        # The tasks can be made again from this one file.
+        self._disk.sync_file(f"{staged}/{layout.SPEC_COPY}")
+        self._disk.rename(staged, self._layout.metadir(name, run))
+
+    def withdraw(self, name: str, run: int) -> None:
+        """Take back a metadir whose file could not be claimed; its number is not used again."""
+        self._spool.withdraw(name, run)
+        self.drop(name, run)
+
+    def abandon(self, staged: str) -> None:
+        """Throw away what was being made ready."""
+        self._rubbish += (f"{staged}/{layout.TASKS}", staged)
+
+    def unissued(self, name: str, run: int) -> set[str]:
+        """Return the tasks that were not issued yet, after completing every issue that was cut off half way.
+
+        A file that has both names is issued; only the old name is left to be taken away.
+        """
+        found: set[str] = set()
+        with suppress(FileNotFoundError), os.scandir(f"{self._layout.metadir(name, run)}/{layout.TASKS}") as entries:
+            for entry in entries:
+                task = layout.job_of(entry.name)
+                if task is None:
+                    continue
+                if entry.stat(follow_symlinks=False).st_nlink > 1 and self._is_issued(entry.path, task):
+                    self._disk.discard(entry.path)
+                else:
+                    found.add(task)
+        return found
+
+    def _is_issued(self, path: str, task: str) -> bool:
+        return any(same_file(path, self._layout.job_file(place, task)) for place in PLACES)
+
+    def issue(self, name: str, run: int, task: str) -> Issue:
+        """Move a task to `queued/`, unless a job of its name waits, is held or runs."""
+        if any(os.path.lexists(self._layout.job_file(place, task)) for place in (HELD, RUNNING)):
+            return Issue.TAKEN
+        source = self._layout.task_file(name, run, task)
+        try:
+            self._disk.link(source, self._layout.job_file(QUEUED, task))
+        except FileExistsError:
+            return Issue.TAKEN
+        except FileNotFoundError:
+            return Issue.GONE
+        self._disk.discard(source)
+        return Issue.ISSUED
+
+    def rewrite(self, path: str, text: bytes) -> None:
+        """Write the file of a task anew that a power cut left empty."""
+        self._disk.put(path, text)
+
+    def drop(self, name: str, run: int) -> None:
+        """Throw away every task that was not issued, by one rename."""
+        path = self._fresh("dropped")
+        with suppress(FileNotFoundError):
+            self._disk.rename(f"{self._layout.metadir(name, run)}/{layout.TASKS}", path)
+            self._rubbish.append(path)
+
+    def file_away(self, inode: int, name: str, text: bytes | None) -> None:
+        """Move the file of an array that has ended to `done/`, from wherever it is; made of *text* if it is gone."""
+        spool = self._spool
+        for place in (RUNNING, HELD):
+            if spool.holds(inode, name, place):
+                spool.file_away(name, place, None)
+                return
+        if not spool.holds(inode, name, QUEUED, DONE):
+            spool.file_away(name, RUNNING, text)
+
+    def clean(self, until_ns: int) -> bool:
+        """Remove what was thrown away until *until_ns*, monotonic; return whether there is more."""
+        while self._rubbish:
+            path = self._rubbish[0]
+            if not self._doomed:
+                with suppress(FileNotFoundError):
+                    self._doomed = [f"{path}/{name}" for name in os.listdir(path)]
+            while self._doomed:
+                if time.monotonic_ns() >= until_ns:
+                    return True
+                self._disk.discard(self._doomed.pop())
+            with suppress(OSError):  # what somebody put there stays until the next dispatcher sweeps
+                self._disk.rmdir(path)
+            del self._rubbish[0]
+        return False
+
+    def _fresh(self, word: str) -> str:
+        self._serial += 1
+        return f"{self._disk.staging}/{os.getpid()}.{word}.{self._serial}"
