@@ -119,8 +119,11 @@ class Protection:
 
     def grant(self, job: Waiting, room: Room) -> Grant | None:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
+        in_time = self._ends_by_then(job)
+        if not in_time and self._takes_the_room(job):
+            return None
         grant = room.grant(job)
-        if self._ends_by_then(job) or self._leaves_room(job, grant):
+        if in_time or self._leaves_room(job, grant):
             return grant
         if not grant.gpu_uuids:
             return None
@@ -149,6 +152,15 @@ class Protection:
     def _ends_by_then_run(self, run: Running) -> bool:
         limit = run.spec.time_limit_ns
         return limit is not None and run.started_at_ns + limit <= self.at_ns
+
+    def _takes_the_room(self, job: Waiting) -> bool:
+        """Tell quickly whether the sums of processors and memory leave the protected job no room beside *job*."""
+        then, own, other = self._then, self.job.spec.request, job.spec.request
+        cpus, memory = own.cpus, own.memory_bytes
+        return bool(
+            (cpus and then.cpus + other.cpus + cpus > then.machine.cpus)
+            or (memory and then.memory_bytes + (other.memory_bytes or 0) + memory > then.machine.memory_bytes)
+        )
 
     def _leaves_room(self, job: Waiting, grant: Grant) -> bool:
         run = as_run(job, grant, self._now_ns)

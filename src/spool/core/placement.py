@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from spool.core.backfill import BUSY, FULL, Halt, Protection, as_run, earliest, passed_over_ns
-from spool.core.model import Grant, Request, Waiting
+from spool.core.model import Grant, Waiting
 from spool.core.order import HIGHEST_PRIORITY, rank, shares
 from spool.core.queue import Shape, WaitingQueue
 from spool.core.rules import Rules
@@ -42,7 +42,7 @@ class Placement:
         self._shapes: list[Shape] = [shape for shape in queue.shapes if shape.ready]
         self._next = [0] * len(self._shapes)  # of each shape, where to look for its next job
         self._ruled_out: list[int] = []  # shapes for which there was no room at the beginning
-        self._never_tried: set[int] = set()  # those of them that have been looked at for starved jobs
+        self._first_ruled_out = HIGHEST_PRIORITY + 1  # of these, the first place in the order of priorities
         self._first_arrivals: dict[int, int] = {}  # of these, where starved, by place in the order of priorities
         self._passed: list[_Entry] = []  # a heap: starved jobs for which there is no room
         self._started: set[str] = set()
@@ -70,21 +70,24 @@ class Placement:
         if owed is not None:  # in its priority it comes first
             heap.append((HIGHEST_PRIORITY - owed.spec.priority, _BEFORE_ALL, 0, 0, owed.name, _OWED))
         strict = self._rules.policy.strict_order
+        # The sums alone may rule a shape out; the rules say why, if anyone asks. (As `Room.lacks`, for very many.)
+        room = self._room
+        cpus, memory = max(room.machine.cpus - room.cpus, 0), max(room.machine.memory_bytes - room.memory_bytes, 0)
         for number, shape in enumerate(self._shapes):
-            if not strict and self._lacks(shape.key.request):
+            request = shape.key.request
+            if not strict and (
+                request.cpus > cpus
+                or (request.memory_bytes is not None and request.memory_bytes > memory)
+                or (request.gpus and len(room.cards.open_to(request)) < request.gpus)
+            ):
                 self._ruled_out.append(number)
+                self._first_ruled_out = min(shape.ready[0][0], self._first_ruled_out)
                 continue
             entry = self._first_open(number)
             if entry is not None:
                 heap.append(entry)
         heapify(heap)
         return heap
-
-    def _lacks(self, request: Request) -> bool:
-        """Tell quickly whether the sums alone leave no room for *request*; the rules say why, if anyone asks."""
-        room = self._room
-        gpus = request.gpus
-        return room.lacks(request) or (gpus > 0 and len(room.cards.open_to(request)) < gpus)
 
     def _first_open(self, number: int) -> _Entry | None:
         """Return the next job of a shape that nothing of its own keeps waiting, as an entry of the order."""
@@ -144,13 +147,17 @@ class Placement:
         That is one that stands before it in the order; or one that arrived before it and for which there was no room
         from the beginning, though a shorter limit or a better share has put the other before it.
         """
-        rules = self._rules
-        if rules.protection is not None or not self._is_passing(entry):
+        if self._rules.protection is not None or not self._is_passing(entry):
             return
+        if not self._protect_one(entry) and self._ruled_out and self._is_passing(entry):
+            self._protect_one(entry)
+
+    def _protect_one(self, entry: _Entry) -> bool:
+        rules = self._rules
         empty = self._room.emptied()
         self._passed.sort()  # and so it remains a heap
         for passed in tuple(self._passed):
-            if not (passed < entry or (passed[5] in self._never_tried and _arrived_before(passed, entry))):
+            if not (passed < entry or _arrived_before(passed, entry)):
                 continue
             self._passed.remove(passed)
             name = passed[4]
@@ -163,10 +170,13 @@ class Placement:
                 at_ns, then = found
                 rules.protection = Protection(job, at_ns, then, rules.now_ns)
                 self._placed.protected = name
-                return
+                return True
+        return False
 
     def _is_passing(self, entry: _Entry) -> bool:
         """Tell whether the job of *entry* passes over a starved one."""
+        if self._passed and self._passed[0][5] == _OWED and self._passed[0][0] <= self._first_ruled_out:
+            return self._passed[0] < entry  # no shape that was ruled out has anybody before the one that is owed
         self._look_at_ruled_out()
         if self._passed and self._passed[0] < entry:
             return True
@@ -178,7 +188,6 @@ class Placement:
             if entry is not None and self._pass_over(self._queue[entry[4]], entry):
                 ahead, arrived = entry[0], entry[3]
                 self._first_arrivals[ahead] = min(arrived, self._first_arrivals.get(ahead, arrived))
-        self._never_tried.update(self._ruled_out)
         self._ruled_out.clear()
 
     def _look_ahead(self) -> None:
