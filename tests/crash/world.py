@@ -21,6 +21,7 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine, Result, Stop, StopKind
+from spool.dispatcher import loop
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Live
@@ -151,7 +152,7 @@ class World:
         spec = jobfile.parse(Path(launch.metadir, layout.SPEC_COPY).read_bytes(), name=launch.job)
         assert isinstance(spec.command, str)
         self.texts.append((launch.job, spec.command))
-        start = Counter(name for name, _ in self.begun)[launch.job]
+        start = Counter(name for name, _ in self.texts)[launch.job]
         self.alive[pid] = Process(launch.job, launch.run, grant.attempt, start, spec.command)
 
     def _write(self, path: str, data: bytes) -> None:
@@ -218,7 +219,6 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     except BaseException:
         spool.release()
         raise
-    made.prober = made.finisher._prober = made.ends.prober = world  # type: ignore[assignment]
     made.starter._executors = {"process": world}
     made.groups = made.starter._groups = None
     made.stopper.__class__ = _Stopper
@@ -253,6 +253,7 @@ class Session:
         self.errors: list[OSError] = []
         self.survives_errors = False  # whether the dispatcher goes on after an error, or another one does
         self._opened = False
+        self.after_turn: Callable[[], None] = lambda: None
         self.after_cut: Callable[[], None] = lambda: None
 
     def settle(self, patience: int = 400) -> None:
@@ -275,6 +276,7 @@ class Session:
                 if not (self.survives_errors and self._opened):
                     self.end()
                 happened = True
+            self.after_turn()
             happened = self.world.tick() or happened
             quiet = 0 if happened else quiet + 1
             if until_quiet and quiet >= 2:
@@ -366,6 +368,7 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         (root / name).mkdir(mode=0o700)
     (root / layout.CONFIG).write_text('disk_floor = "0M"\n')
     world = World(root)
+    monkeypatch.setattr(loop, "MachineProber", lambda _: world)
     monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
     # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
     monkeypatch.setattr(gc, "freeze", lambda: None)

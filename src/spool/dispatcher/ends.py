@@ -6,7 +6,7 @@ import time
 
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS
-from spool.dispatcher.finish import Finisher
+from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Live, Table
 from spool.dispatcher.wake import Wakes
@@ -19,9 +19,9 @@ POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the fil
 class Ends:
     """Finds the runs of which nothing is left."""
 
-    def __init__(self, table: Table, finisher: Finisher, stopper: Stopper, wakes: Wakes, prober: Prober) -> None:
+    def __init__(self, table: Table, concluder: Concluder, stopper: Stopper, wakes: Wakes, prober: Prober) -> None:
         self.table = table
-        self.finisher = finisher
+        self.concluder = concluder
         self.stopper = stopper
         self.wakes = wakes
         self.prober = prober
@@ -69,7 +69,7 @@ class Ends:
             live.cleared = True
         if live.cleared and live.group is not None:
             self._close_group(live, live.group)
-        return self.finisher.conclude(live)
+        return self.concluder.conclude(live)
 
     def _close_group(self, live: Live, group: RunGroup) -> None:
         """Ask the control group what the run used, and whether the kernel ended it for its memory."""

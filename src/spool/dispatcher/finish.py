@@ -1,34 +1,25 @@
-"""The end of a run: what became of it, whether the job goes on, and the paperwork.
+"""The paperwork of a run that is over: whether the job goes on, result.toml, the history, the move of the job file.
 
-Three steps, so that nothing waits for paper: `conclude` says how the run ended, the caller then gives its
-resources to the next, and `file` writes the records: result.toml, history, the move of the job file. Each can be
-cut off anywhere and done again by the next dispatcher.
+It can be cut off anywhere and is done again by the next dispatcher. How the run ended is known before (`conclude`),
+and its resources are given to the next before anything is written: nothing waits for paper.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
-from spool.core.model import Grant, Jid, Result, State, StopKind
+from spool.core.lifecycle import Verdict
+from spool.core.model import Grant, Result, State, StopKind
 from spool.core.retries import again
+from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
 from spool.formats import ends, journal, records
-from spool.formats.wrapper import ALREADY_STARTED, NO_JID
 from spool.machine import identity
 from spool.store.locked import LockedSpool
-from spool.store.spool import Prober
-
-log = logging.getLogger(__name__)
-
-COULD_NOT_START = "could not start: "
 
 
 class Finisher:
@@ -41,88 +32,16 @@ class Finisher:
         self,
         spool: LockedSpool,
         table: Table,
-        prober: Prober,
         revisit: Callable[[Job], None],
         outcome: Callable[[str, State], None],
         settings: Settings,
     ) -> None:
         self._spool = spool
         self._table = table
-        self._prober = prober
         self._revisit = revisit
         self._outcome = outcome
         self._settings = settings
         self.lines: list[journal.Line] = []
-
-    def conclude(self, live: Live) -> bool:
-        """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
-        if live.failure is not None:
-            live.proof = Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}")
-            return True
-        if not live.adopted and live.exit_status is not None and live.stop is None:
-            # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
-            code = self._spool.exit_code(live.name, live.run)
-            live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
-            if code is not None:
-                live.exit_code = code
-                ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
-                live.proof = self._explained(live, prove(ended))
-                return True
-        evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ABSENT and not os.path.lexists(self._spool.layout.metadir(*live.key)):
-            evidence = self._without_metadir(live)
-        if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
-            # Our own child, and it is gone without a jid: no other process can come to create one.
-            code = os.waitstatus_to_exitcode(live.exit_status)
-            live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
-            self._spool.take_jid(live.name, live.run)
-            return self.conclude(live)
-        live.exit_code = evidence.rc
-        if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            found = self._spool.jid(live.name, live.run)
-            live.jid = found if isinstance(found, Jid) else None
-        proof = prove(
-            replace(
-                evidence,
-                grace=time.monotonic_ns() < live.silent_until_ns,
-                remains=live.remains,
-                oom_killed=live.oom_killed,
-            )
-        )
-        if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
-            # The record exists and says nothing: it was cut short, and whoever wrote it has had time enough.
-            liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
-            proof = prove(replace(evidence, liveness=liveness, grace=False, remains=live.remains))
-        elif proof.verdict is Verdict.SILENT:
-            proof = Proof(Verdict.VOID)
-        if proof.verdict is Verdict.VOID:
-            live.proof = proof
-            return True
-        if proof.verdict is not Verdict.ENDED:
-            return False
-        live.proof = self._explained(live, proof)
-        return True
-
-    def _without_metadir(self, live: Live) -> Evidence:
-        """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""
-        if live.exit_status is not None:
-            code = os.waitstatus_to_exitcode(live.exit_status)
-            return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
-        if live.jid is not None:
-            return Evidence(self._prober.liveness(live.jid), stop=live.stop_kind)
-        return Evidence(Liveness.GONE if live.pid is None else Liveness.ALIVE, stop=live.stop_kind)
-
-    def _explained(self, live: Live, proof: Proof) -> Proof:
-        stop = live.stop
-        if proof.outcome is State.FAILED:
-            failure = self._spool.failure(live.name, live.run)
-            if failure:
-                return replace(proof, reason=f"{COULD_NOT_START}{failure}")
-        elif stop is not None and proof.outcome is not State.LOST:
-            why = f": {stop.reason}" if stop.reason else ""
-            by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
-            return replace(proof, reason=f"{proof.reason}{by}{why}")
-        return proof
 
     def file(self, ended: list[Live], account: Callable[[bytes], None], now_ns: int) -> None:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
@@ -175,9 +94,8 @@ class Finisher:
         if result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD):
             final = not (spool.put_back(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
-        if final and (spool.holds(live.inode, name, RUNNING) or not self._moved_away(live)):
-            text = spool.record(name, live.run, layout.SPEC_COPY)
-            spool.file_away(name, RUNNING, text)
+        if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
+            spool.file_away(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
         self.lines.append(journal.Over(name, live.run, final))
         live.final = final
         if final:
@@ -336,8 +254,3 @@ def series_after(result: Result, stopped_by: StopKind | None) -> Series:
     """Return how far a submission has come after a run that is not its last."""
     requeued = result.again == "requeue" and stopped_by is None
     return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
-
-
-def _words(code: int) -> str:
-    known = {ALREADY_STARTED: "finding another wrapper's jid", NO_JID: "being unable to write its jid"}
-    return known.get(code, f"signal {-code}" if code < 0 else exit_words(code))

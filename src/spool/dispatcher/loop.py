@@ -17,6 +17,7 @@ from spool.core.model import Machine, State, Stop
 from spool.core.plan import Plan, View, decide
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
+from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.limits import Limits
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 LOCAL_ZONE = datetime.now().astimezone().tzinfo or UTC
 
+_BEYOND_HELP = frozenset({"never_fits", "dependency"})
+
 
 class Dispatcher:
     """A dispatcher of one spool; made once the lock is held. `wakes` may be told to leave."""
@@ -60,7 +63,7 @@ class Dispatcher:
         self.bookings = Bookings(spool)
         self.look = Look(spool, self.table, self.settings)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(spool, self.table, self.prober, self._revisit, self._ended_as, self.settings)
+        self.finisher = Finisher(spool, self.table, self._revisit, self._ended_as, self.settings)
         groups = run_groups.find()
         self.groups = groups if isinstance(groups, RunGroups) else None
         self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups)
@@ -70,7 +73,7 @@ class Dispatcher:
         self.report = Report(spool, self.table)
         self.watch = Watch()
         self.wakes = Wakes(spool.root)
-        self.ends = Ends(self.table, self.finisher, self.stopper, self.wakes, self.prober)
+        self.ends = Ends(self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
         self.arrays = Arrays(
             spool, self.table, self.look, self.finisher, self.logs, self.outcomes, self.order_stop, self._flush
@@ -128,6 +131,14 @@ class Dispatcher:
         """Whether nothing waits that could ever start by itself, and nothing runs."""
         waiting = len(self.table.queue) - self.arrays.waiting_held()
         return not self.table.live and not waiting and self.arrays.idle
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing runs, and what waits can be helped by people only: it never fits, or nobody has its dependency."""
+        if self.table.live or self.plan is None:
+            return False
+        reasons = map(self.plan.reason, self.table.queue)
+        return all(reason is not None and reason.code in _BEYOND_HELP for reason in reasons)
 
     # A pass.
 

@@ -107,7 +107,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        if once or (until_idle and dispatcher.idle):
+        if once or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None
         if idle_exit_ns is not None:

@@ -94,7 +94,7 @@ class NvmlHelper:
                 self._start()
             except OSError as error:
                 return f"cannot start the process that asks NVML: {error.strerror}"
-        assert self._process is not None and self._process.stdin is not None  # noqa: S101, PT018 - for the type
+        assert self._process is not None and self._process.stdin is not None  # noqa: PT018 - for the type
         with suppress(BrokenPipeError):  # it left this moment: the end of its answers will say so
             self._process.stdin.write(b"\n")
         self._ready.register(self._answer, select.EPOLLIN)
@@ -118,7 +118,7 @@ class NvmlHelper:
                 "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
             },
         )
-        assert self._process.stdout is not None  # noqa: S101 - for the type
+        assert self._process.stdout is not None
         self._answer = self._process.stdout.fileno()
 
     def _read(self, text: bytes) -> Sample:

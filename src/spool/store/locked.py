@@ -148,12 +148,16 @@ class LockedSpool(Spool):
 
         If the file is gone (its deletion was what cancelled the job) the record is made from *text*.
         """
+        if not self.put_away(name, place) and text is not None:
+            self.disk.put(self.layout.job_file(layout.DONE, name), text)
+
+    def put_away(self, name: str, place: str) -> bool:
+        """Move a file from *place* to `done/`; False if it is not there."""
         file, done = self.layout.job_file(place, name), self.layout.job_file(layout.DONE, name)
         try:
             self.disk.rename(file, done)
         except FileNotFoundError:
-            if text is not None:
-                self.disk.put(done, text)
+            return False
         except IsADirectoryError:
             # None of ours, and in the way. Left where it is the file would run again, so it is put aside, not lost.
             self.disk.rename(file, f"{done}.{time.time_ns()}")
@@ -161,6 +165,7 @@ class LockedSpool(Spool):
             # Of two names of one file (`ln done/x.toml queued/x.toml`), rename(2) takes away neither.
             if same_file(file, done):
                 self.disk.discard(file)
+        return True
 
     def put_back(self, name: str, place: str) -> bool:
         """Move a job file from `running/` to *place* without replacing a newer one of that name.

@@ -112,7 +112,8 @@ class Logs:
         if self._thread is None:
             self._thread = threading.Thread(target=self._sync_groups, name="spool-sync", daemon=True)
             self._thread.start()
-        self._dirty.set()
+        if not self._dirty.is_set():
+            self._dirty.set()
 
     def _sync_groups(self) -> None:
         while not self._closing.is_set():
