@@ -189,6 +189,8 @@ class Recovery:
             if grant is not None:
                 held = grant.inode is not None and self._spool.holds(grant.inode, name, RUNNING)
                 return run if held else None
+            if self._spool.result(name, run) is None and self._spool.jid(name, run) is not Liveness.VOID:
+                return None  # a power cut emptied it
         return None
 
     def _taken_back(self, name: str, started: journal.Started) -> bool:
