@@ -76,6 +76,20 @@ def editor_marks(name: str) -> tuple[str, str]:
     return f".{name}{JOB_SUFFIX}.swp", f".#{name}{JOB_SUFFIX}"
 
 
+def job_of_editor_mark(filename: str) -> str | None:
+    """Return the job whose file is open in the editor that keeps a file of this name beside it, or None."""
+    if filename.startswith(".#"):
+        return job_of(filename[2:])
+    if filename.startswith(".") and filename.endswith(".swp"):
+        return job_of(filename[1 : -len(".swp")])
+    return None
+
+
+def job_of_error_file(filename: str) -> str | None:
+    """Return the job beside whose file an `.error` file of this name stands, or None if it is none."""
+    return job_of(filename[: -len(ERROR_SUFFIX)]) if filename.endswith(ERROR_SUFFIX) else None
+
+
 class Layout:
     """The paths of one spool."""
 

@@ -52,6 +52,9 @@ class View:
     zone: tzinfo = UTC  # in which instants are told to people
 
 
+_BEYOND_HELP = frozenset({"never_fits", "dependency"})
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A job that starts now, and what it is given."""
@@ -91,6 +94,14 @@ class Plan:
         self.endings = tuple(
             Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
         )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether only people can help what waits: each job never fits, or what it depends on neither waits nor runs.
+
+        Asked when nothing runs.
+        """
+        return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self._view.queue)
 
     def reason(self, name: str) -> Reason | None:
         """Return why *name* waits or is held, the first "no"; None for a job that starts now or is not known."""

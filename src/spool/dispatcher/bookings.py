@@ -21,7 +21,7 @@ class Bookings:
         self._spool = spool
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
-        self._gpu_count: int | None = None
+        self._gpus: frozenset[int] | None = None
 
     @property
     def standing(self) -> tuple[Reservation, ...]:
@@ -55,10 +55,10 @@ class Bookings:
         self._settle()
         return self._standing != before
 
-    def machine_has(self, gpu_count: int) -> None:
-        """Say how many GPUs there are, without which nobody knows what conflicts."""
-        if gpu_count != self._gpu_count:
-            self._gpu_count = gpu_count
+    def machine_has(self, gpus: frozenset[int]) -> None:
+        """Say which GPUs there are, by index, without which nobody knows what conflicts."""
+        if gpus != self._gpus:
+            self._gpus = gpus
             self._settle()
 
     def _settle(self) -> None:
@@ -68,8 +68,8 @@ class Bookings:
         read = [found for _, found in self._files.values() if found is not None]
         for one in sorted(read, key=lambda found: (found.created_at_ns, found.name)):
             why = None
-            if self._gpu_count is not None and one.end_at_ns > now:
-                why = conflict(one, standing, self._gpu_count)
+            if self._gpus is not None and one.end_at_ns > now:
+                why = conflict(one, standing, self._gpus)
             if why is None:
                 standing.append(one)
                 self._mend(one.name)

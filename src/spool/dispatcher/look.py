@@ -6,7 +6,6 @@ Events say where to look first; a look at everything finds what they missed. Not
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
@@ -18,6 +17,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, INVALID, Job, JobFile, Table, Wait
+from spool.dispatcher.texts import Texts
 from spool.formats import jobfile, journal
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, Seen, read_whole
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 RECHECK_NS = 50_000_000  # how soon a file that is being written is tried again, where no event tells
 RECHECK_MAX_NS = 2_000_000_000
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
-_SAME_TEXT = 512
 
 
 class Look:
@@ -37,8 +36,7 @@ class Look:
         self._spool = spool
         self._layout = spool.layout
         self._table = table
-        self._settings = settings
-        self._parsed: dict[bytes, Spec] = {}
+        self._texts = Texts(spool, settings)
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
         self._vanished: dict[str, int] = {}
         self._gone: list[str] = []
@@ -73,7 +71,7 @@ class Look:
 
     def hint(self, place: str, filename: str) -> None:
         """Look at what one event was about."""
-        name = layout.job_of(filename) or _of_editor_mark(filename) or _of_error_file(filename)
+        name = layout.job_of(filename) or layout.job_of_editor_mark(filename) or layout.job_of_error_file(filename)
         if name is None:
             return
         if place in (QUEUED, HELD):
@@ -156,27 +154,16 @@ class Look:
         spec: Spec | None = None
         if not edited:
             try:
-                spec = self._parse(name, seen.data)
+                spec = self._texts.parse(name, seen.data)
             except InvalidJob as error:
                 problem = INVALID
-                self._complain(place, name, jobfile.render_errors(name, error.problems))
+                self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
         file = JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
         self._set(place, name, file)
 
-    def _parse(self, name: str, data: bytes) -> Spec:
-        spec = self._parsed.get(data)
-        if spec is None:
-            spec = jobfile.parse(data, name=name, default_kill_grace_ns=self._settings.config.kill_grace_ns)
-            # Of the same text under another name the same is true, but for what refers to the name.
-            if spec.depends_on is None and not spec.is_array:
-                if len(self._parsed) >= _SAME_TEXT:
-                    self._parsed.clear()
-                self._parsed[data] = spec
-        return spec
-
     def configuration_changed(self) -> None:
         """Read every file anew: what the configuration says holds where a job says nothing."""
-        self._parsed.clear()
+        self._texts.forget()
         for job in list(self._table.jobs.values()):
             for place, file in ((QUEUED, job.queued), (HELD, job.held)):
                 if file is not None:
@@ -193,7 +180,7 @@ class Look:
         if why in (NotWhole.GONE, NotWhole.NOT_OURS):
             self._set(place, name, None)
             return
-        self._complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
+        self._texts.complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFile(*identity, None, INVALID))
 
@@ -202,18 +189,8 @@ class Look:
         file = job.queued if place == QUEUED else job.held
         if file is not None:
             file.spec, file.problem = None, INVALID
-            self._complain(place, job.name, text)
+            self._texts.complain(place, job.name, text)
             self._table.settle(job)
-
-    def _complain(self, place: str, name: str, text: str) -> None:
-        try:
-            self._spool.complain(self._layout.error_file(place, name), text)
-        except OSError as error:
-            log.warning("cannot say what is wrong with job %s: %s", name, error.strerror)
-
-    def _withdraw_complaint(self, place: str, name: str) -> None:
-        with contextlib.suppress(IsADirectoryError):  # a directory of that name is none of ours
-            self._spool.disk.discard(self._layout.error_file(place, name))
 
     def _hide(self, place: str, name: str) -> None:
         """While a file is being written its old version is not started, and its place is kept."""
@@ -232,7 +209,7 @@ class Look:
             job.held = file
         # Whatever it was before (open in an editor, being written), it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
-            self._withdraw_complaint(place, name)
+            self._texts.withdraw_complaint(place, name)
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
@@ -299,13 +276,13 @@ class Look:
                 found.add(name)
             elif filename.startswith("."):
                 marks.add(filename)
-            elif (name := _of_error_file(filename)) is not None:
+            elif (name := layout.job_of_error_file(filename)) is not None:
                 complaints.add(name)
         for name in complaints:
             job = self._table.jobs.get(name)
             file = (job.queued if place == QUEUED else job.held) if job is not None else None
             if name not in found or (file is not None and file.problem != INVALID):
-                self._withdraw_complaint(place, name)
+                self._texts.withdraw_complaint(place, name)
         return found, marks
 
     def _in_editor(self, place: str, name: str, marks: set[str] | None) -> bool:
@@ -318,15 +295,3 @@ class Look:
 
 _NO_FILE = JobFile(0, 0, 0, 0, 0, None)
 _IN_EDITOR = "open in an editor"
-
-
-def _of_editor_mark(filename: str) -> str | None:
-    if filename.startswith(".#"):
-        return layout.job_of(filename[2:])
-    if filename.startswith(".") and filename.endswith(".swp"):
-        return layout.job_of(filename[1 : -len(".swp")])
-    return None
-
-
-def _of_error_file(filename: str) -> str | None:
-    return layout.job_of(filename[: -len(layout.ERROR_SUFFIX)]) if filename.endswith(layout.ERROR_SUFFIX) else None

@@ -18,6 +18,7 @@ from spool.core.plan import Plan, View, decide
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.conclude import Concluder
+from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.limits import Limits
@@ -44,8 +45,6 @@ from spool.store.logs import Logs
 log = logging.getLogger(__name__)
 
 LOCAL_ZONE = datetime.now().astimezone().tzinfo or UTC
-
-_BEYOND_HELP = frozenset({"never_fits", "dependency"})
 
 
 class Dispatcher:
@@ -134,11 +133,8 @@ class Dispatcher:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing runs, and what waits can be helped by people only: it never fits, or nobody has its dependency."""
-        if self.table.live or self.plan is None:
-            return False
-        reasons = map(self.plan.reason, self.table.queue)
-        return all(reason is not None and reason.code in _BEYOND_HELP for reason in reasons)
+        """Whether nothing runs, and what waits can be helped by people only."""
+        return not self.table.live and self.plan is not None and self.plan.stuck
 
     # A pass.
 
@@ -167,32 +163,10 @@ class Dispatcher:
 
     def sleep(self, limit_ns: int | None = None) -> None:
         """Wait until there is a reason to look, at most *limit_ns*."""
-        now = time.monotonic_ns()
-        waits = [
-            due - now
-            for due in (
-                self.look.next_due_ns(),
-                self.stopper.next_due_ns(),
-                self.report.next_due_ns(),
-                self.sight.next_due_ns,
-                self.moves.next_due_ns(),
-                self.arrays.next_due_ns(),
-                self.ends.next_due_ns(),
-            )
-            if due is not None
-        ]
-        if (due_in := self.limits.next_due_ns()) is not None:
-            waits.append(due_in)
-        if self.plan is not None and self.plan.next_at_ns is not None:
-            waits.append(self.plan.next_at_ns - self.clock())
-        if limit_ns is not None:
-            waits.append(limit_ns)
-        if self.world.gpus_matter():
-            waits.append(self.settings.config.gpu.poll_ns)
-            if not self._watches_gpus and self.world.gpus is not None:
-                self._watches_gpus = True
-                self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
-        self.wakes.wait(max(0, min(waits)) if waits else None)
+        if not self._watches_gpus and self.world.gpus is not None:
+            self._watches_gpus = True
+            self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
+        self.wakes.wait(due_in_ns(self, limit_ns))
 
     # Ends.
 
@@ -211,11 +185,8 @@ class Dispatcher:
         if live.result is not None:
             self.usage.add(live.result, self.settings.config.policy)
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
-        failed = live.final and proof.outcome not in (State.FINISHED, State.CANCELLED)
-        if failed and self.settings.config.policy.on_failure == "pause" and not self.sight.paused:
-            log.warning("job %s has failed for good: the spool is paused", live.name)
-            self.spool.pause(f"job {live.name}: {proof.outcome}: {proof.reason}")
-            self.sight.see_pause()
+        if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
+            self.sight.failed(live.name, f"{proof.outcome}: {proof.reason}")
 
     # Decide and act.
 
@@ -223,7 +194,7 @@ class Dispatcher:
         now = self.clock()
         machine = self._machine = self.world.machine(now)
         if machine.gpus and machine.gpu_problem is None:
-            self.bookings.machine_has(len(machine.gpus))
+            self.bookings.machine_has(frozenset(gpu.index for gpu in machine.gpus))
         made_of = (self.table.version, machine)
         plan = self.plan
         if plan is not None and made_of == self._decided and (plan.next_at_ns is None or now < plan.next_at_ns):

@@ -91,6 +91,13 @@ class Sight:
                     of.look.remember(job)
                     of.table.settle(job)
 
+    def failed(self, name: str, why: str) -> None:
+        """Pause the spool, where it is so configured, because a job has failed for good."""
+        if self._of.settings.config.policy.on_failure == "pause" and not self.paused:
+            log.warning("job %s has failed for good: the spool is paused", name)
+            self._spool.pause(f"job {name}: {why}")
+            self.see_pause()
+
     def _reload(self) -> None:
         of = self._of
         grace_ns = of.settings.config.kill_grace_ns

@@ -1,0 +1,33 @@
+"""When the next pass is due, if nothing wakes the dispatcher before."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spool.dispatcher.loop import Dispatcher
+
+
+def due_in_ns(of: Dispatcher, limit_ns: int | None) -> int | None:
+    """Return how long until one of its parts has something to do, at most *limit_ns*; None: nobody has."""
+    now = time.monotonic_ns()
+    moments = (
+        of.look.next_due_ns(),
+        of.stopper.next_due_ns(),
+        of.report.next_due_ns(),
+        of.sight.next_due_ns,
+        of.moves.next_due_ns(),
+        of.arrays.next_due_ns(),
+        of.ends.next_due_ns(),
+    )
+    waits = [moment - now for moment in moments if moment is not None]
+    if (due_in := of.limits.next_due_ns()) is not None:
+        waits.append(due_in)
+    if of.plan is not None and of.plan.next_at_ns is not None:
+        waits.append(of.plan.next_at_ns - of.clock())
+    if of.world.gpus_matter():
+        waits.append(of.settings.config.gpu.poll_ns)
+    if limit_ns is not None:
+        waits.append(limit_ns)
+    return max(0, min(waits)) if waits else None
