@@ -37,8 +37,10 @@ class ArrayStore:
 
     def begin(self) -> str:
         """Return a new directory in which an array's metadir is made ready."""
-        path = self._fresh("array")
-        self._disk.mkdir(path)
+        while True:
+            path = self._fresh("array")
+            if self._disk.ensure_directory(path):  # else left behind by an earlier process of this pid
+                break
         self._disk.mkdir(f"{path}/{layout.TASKS}")
         return path
 

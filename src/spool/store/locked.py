@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spool.core.model import Stop
 
 
-_STAGED = re.compile(r"([1-9][0-9]*)\.(?:run\.)?[0-9]+")  # what a process of that pid stages
+_STAGED = re.compile(r"([1-9][0-9]*)\.(?:(?:run|array|dropped)\.)?[0-9]+")  # what a process of that pid stages
 
 
 class LockedSpool(Spool):

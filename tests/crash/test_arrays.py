@@ -1,0 +1,155 @@
+"""An array's dispatcher is cut off before every change of the disk: no task is lost, and none begins twice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crash.world import Session, World, ends_of, history, world_at
+from spool.core import layout
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import Result
+from spool.store.spool import Spool
+from spool.testing.faults import FaultyDisk
+
+# Every how many-th cut the suite tries, beginning at a random one; CUT_STRIDE=1 tries them all.
+STRIDE = int(os.environ.get("CUT_STRIDE", "5"))
+TASKS = [f"sweep_{index}" for index in range(5)]
+
+
+def _run(session: Session) -> None:
+    """Expand five tasks, and run them."""
+    session.users.submit("sweep", "ok # {index}", 'array = "0-4"')
+    session.settle()
+
+
+def _twice(session: Session) -> None:
+    """Run an array, and run it again from `done/`."""
+    _run(session)
+    session.users.move("sweep", DONE, QUEUED)
+    session.settle()
+
+
+def _cancel(session: Session) -> None:
+    """Delete the file of an array of which two tasks run, and one is held."""
+    session.users.submit("sweep", "hang # {index}", 'array = "0-4"')
+    session.settle()
+    session.users.move("sweep_4", QUEUED, HELD)
+    session.turns(1)
+    session.users.path(RUNNING, "sweep").unlink(missing_ok=True)
+    _see_it_missing(session)
+
+
+def _hold(session: Session) -> None:
+    """Hold an array at once, let it go on, and end what hangs."""
+    session.users.submit("sweep", "ok # {index}", 'array = "0-4"')
+    session.users.submit("sweep_3", "ok # foreign", place=HELD)
+    for _ in range(6):
+        session.turns(1)
+        if session.users.move("sweep", RUNNING, HELD):
+            break
+    session.turns(2)
+    session.users.move("sweep", HELD, QUEUED)
+    session.settle()
+    session.users.move("sweep_3", HELD, DONE)
+    session.settle()
+
+
+def _see_it_missing(session: Session) -> None:
+    """Go on until a deletion has been believed."""
+    for _ in range(400):
+        session.settle()
+        if session.users.path(DONE, "sweep").exists():
+            return
+        now = session.now
+        assert now is not None
+        for array in now.table.arrays.values():
+            if array.missing_ns is not None:
+                array.missing_ns = 1
+    raise AssertionError("the array was not cancelled")
+
+
+def _check(world: World) -> Result:
+    """Assert what holds of the end of every array, and return how this one ended."""
+    assert not world.alive
+    spool = Spool(str(world.root))
+    lines = Counter((result.job, result.run) for result in history(world.root))
+    assert all(count == 1 for count in lines.values()), lines
+    assert not [job for job, _ in lines if job == "sweep"], "an array is no run"
+    for place in (QUEUED, RUNNING, HELD):
+        assert not list((world.root / place).glob("*.toml")), place
+    assert not [name for name in os.listdir(world.root / layout.STAGING) if not name.startswith("user.")]
+    run = spool.latest_run("sweep")
+    assert run is not None
+    result = spool.result("sweep", run)
+    assert result is not None
+    return result
+
+
+def _check_run(world: World) -> None:
+    result = _check(world)
+    assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
+    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS)]
+
+
+def _check_twice(world: World) -> None:
+    result = _check(world)
+    assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
+    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS) for _ in range(2)]
+
+
+def _check_cancel(world: World) -> None:
+    result = _check(world)
+    assert result.outcome == "cancelled"
+    starts = Counter(world.begun)
+    assert all(count == 1 for count in starts.values())
+    outcomes = ends_of(world).outcomes
+    assert {task: outcomes[task] for task in TASKS} == dict.fromkeys(TASKS, ("cancelled 1.0",))
+
+
+def _check_hold(world: World) -> None:
+    result = _check(world)
+    assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
+    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS)]
+
+
+@pytest.mark.parametrize(
+    ("play", "check"),
+    [(_run, _check_run), (_twice, _check_twice), (_cancel, _check_cancel), (_hold, _check_hold)],
+    ids=["run", "twice", "cancel", "hold"],
+)
+def test_a_cut_before_any_change_alters_nothing_in_the_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    play: Callable[[Session], None],
+    check: Callable[[World], None],
+) -> None:
+    """Wherever the dispatcher is killed, the array comes to the same end."""
+
+    def played(number: int | None) -> FaultyDisk:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+            disk = FaultyDisk(str(world.root / ".tmp"), cut_at=number)
+            session = Session(world, iter([disk]))
+            try:
+                play(session)
+            finally:
+                session.end()
+            check(world)
+        return disk
+
+    whole = played(None)
+    failures = []
+    for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
+        operation = whole.recorded[number - 1]
+        try:
+            played(number)
+        except AssertionError as error:
+            paths = " ".join(os.path.relpath(path, whole.staging) for path in operation.paths)
+            failures.append(f"at change {number}: {operation.name} {paths}: {str(error)[:300]}")
+    assert not failures, "\n".join(failures)
