@@ -96,7 +96,7 @@ class Finisher:
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
         if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
             spool.file_away(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
-        self.lines.append(journal.Over(name, live.run, final))
+        self.lines.append(journal.Over(name, live.run, final, result.outcome))
         live.final = final
         if final:
             job.series = FRESH if job.queued is None or job.queued.inode == live.inode else job.series

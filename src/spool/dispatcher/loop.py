@@ -27,6 +27,7 @@ from spool.dispatcher.moves import Moves
 from spool.dispatcher.recover import Recovery, recall, worth_remembering
 from spool.dispatcher.report import Report
 from spool.dispatcher.resume import unfinished
+from spool.dispatcher.restore import restore_results
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.sight import Sight
 from spool.dispatcher.start import Starter
@@ -94,6 +95,7 @@ class Dispatcher:
         self.sight.open()
         memory = recall(self.logs.read_journal())
         recovery = Recovery(self.spool, self.table, self.prober)
+        restore_results(self.spool, memory, self.prober.boot_id())
         recovery.unfinished_moves(memory)
         recovery.runs(memory)
         for array, unissued in unfinished(self.spool, self.arrays.store, recovery.arrays, memory):

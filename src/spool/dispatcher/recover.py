@@ -19,7 +19,7 @@ from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.start import SILENT_NS, spec_of_text
 from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
-from spool.formats import ends, journal, records
+from spool.formats import journal, records
 from spool.formats.records import GrantRecord
 from spool.machine import identity
 from spool.store.locked import LockedSpool
@@ -34,7 +34,7 @@ class Memory:
 
     waits: dict[str, journal.Waits] = field(default_factory=dict)
     open: dict[tuple[str, int], journal.Started] = field(default_factory=dict)  # started and not over
-    over: dict[tuple[str, int], journal.Started] = field(default_factory=dict)
+    over: dict[tuple[str, int], tuple[journal.Started, journal.Over]] = field(default_factory=dict)
     closed: dict[str, journal.Started] = field(default_factory=dict)  # the newest that is over for good
 
 
@@ -57,7 +57,7 @@ def recall(lines: list[journal.Line]) -> Memory:
             case journal.Over():
                 started = memory.open.pop((line.job, line.run), None)
                 if started is not None:
-                    memory.over[line.job, line.run] = started
+                    memory.over[line.job, line.run] = started, line
                 if line.final and started is not None:
                     memory.closed[line.job] = started
     return memory
@@ -115,30 +115,11 @@ class Recovery:
                 job.series = self._series(name, line.arrived_at_ns)
 
     def unfinished_moves(self, memory: Memory) -> None:
-        """File away what had ended for good before a power cut that took the move back, and write down again how."""
-        self._lost_results(memory)
+        """File away what had ended for good before a power cut that took the move back."""
         for name, started in memory.closed.items():
             if self._taken_back(name, started):
                 log.warning("job %s had ended before the power cut; its file goes to done/", name)
                 self._spool.file_away(name, QUEUED, None)
-
-    def _lost_results(self, memory: Memory) -> None:
-        """Make up for the metadirs that a power cut took back or emptied, of runs that were over by then.
-
-        Their numbers must not be given away again, and how they ended is in the history.
-        """
-        spool = self._spool
-        over = {key: line for key, line in memory.over.items() if line.boot_id != self._prober.boot_id()}
-        lost = {key: line for key, line in over.items() if spool.result(*key) is None}
-        if not lost:
-            return
-        since_ns = min(line.at_ns for line in lost.values())
-        results = {(result.job, result.run): result for result in spool.accounts_since(since_ns)}
-        for key in lost:
-            spool.disk.ensure_directory(spool.layout.runs(key[0]))
-            spool.disk.ensure_directory(spool.layout.metadir(*key))
-            if key in results:
-                spool.put_record(*key, layout.RESULT, ends.render_result(results[key]))
 
     # One name.
 

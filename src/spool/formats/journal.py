@@ -44,6 +44,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over", gc=False):
     job: str
     run: int
     final: bool  # the job's file belongs in done/; False: the job goes on
+    outcome: str = ""  # empty: it never started, or it was no run
 
 
 Line = Waits | Left | Started | Over

@@ -49,7 +49,7 @@ class LockedSpool(Spool):
         """Return the number of the next run of job *name*, and see to it that its directory exists."""
         new = self.disk.ensure_directory(self.layout.runs(name))
         runs = [] if new else self.runs(name)
-        return (runs[-1] if runs else self._last_removed_run(name)) + 1
+        return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
     def publish_metadir(self, name: str, run: int, files: dict[str, bytes]) -> None:
         """Step 1: make the metadir of a run appear whole, by one rename."""
@@ -228,7 +228,7 @@ class LockedSpool(Spool):
 
     # Numbers that outlive the metadirs that `spool gc` removed.
 
-    def _last_removed_run(self, name: str) -> int:
+    def last_removed_run(self, name: str) -> int:
         """Return the highest run of *name* that was removed, 0 if none was. `spool gc` may work while we live."""
         path = self.layout.at(layout.LAST_RUNS)
         try:
