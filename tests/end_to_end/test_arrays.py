@@ -1,0 +1,194 @@
+"""Many jobs in one file, with a real dispatcher: expanded, limited, held, cancelled, depended on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from served import Served, marked, overlap
+from support import wait_for
+
+
+def _ledger(served: Served, pattern: str) -> list[dict[str, object]]:
+    return [line for line in served.history() if str(line["job"]).startswith(pattern)]
+
+
+def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Served) -> None:
+    """A hundred tasks run once each, at most four of them at once, and then the array's file comes to done/."""
+    file = shared.drop("hundred", "echo $SPOOL_ARRAY_INDEX {index}; sleep 0.02", cpus=0, array="0-99%4")
+    text = file.read_bytes()
+    result = shared.wait_done("hundred")
+    assert result is not None
+    assert (result["outcome"], result["reason"]) == ("finished", "100 of 100 finished")
+    lines = _ledger(shared, "hundred_")
+    assert sorted(str(line["job"]) for line in lines) == sorted(f"hundred_{index}" for index in range(100))
+    assert overlap(lines) <= 4
+    assert all(shared.log(f"hundred_{index}") == f"{index} {index}\n" for index in (0, 7, 99))
+    assert shared.path("done", "hundred").read_bytes() == text
+    assert "hundred" not in {line["job"] for line in shared.history()}, "an array is no run"
+
+
+def test_tasks_run_in_the_order_of_their_indices(shared: Served) -> None:
+    """With one at a time, task 2 runs before task 10."""
+    shared.drop("ordered", "true", cpus=0, array="0-11%1")
+    shared.wait_done("ordered")
+    lines = sorted(_ledger(shared, "ordered_"), key=lambda line: str(line["started_at"]))
+    assert [line["job"] for line in lines] == [f"ordered_{index}" for index in range(12)]
+
+
+def test_a_matrix_puts_its_values_in(shared: Served, tmp_path: Path) -> None:
+    """Every combination runs with its own values in the command, the variables and the paths."""
+    shared.drop(
+        "grid",
+        ["/bin/sh", "-c", 'echo "$0 $X ${rate}"', "{rate}-{kind}"],
+        matrix={"rate": [0.1, 1], "kind": ["a b", "c"]},
+        env={"X": "x{index}", "rate": "env"},
+        stdout=str(tmp_path / "{rate}{kind}.out"),
+    )
+    shared.wait_done("grid")
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.out")} == {
+        "0.1a b.out": "0.1-a b x0 env\n",
+        "0.1c.out": "0.1-c x1 env\n",
+        "1a b.out": "1-a b x2 env\n",
+        "1c.out": "1-c x3 env\n",
+    }
+
+
+def test_one_bad_task_makes_the_array_failed(shared: Served) -> None:
+    """The array has failed if one task did, and its reason counts them."""
+    shared.drop("mixed", "exit {index}", array="0-2")
+    result = shared.wait_done("mixed")
+    assert result is not None
+    assert (result["outcome"], result["reason"]) == ("failed", "1 of 3 finished, 2 failed")
+
+
+def test_a_dependency_on_an_array_means_all_its_tasks(shared: Served) -> None:
+    """A job that depends on an array starts when all its tasks have finished, also when it came first."""
+    shared.drop("after-all", "cat ../*/1/log", workdir=str(shared.root / "jobs" / "part_0"), depends_on=["part"])
+    shared.drop("cleanup", "true", depends_on={"failed": ["bad-part"]})
+    shared.drop("part", "sleep 0.0{index}; echo done-{index}", array="0-4")
+    shared.drop("bad-part", "exit {index}", array="0-1")
+    shared.wait_done("after-all", "cleanup")
+    assert shared.outcome("cleanup") == "finished"
+    ends = [shared.result(f"part_{index}")["ended_at_ns"] for index in range(5)]  # type: ignore[index]
+    after = shared.result("after-all")
+    assert after is not None
+    assert after["started_at_ns"] >= max(ends)
+
+
+def test_each_pairs_the_tasks_of_two_arrays(shared: Served) -> None:
+    """Task 3 of one array waits for task 3 of the other, and for no more."""
+    go = shared.root.parent / "go-each"
+    shared.drop("first", f"test {{index}} != 1 || until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-2")
+    shared.drop("second", "true", cpus=0, array="0-2", depends_on={"each": "first"})
+    shared.wait_done("second_0", "second_2")
+    assert shared.places("second_1") == ["queued"]
+    go.touch()
+    assert shared.wait_done("second") is not None
+
+
+def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
+    """`rm running/sweep.toml` stops the tasks that run and ends those that wait, and leaves nothing alive."""
+    shared.drop("doomed", "echo up; exec sleep 1000", cpus=0, array="0-19%2")
+    shared.says("doomed_0", "up")
+    shared.says("doomed_1", "up")
+    shared.path("running", "doomed").unlink()
+    result = shared.wait_done("doomed")
+    assert result is not None
+    assert result["outcome"] == "cancelled"
+    assert "deleted from running/" in result["reason"]
+    outcomes = {str(line["job"]): line["outcome"] for line in _ledger(shared, "doomed_")}
+    assert outcomes == dict.fromkeys((f"doomed_{index}" for index in range(20)), "cancelled")
+    assert not any(marked(shared.root, f"doomed_{index}") for index in range(20))
+    assert shared.places("doomed_19") == ["done"]
+
+
+def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
+    """Cancelling one task leaves the others, and the array has not finished."""
+    shared.drop("alone", "echo up; test {index} != 1 || exec sleep 1000", cpus=0, array="0-2")
+    shared.says("alone_1", "up")
+    shared.path("running", "alone_1").unlink()
+    result = shared.wait_done("alone")
+    assert result is not None
+    assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
+
+
+def test_a_held_array_starts_nothing_more(shared: Served) -> None:
+    """In held/ the array's running tasks go on and no other starts; back in queued/ it goes on where it was."""
+    go = shared.root.parent / "go-hold"
+    shared.drop("parked", f"echo up; until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-3%1")
+    shared.says("parked_0", "up")
+    shared.move("parked", "running", "held")
+    shared.wait_reason("parked_1", "array parked is held")
+    go.touch()
+    shared.wait_done("parked_0")
+    shared.looked()
+    assert shared.runs("parked_1") == []
+    assert shared.state()["jobs"]["parked"]["state"] == "held"
+    shared.move("parked", "held", "queued")
+    result = shared.wait_done("parked")
+    assert result is not None
+    assert result["reason"] == "4 of 4 finished"
+    assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
+
+
+def test_an_array_runs_again_from_done(shared: Served) -> None:
+    """Moved from done/ to queued/ it is expanded again, edits and all; earlier runs keep their metadirs."""
+    shared.drop("again", "true", cpus=0, array="0-2")
+    shared.wait_done("again")
+    shared.drop("again", "true", cpus=0, array="0-1")
+    wait_for(lambda: shared.result("again", 2), what="the second run")
+    shared.wait_done("again")
+    assert [shared.runs(f"again_{index}") for index in range(3)] == [[1, 2], [1, 2], [1]]
+    assert shared.result("again", 2)["reason"] == "2 of 2 finished"  # type: ignore[index]
+
+
+def test_a_task_waits_for_its_name(shared: Served) -> None:
+    """A job that has the name of a task is not overwritten: the task is issued when that one has ended."""
+    shared.drop("clash_1", "echo mine", cpus=0, place="held")
+    shared.looked()
+    shared.drop("clash", "echo task", cpus=0, array="0-2")
+    shared.wait_reason("clash", "clash_1 not issued: another job of that name is there")
+    shared.wait_done("clash_2")
+    shared.move("clash_1", "held", "queued")
+    shared.wait_done("clash")
+    assert (shared.log("clash_1", 1), shared.log("clash_1", 2)) == ("mine\n", "task\n")
+
+
+def test_a_value_that_makes_no_job_is_told_beside_the_array(shared: Served) -> None:
+    """An array of which one task would be invalid is invalid as a whole, and mending it runs it."""
+    file = shared.drop("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "relative"]})
+    error = Path(f"{file}.error")
+    wait_for(error.exists, what="the complaint")
+    assert "task wrong_1" in error.read_text()
+    assert shared.runs("wrong_0") == []
+    shared.drop("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
+    shared.wait_done("wrong")
+    assert not error.exists()
+
+
+def test_an_array_outlives_its_dispatcher(served: Served) -> None:
+    """Killed in the middle, the next dispatcher issues the rest and knows how the first tasks ended."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    go = served.root.parent / "go"
+    served.start()
+    served.drop("long", f"echo up; test {{index}} != 2 || until [ -e {go} ]; do sleep 0.01; done", array="0-5")
+    served.says("long_2", "up")
+    served.kill()
+    assert served.places("long") == ["running"]
+    go.touch()
+    served.start()
+    result = served.wait_done("long")
+    assert result is not None
+    assert result["reason"] == "6 of 6 finished"
+    assert [served.runs(f"long_{index}") for index in range(6)] == [[1]] * 6
+    assert not os.listdir(served.root / "jobs" / "long" / "1" / "tasks")
+
+
+def test_until_idle_leaves_a_held_array_behind(served: Served) -> None:
+    """A dispatcher that runs until idle expands and runs arrays, and does not wait for one that is held."""
+    served.drop("idle", "true", array="0-9")
+    served.drop("held", "true", array="0-9", place="held")
+    assert served.run() == 0
+    assert served.places("idle") == ["done"]
+    assert served.places("held") == ["held"]
