@@ -169,7 +169,7 @@ class Cards:
         head = f"needs {wanted} alone, {found} idle" if need is None else (
             f"needs {wanted} with {show_size(need)} each, {found} with that much free"
         )
-        closed = [_why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
+        closed = [why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
         if not closed:
             return head
         rest = [f"and {len(closed) - 8} more"] if len(closed) > 8 else []
@@ -219,7 +219,8 @@ def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
     return max(granted_bytes - _taken(gpu, run), 0)
 
 
-def _why_closed(card: Card, need: int | None) -> str:
+def why_closed(card: Card, need: int | None) -> str:
+    """Return why *card*, which has no room for a job that needs so many bytes of it (None: all of it), has none."""
     gpu = card.gpu
     label = f"GPU {gpu.index}"
     if gpu.problem is not None:

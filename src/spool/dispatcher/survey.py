@@ -10,15 +10,14 @@ import os
 import select
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from spool.core import layout
-from spool.core.errors import InvalidJob, InvalidReservation
+from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Jid, Machine, Policy, Reservation, Running
 from spool.core.plan import Plan, View, decide
-from spool.core.reservations import conflict
+from spool.dispatcher.booked import booked, local_zone
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.recover import Memory, recall
 from spool.dispatcher.settings import Settings
@@ -26,12 +25,13 @@ from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import FRESH, INVALID, JobFile, Live, Series, Table, Wait, this_user
 from spool.dispatcher.usage import Usage
 from spool.dispatcher.world import Outcomes, World
-from spool.formats import jobfile, journal, reservation
+from spool.formats import jobfile, journal
 from spool.machine.identity import MachineProber
 from spool.store.spool import Spool, read_bytes
 from spool.store.whole import NotWhole, Seen, read_whole
 
 _GPU_PATIENCE_S = 3.0
+_LONG_PATIENCE_S = 12.0  # for who asks for the GPUs: longer than it takes to say that NVML hangs
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
@@ -48,8 +48,11 @@ class Survey:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def survey(spool: Spool, now_ns: int | None = None) -> Survey:
-    """Look at the spool and the machine, and decide what would happen at this moment."""
+def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Survey:
+    """Look at the spool and the machine, and decide what would happen at this moment.
+
+    The GPUs are looked at where a job wants one, and *with_gpus* in any case.
+    """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
     table = Table()
@@ -57,9 +60,9 @@ def survey(spool: Spool, now_ns: int | None = None) -> Survey:
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _see_runs(spool, table, memory, prober)
     left_out = _see_files(spool, table, memory, settings, now_ns)
-    world = World(spool, table, settings)
+    world = World(spool, table, settings, with_gpus=with_gpus)
     try:
-        machine = _machine(world, now_ns)
+        machine = _machine(world, now_ns, _LONG_PATIENCE_S if with_gpus else _GPU_PATIENCE_S)
     finally:
         world.close()
     policy = settings.config.policy
@@ -72,7 +75,7 @@ def survey(spool: Spool, now_ns: int | None = None) -> Survey:
         reservations=_reservations(spool, machine, now_ns),
         usage=Usage(spool, table).at(now_ns, policy),
         paused=spool.paused,
-        zone=datetime.now().astimezone().tzinfo or UTC,
+        zone=local_zone(),
     )
     return Survey(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
@@ -165,10 +168,19 @@ def _series(spool: Spool, name: str, arrived_at_ns: int) -> Series:
     return series_after(result, stop.kind if stop is not None else None)
 
 
-def _machine(world: World, now_ns: int) -> Machine:
+def machine_now(spool: Spool, now_ns: int) -> Machine:
+    """Return the machine and its GPUs, as they are apart from all jobs."""
+    world = World(spool, Table(), Settings(spool), with_gpus=True)
+    try:
+        return _machine(world, now_ns, _LONG_PATIENCE_S)
+    finally:
+        world.close()
+
+
+def _machine(world: World, now_ns: int, patience_s: float) -> Machine:
     """Return the machine; NVML, asked for the first time, may take a while to answer."""
     machine = world.machine(now_ns)
-    deadline = time.monotonic() + _GPU_PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while machine.gpu_problem is not None and not machine.gpus and world.gpus is not None:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([world.gpus.fileno()], [], [], left)[0]:
@@ -183,18 +195,4 @@ def _machine(world: World, now_ns: int) -> Machine:
 
 def _reservations(spool: Spool, machine: Machine, now_ns: int) -> tuple[Reservation, ...]:
     """Return the reservations that hold or will hold: those that were written first, and what fits beside them."""
-    read: list[Reservation] = []
-    for name in spool.names(layout.RESERVATIONS):
-        seen = read_whole(spool.layout.job_file(layout.RESERVATIONS, name))
-        if isinstance(seen, NotWhole):
-            continue
-        try:
-            read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
-        except InvalidReservation:
-            continue
-    standing: list[Reservation] = []
-    for one in sorted(read, key=lambda found: (found.created_at_ns, found.name)):
-        known = bool(machine.gpus) and one.end_at_ns > now_ns
-        if not known or conflict(one, standing, len(machine.gpus)) is None:
-            standing.append(one)
-    return tuple(standing)
+    return tuple(one.reservation for one in booked(spool, machine, now_ns) if one.stands and one.reservation)

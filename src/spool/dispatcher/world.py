@@ -22,7 +22,9 @@ _DISK_EVERY_NS = SECOND_NS
 class World:
     """Looks at the machine for a dispatcher or for a command that plans."""
 
-    def __init__(self, spool: Spool, table: Table, settings: Settings) -> None:
+    def __init__(self, spool: Spool, table: Table, settings: Settings, *, with_gpus: bool = False) -> None:
+        """Look at nothing yet. *with_gpus*: at the GPUs too, whether a job wants one or not."""
+        self._with_gpus = with_gpus
         self._spool_dir = Path(spool.root)
         self._table = table
         self._settings = settings
@@ -39,9 +41,11 @@ class World:
         return self._gpus
 
     def gpus_matter(self) -> bool:
-        """Whether a job that wants GPUs waits or runs."""
-        return any(shape.key.request.gpus for shape in self._table.queue.shapes) or any(
-            live.grant.gpu_uuids for live in self._table.live.values()
+        """Whether a job that wants GPUs waits or runs, or somebody asks for them."""
+        return (
+            self._with_gpus
+            or any(shape.key.request.gpus for shape in self._table.queue.shapes)
+            or any(live.grant.gpu_uuids for live in self._table.live.values())
         )
 
     def machine(self, now_ns: int) -> Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -58,6 +59,36 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     if problems:
         raise InvalidReservation(what, problems.listed(toml.decode(data, what)))
     return found
+
+
+def render(
+    *,
+    gpus: int | tuple[int, ...],
+    start_at_ns: int,
+    duration: str | None = None,
+    end_at_ns: int | None = None,
+    user: str | None = None,
+    project: str | None = None,
+    comment: str | None = None,
+) -> bytes:
+    """Return the text of a reservation, for `parse` to judge; instants are to the second, in local time."""
+    stated = {
+        "user": user,
+        "project": project,
+        "gpus": gpus if isinstance(gpus, int) else list(gpus),
+        "start": _local(start_at_ns),
+        "duration": duration,
+        "end": None if end_at_ns is None else _local(end_at_ns),
+        "comment": comment,
+    }
+    return toml.write({key: value for key, value in stated.items() if value is not None})
+
+
+def _local(at_ns: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(at_ns // 1_000_000_000).astimezone()
+    except (OverflowError, ValueError, OSError):
+        raise InvalidValue("there is no such date") from None
 
 
 def _reservation(raw: ReservationFile, name: str, created_at_ns: int, problems: Problems) -> Reservation:

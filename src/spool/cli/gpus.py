@@ -1,0 +1,83 @@
+"""`spool gpus`: each GPU, who has it, and why it is not given."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, opened
+from spool.cli.group import tell
+from spool.cli.verb import Verb
+from spool.core.model import ForeignProcess
+from spool.dispatcher.overview import GpuUse, Holder, gpus
+
+_COLUMNS = (
+    render.Column("GPU", right=True),
+    render.Column("NAME"),
+    render.Column("FREE", right=True),
+    render.Column("TOTAL", right=True),
+    render.Column("STATE"),
+    render.Column("WHO", wide=True),
+    render.Column("UUID"),
+)
+STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unused": "dim", "problem": "red"}
+
+
+@click.command(cls=Verb)
+@json_option
+@click.pass_obj
+def command(root: str, as_json: bool) -> int:
+    """Show each GPU: its memory, who has it, what else is on it, and why it is not given.
+
+    A fresh look: at NVML, which is waited for, and at the runs in the files; no dispatcher is needed. STATE is idle,
+    alone (one run has it), shared (runs that state their gpu_memory), foreign (processes outside spool are on it),
+    unused (left out by gpu.use) or problem.
+
+      spool gpus
+      spool gpus --json | jq '.gpus[] | select(.why_not == null) | .index'
+
+    By hand: nvidia-smi; grep gpu jobs/*/*/grant.toml
+    """
+    found = gpus(opened(root))
+    if as_json:
+        render.as_json({"version": 1, **render.plain(found)})
+        return 0
+    if found.gpus:
+        render.table(_COLUMNS, [_row(each) for each in found.gpus], [STYLES[each.state] for each in found.gpus])
+    elif found.problem is None:
+        tell("there are no GPUs: no NVML, or nothing that it shows")
+    for each in found.gpus:
+        if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
+            print(f"GPU {each.index} is not given: {each.why_not}")
+    for line in found.reserved:
+        print(f"reserved: {line}")
+    if found.problem is not None:
+        tell(f"what is free is unknown, and unknown is not free: {found.problem}")
+    return 0
+
+
+def _row(each: GpuUse) -> list[str]:
+    who = [_holder(holder) for holder in each.holders]
+    who += [_foreign(process) for process in each.foreign]
+    who += [f"reserved {line}" for line in each.reserved]
+    return [
+        str(each.index),
+        each.name,
+        render.size(each.memory_free_bytes) or "?",
+        render.size(each.memory_total_bytes) or "?",
+        each.state,
+        "; ".join(who),
+        each.uuid,
+    ]
+
+
+def _holder(holder: Holder) -> str:
+    taken = f"uses {render.size(holder.taken_bytes)}" if holder.taken_bytes is not None else ""
+    granted = f"granted {render.size(holder.granted_bytes)}" if holder.granted_bytes is not None else ""
+    tail = ", ".join(filter(None, [holder.user, granted, taken]))
+    return f"{holder.job} ({tail})"
+
+
+def _foreign(process: ForeignProcess) -> str:
+    parts = [process.name, process.user or "", render.size(process.memory_bytes)]
+    return f"outside spool: pid {process.pid} ({', '.join(filter(None, parts))})"

@@ -1,0 +1,119 @@
+"""`spool info`: the machine, who has what, and whether all is well."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, opened
+from spool.cli.verb import Verb
+from spool.core.units import show_duration, show_size
+from spool.dispatcher.overview import Overview, overview
+
+_COLUMNS = (
+    render.Column("JOB"),
+    render.Column("USER"),
+    render.Column("CPU", right=True),
+    render.Column("MEM", right=True),
+    render.Column("GPU"),
+    render.Column("FOR", right=True),
+    render.Column(""),
+)
+
+
+@click.command(cls=Verb)
+@json_option
+@click.pass_obj
+def command(root: str, as_json: bool) -> int:
+    """Show the machine, who has what of it, how many jobs there are, and whether all is well.
+
+    A fresh look at the machine and the files; no dispatcher is needed. `spool gpus` has more on the GPUs, `spool
+    doctor` on what may be wrong.
+
+      spool info
+      spool info --json | jq .states
+
+    By hand: nproc; free; df .; ls running; cat state.json
+    """
+    found = overview(opened(root))
+    if as_json:
+        render.as_json({"version": 1, **render.plain(found)})
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Overview) -> None:
+    lines = [
+        ("spool", f"{found.spool}{'  (paused: nothing starts)' if found.paused else ''}"),
+        ("dispatcher", _dispatcher(found)),
+        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {max(found.cpus - found.cpus_granted, 0)} free"),
+        ("memory", _memory(found)),
+        ("GPUs", _gpus(found)),
+        ("disk", _disk(found)),
+        ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "none wait or run"),
+        ("last day", ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or "none ended"),
+    ]
+    render.pairs(lines)
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    if found.runs:
+        print()
+        rows = [
+            [
+                each.job,
+                each.user,
+                str(each.cpus),
+                render.size(each.memory_bytes),
+                ",".join(map(str, each.gpus)),
+                render.duration(found.at_ns - each.started_at_ns),
+                "stopping" if each.stopping else "",
+            ]
+            for each in found.runs
+        ]
+        render.table(_COLUMNS, rows)
+
+
+def _dispatcher(found: Overview) -> str:
+    one = found.dispatcher
+    if one is None:
+        return "none runs: nothing starts until one does; `spool dispatch` is one"
+    if one.pid is None:
+        return "runs, and has not said anything yet"
+    parts = [f"pid {one.pid}"]
+    if one.since_at_ns is not None:
+        parts.append(f"for {show_duration(found.at_ns - one.since_at_ns)}")
+    if one.heartbeat_at_ns is not None:
+        parts.append(f"heartbeat {show_duration(max(0, found.at_ns - one.heartbeat_at_ns))} ago")
+    if one.silent_ns is not None:
+        parts.append("SILENT FOR TOO LONG")
+    return ", ".join(parts)
+
+
+def _memory(found: Overview) -> str:
+    parts = [
+        f"{show_size(found.memory_bytes)} after the reserve",
+        f"{show_size(found.memory_granted_bytes)} granted",
+        f"{show_size(max(found.memory_bytes - found.memory_granted_bytes, 0))} not granted",
+    ]
+    if found.memory_available_bytes is not None:
+        parts.append(f"{show_size(found.memory_available_bytes)} really available")
+    return ", ".join(parts)
+
+
+def _gpus(found: Overview) -> str:
+    if found.gpu_problem is not None:
+        return f"unknown: {found.gpu_problem}"
+    if not found.gpus:
+        return "none"
+    states: dict[str, list[str]] = {}
+    for each in found.gpus:
+        states.setdefault(each.state, []).append(str(each.index))
+    return f"{len(found.gpus)}: " + "; ".join(f"{state} {', '.join(each)}" for state, each in states.items())
+
+
+def _disk(found: Overview) -> str:
+    if found.disk_free_bytes is None:
+        return "unknown"
+    low = ", too little to start jobs" if found.disk_free_bytes < found.disk_floor_bytes else ""
+    return f"{show_size(found.disk_free_bytes)} free, floor {show_size(found.disk_floor_bytes)}{low}"

@@ -1,0 +1,98 @@
+"""`spool plan`: what would start now, and what waits and why."""
+
+from __future__ import annotations
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, opened
+from spool.cli.group import tell
+from spool.cli.verb import Verb
+from spool.core.model import Grant
+from spool.core.reasons import count_of
+from spool.core.units import show_duration
+from spool.dispatcher.forecast import Forecast, Waits, forecast
+
+_COLUMNS = (
+    render.Column("#", right=True),
+    render.Column("NAME"),
+    render.Column("USER"),
+    render.Column("PRIO", right=True),
+    render.Column("START", right=True),
+    render.Column("WHY", wide=True),
+)
+
+
+@click.command(cls=Verb)
+@json_option
+@click.pass_obj
+def command(root: str, as_json: bool) -> int:
+    """Show what would start now, and what waits, why, and until when. Nothing is started.
+
+    In the order of the queue. It is the scheduler itself that answers, from a fresh look at the files and the machine;
+    no dispatcher is needed. START is the earliest time at which a job could start if every time limit holds and no
+    other job that waits is first.
+
+      spool plan
+      spool plan --json | jq -r '.starts[].name'
+    """
+    found = forecast(opened(root))
+    if as_json:
+        render.as_json({"version": 1, **render.plain(found)})
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Forecast) -> None:
+    if found.config_problem is not None:
+        tell(found.config_problem)
+    if found.paused:
+        tell("the spool is paused: nothing starts until `spool resume`")
+    rows = [
+        (each.place, [str(each.place), each.name, each.user, str(each.priority), "now", _gets(each.grant)], "green")
+        for each in found.starts
+    ]
+    rows += [
+        (
+            each.place,
+            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), each.reason],
+            "",
+        )
+        for each in found.waits
+    ]
+    rows.sort(key=lambda row: row[0])
+    if rows:
+        render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
+    for ended in found.ends:
+        print(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
+    for name, why in sorted(found.left_out.items()):
+        print(f"{name}: left out: {why}")
+    others = [count_of(found.running, "run") + " going on" if found.running else "", f"{found.held} held"]
+    told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} wait", *others]))
+    print(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
+    if found.protected is not None:
+        until = ""
+        if found.protected_until_at_ns is not None:
+            until = f", which could start in {show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
+        print(f"room is left for {found.protected}{until}")
+    if not found.dispatcher:
+        print("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+
+
+def _start(each: Waits, found: Forecast) -> str:
+    if each.start_at_ns is None:
+        return "?"
+    wait = each.start_at_ns - found.at_ns
+    return f"in {show_duration(wait)}" if wait > 0 else "next"
+
+
+def _gets(grant: Grant) -> str:
+    parts = [count_of(grant.cpus, "CPU")]
+    if grant.memory_bytes is not None:
+        parts.append(render.size(grant.memory_bytes))
+    if grant.gpu_indices:
+        plural = "s" if len(grant.gpu_indices) > 1 else ""
+        share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
+        parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
+    return "starts with " + ", ".join(parts)

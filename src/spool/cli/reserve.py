@@ -1,0 +1,205 @@
+"""`spool reserve`: keep GPUs for somebody, for a time."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Sequence
+
+import click
+
+from spool.cli import render, timeline
+from spool.cli.common import for_each, json_option, made, natural, opened, this_user
+from spool.cli.group import tell
+from spool.cli.verb import Verb, unfilled
+from spool.core import layout
+from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
+from spool.core.model import Reservation
+from spool.core.reasons import count_of
+from spool.core.reservations import NOBODY
+from spool.dispatcher import reserving
+from spool.dispatcher.booked import Booked
+from spool.dispatcher.reserving import Bookings, Wish
+from spool.store.spool import Spool
+
+_COLUMNS = (
+    render.Column("NAME"),
+    render.Column("STATE"),
+    render.Column("FOR"),
+    render.Column("GPUS"),
+    render.Column("FROM"),
+    render.Column("UNTIL"),
+    render.Column("COMMENT", wide=True),
+)
+_STYLES = {"active": "green", "pending": "", "completed": "dim", "invalid": "red"}
+
+_HELP = unfilled("""\
+Keep GPUs for somebody, for a time.
+
+While a reservation holds, others cannot start jobs on its GPUs, and shortly before it begins none that would run into
+it. No running job is stopped for one.
+
+  spool reserve create demo --gpus 2 --duration 2h
+  spool reserve list
+  spool reserve cancel demo
+
+By hand: a file in reservations/, rm to cancel
+""")
+
+
+@click.group(help=_HELP, short_help="Keep GPUs for somebody, for a time.")
+def command() -> None:
+    """Be the verb; its parts do the work."""
+
+
+@command.command("create", cls=Verb, short_help="Make a reservation.")
+@click.argument("name")
+@click.option("--gpus", required=True, metavar="N|I,J", help='How many, "2", or which, "0,2" (one alone: "0,").')
+@click.option("--user", metavar="USER", help="For this user's jobs. Default: for yours.")
+@click.option("--project", metavar="NAME", help="For the jobs of this project.")
+@click.option("--nobody", is_flag=True, help="For no job: keep them free for interactive work.")
+@click.option("--start", default="now", show_default=True, metavar="TIME", help='"+2h", or a date and time.')
+@click.option("--duration", metavar="TIME", help='For how long: "2h".')
+@click.option("--end", metavar="TIME", help='Until when, instead: a date and time, or "+2h" from now.')
+@click.option("--comment", metavar="TEXT", help="For people.")
+@click.pass_obj
+def create(
+    root: str,
+    name: str,
+    gpus: str,
+    user: str | None,
+    project: str | None,
+    nobody: bool,
+    start: str,
+    duration: str | None,
+    end: str | None,
+    comment: str | None,
+) -> int:
+    r"""Make a reservation, if it can stand beside those that there are.
+
+      spool reserve create demo --gpus 2 --duration 2h
+      spool reserve create course --project ml101 --gpus 0,2 --start 2026-01-31T14:00 --end 2026-01-31T18:00
+      spool reserve create desk --nobody --gpus 1 --start +30m --duration 4h
+
+    By hand, with the same effect:
+      printf 'user = "alice"\ngpus = 2\nduration = "2h"\n' > .tmp/demo && mv .tmp/demo reservations/demo.toml
+    """
+    if (user is not None) + (project is not None) + nobody > 1:
+        raise UsageError("cannot combine --user, --project and --nobody; give one of them")
+    if (duration is None) == (end is None):
+        raise UsageError(cannot("make", f"reservation {name}", "give --duration or --end, one of the two"))
+    if project is None and user is None:
+        user = NOBODY if nobody else this_user()
+    name = name.removesuffix(layout.JOB_SUFFIX)
+    done = reserving.make(made(root), Wish(name, gpus, user, project, start, duration, end, comment))
+    for note in done.notes:
+        tell(note)
+    one = done.reservation
+    print(f"{name}: {_what(one)} for {_whom(one)}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}")
+    return 0
+
+
+@command.command("list", cls=Verb, short_help="List the reservations, with a picture of them over time.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Those that are over, too.")
+@json_option
+@click.pass_obj
+def list_(root: str, everything: bool, as_json: bool) -> int:
+    """List the reservations, with a picture of them over time.
+
+    A state is pending, active or completed; an invalid one has no effect, because of a mistake or because it conflicts
+    with one whose file is older.
+
+    By hand: head reservations/*
+    """
+    found = reserving.bookings(opened(root), everything=everything)
+    if as_json:
+        rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
+        render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
+        return 0
+    if not found.rows:
+        tell("nothing is reserved")
+        return 0
+    rows_of_text = [_row(one) for one in found.rows]
+    render.table(_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
+    lines = _lines(found)
+    if lines:
+        print()
+        for line in timeline.picture(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
+            print(line)
+    if found.gpu_problem is not None:
+        tell(f"what the machine has is unknown: {found.gpu_problem}")
+    return 0
+
+
+@command.command("cancel", cls=Verb, short_help="Cancel reservations.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.pass_obj
+def cancel(root: str, names: tuple[str, ...]) -> int:
+    """Cancel reservations, whether they hold already or not. NAME may be a glob.
+
+    By hand: rm reservations/demo.toml
+    """
+    spool = opened(root)
+    wanted: list[str] = []
+    code = 0
+    for pattern in names:
+        matches = _matching(spool, pattern.removesuffix(layout.JOB_SUFFIX))
+        if not matches:
+            tell(str(NoSuchJob(cannot("find", "a reservation", f"none matches {pattern!r}"))))
+            code = int(ExitCode.NO_SUCH_JOB)
+        wanted += matches
+    return max(code, for_each(dict.fromkeys(wanted), lambda name: reserving.cancel(spool, name)))
+
+
+def _matching(spool: Spool, pattern: str) -> list[str]:
+    if set(pattern).isdisjoint("*?["):
+        return [pattern]
+    return sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), pattern), key=natural)
+
+
+def _what(one: Reservation) -> str:
+    if one.gpu_indices:
+        return f"GPU{'s' if len(one.gpu_indices) > 1 else ''} {', '.join(map(str, one.gpu_indices))}"
+    return count_of(one.gpu_count or 0, "GPU")
+
+
+def _whom(one: Reservation) -> str:
+    return one.user if one.user is not None else f"project {one.project}"
+
+
+def _values(one: Booked) -> dict[str, object]:
+    values = render.plain(one.reservation) if one.reservation is not None else {}
+    return {key: value for key, value in values.items() if key != "name"} | {"problem": one.problem or None}
+
+
+def _row(one: Booked) -> list[str]:
+    said = one.reservation
+    if said is None:
+        return [one.name, one.state.value, "", "", "", "", one.problem]
+    return [
+        one.name,
+        one.state.value,
+        _whom(said),
+        _what(said),
+        render.moment(said.start_at_ns),
+        render.moment(said.end_at_ns),
+        one.problem or said.comment or "",
+    ]
+
+
+def _lines(found: Bookings) -> Sequence[timeline.Line]:
+    """Return a row for each reservation that stands, and one for each GPU that one of them names."""
+    standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
+    lines = [
+        timeline.Line(one.name, [timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)])
+        for one, said in standing
+    ]
+    for index in found.gpus:
+        bars = [
+            timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
+            for one, said in standing
+            if index in said.gpu_indices
+        ]
+        if bars:
+            lines.append(timeline.Line(f"GPU {index}", bars))
+    return lines

@@ -1,0 +1,238 @@
+"""The machine at one moment: what there is, who has it, what is free, and what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spool.core import layout
+from spool.core.errors import InvalidRecord
+from spool.core.gpus import Card, unknown_gpus, why_closed
+from spool.core.model import ForeignProcess, Gpu, Reservation, Running
+from spool.core.quotas import SharedLimits
+from spool.core.reasons import show_instant
+from spool.core.reservations import is_active
+from spool.core.resources import Room
+from spool.dispatcher.listing import RECENT_NS, Lister
+from spool.dispatcher.survey import Survey, survey
+from spool.formats import ends
+from spool.store.spool import Spool, history_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A run that has a GPU. `granted_bytes` None: it has it alone; `taken_bytes` None: what it uses is unknown."""
+
+    job: str
+    run: int
+    user: str
+    granted_bytes: int | None
+    taken_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU. `why_not` is why no job could have it alone now; None: it could."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    state: str  # "idle", "alone", "shared", "foreign", "unused" (left out by gpu.use), "problem"
+    holders: tuple[Holder, ...]
+    foreign: tuple[ForeignProcess, ...]
+    reserved: tuple[str, ...]
+    why_not: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """All GPUs. `reserved` are the reservations by number, which are of no GPU in particular."""
+
+    gpus: tuple[GpuUse, ...]
+    problem: str | None
+    reserved: tuple[str, ...]
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one run was given."""
+
+    job: str
+    run: int
+    user: str
+    cpus: int
+    memory_bytes: int | None
+    gpus: tuple[int, ...]
+    started_at_ns: int
+    stopping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Who serves the spool. None where its last view does not say."""
+
+    pid: int | None
+    host: str | None
+    since_at_ns: int | None
+    heartbeat_at_ns: int | None
+    silent_ns: int | None  # how long it has said nothing, where that is too long
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything that `spool info` tells. Totals are what may be given out, after reserves."""
+
+    spool: str
+    paused: bool
+    dispatcher: Dispatcher | None
+    cpus: int
+    cpus_granted: int
+    memory_bytes: int
+    memory_granted_bytes: int
+    memory_available_bytes: int | None
+    disk_free_bytes: int | None
+    disk_floor_bytes: int
+    gpus: tuple[GpuUse, ...]
+    gpu_problem: str | None
+    runs: tuple[Share, ...]
+    states: dict[str, int]  # of the jobs that wait or run
+    ended: dict[str, int]  # runs that ended within the last day, by outcome
+    problems: tuple[str, ...]
+    at_ns: int
+
+
+def gpus(spool: Spool) -> Gpus:
+    """Look at the GPUs, and wait for NVML's answer."""
+    return _gpus(survey(spool, with_gpus=True))
+
+
+def _gpus(seen: Survey) -> Gpus:
+    view, now_ns = seen.view, seen.now_ns
+    room = Room(view.machine, seen.policy, SharedLimits({}, {}), view.reservations, now_ns, view.running, view.zone)
+    near = [
+        each
+        for each in view.reservations
+        if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + seen.policy.reservation_horizon_ns
+    ]
+    runs = {run.name: run for run in view.running}
+    return Gpus(
+        gpus=tuple(_gpu_use(card, runs, near, seen) for card in room.cards.cards),
+        problem=view.machine.gpu_problem,
+        reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
+        at_ns=now_ns,
+    )
+
+
+def _gpu_use(card: Card, runs: dict[str, Running], near: Sequence[Reservation], seen: Survey) -> GpuUse:
+    gpu = card.gpu
+    mine = [each for each in near if gpu.index in each.gpu_indices]
+    active = [each for each in mine if is_active(each, seen.now_ns)]
+    why_not = None
+    if not card.given:
+        why_not = "left out by gpu.use in the configuration"
+    elif not card.idle:
+        why_not = why_closed(card, None)
+    elif active:
+        why_not = f"reserved {_kept(active[0], seen)}"
+    return GpuUse(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        memory_total_bytes=gpu.memory_total_bytes,
+        memory_free_bytes=gpu.memory_free_bytes,
+        state=_state(card),
+        holders=tuple(_holder(runs[name], gpu) for name in (*card.alone, *card.shares)),
+        foreign=gpu.foreign,
+        reserved=tuple(_kept(each, seen) for each in mine),
+        why_not=why_not,
+    )
+
+
+def _state(card: Card) -> str:
+    if card.gpu.problem is not None:
+        return "problem"
+    if card.alone or card.shares:
+        return "alone" if card.alone else "shared"
+    return "unused" if not card.given else "foreign" if card.gpu.foreign else "idle"
+
+
+def _holder(run: Running, gpu: Gpu) -> Holder:
+    return Holder(run.name, run.run, run.user, run.grant.gpu_memory_bytes, dict(gpu.taken_bytes).get(run.name))
+
+
+def _kept(each: Reservation, seen: Survey) -> str:
+    """Return for whom and when a reservation is: "for alice until 16:00 (demo)"."""
+    whom = each.user if each.user is not None else f"project {each.project}"
+    now_ns, zone = seen.now_ns, seen.view.zone
+    when = f"until {show_instant(each.end_at_ns, now_ns, zone)}"
+    if each.start_at_ns > now_ns:
+        when = f"from {show_instant(each.start_at_ns, now_ns, zone)} {when}"
+    return f"for {whom} {when} ({each.name})"
+
+
+def overview(spool: Spool) -> Overview:
+    """Look at the whole machine."""
+    seen = survey(spool, with_gpus=True)
+    machine, running = seen.view.machine, seen.view.running
+    lister = Lister(spool, seen.now_ns)
+    listing = lister.listing(recent=0)
+    found = _gpus(seen)
+    unknown = [f"gpu.use names GPU {name}, which there is not" for name in unknown_gpus(seen.policy.gpu_use, machine)]
+    problems = [seen.config_problem, *unknown, *listing.problems]
+    return Overview(
+        spool=spool.root,
+        paused=spool.paused,
+        dispatcher=_dispatcher(spool, lister),
+        cpus=machine.cpus,
+        cpus_granted=sum(run.grant.cpus for run in running),
+        memory_bytes=machine.memory_bytes,
+        memory_granted_bytes=sum(run.grant.memory_bytes or 0 for run in running),
+        memory_available_bytes=machine.memory_available_bytes,
+        disk_free_bytes=machine.disk_free_bytes,
+        disk_floor_bytes=seen.policy.disk_floor_bytes,
+        gpus=found.gpus,
+        gpu_problem=found.problem,
+        runs=tuple(map(_share, sorted(running, key=lambda run: (run.started_at_ns, run.name)))),
+        states=dict(Counter(row.state.value for row in listing.rows if not row.state.ended)),
+        ended=_ended(spool, seen.now_ns),
+        problems=tuple(dict.fromkeys(filter(None, problems))),
+        at_ns=seen.now_ns,
+    )
+
+
+def _share(run: Running) -> Share:
+    grant = run.grant
+    return Share(
+        run.name, run.run, run.user, grant.cpus, grant.memory_bytes, grant.gpu_indices, run.started_at_ns, run.stopping
+    )
+
+
+def _dispatcher(spool: Spool, lister: Lister) -> Dispatcher | None:
+    if not lister.dispatcher:
+        return None
+    state = lister.state
+    if state is None:
+        return Dispatcher(None, None, None, None, lister.stale_ns)
+    try:
+        heartbeat = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
+    except OSError:
+        heartbeat = state.heartbeat_ns
+    return Dispatcher(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns)
+
+
+def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for line in history_lines(spool.root):
+        try:
+            result = ends.parse_history_line(line)
+        except InvalidRecord:
+            continue
+        if result.ended_at_ns is not None and now_ns - result.ended_at_ns > RECENT_NS:
+            break
+        found[result.outcome.value] += 1
+    return dict(found)

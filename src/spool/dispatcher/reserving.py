@@ -1,0 +1,148 @@
+"""Making, listing and cancelling reservations. Each is one file, and what happens here could be done by hand."""
+
+from __future__ import annotations
+
+import pwd
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spool.core import layout
+from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.model import Machine, Reservation
+from spool.core.names import why_not_name
+from spool.core.reservations import NOBODY, conflict
+from spool.dispatcher.booked import MANY, Booked, BookingState, booked, local_zone
+from spool.dispatcher.survey import machine_now
+from spool.formats import reservation
+from spool.formats.jobvalues import moment_or_delay
+from spool.store.disk import Disk
+from spool.store.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A reservation as it is asked for, in words. One of `user` and `project`; one of `duration` and `end`."""
+
+    name: str
+    gpus: str  # "2", or indices: "0,2"
+    user: str | None = None
+    project: str | None = None
+    start: str = "now"
+    duration: str | None = None
+    end: str | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A reservation that was made. `notes` are for people: what could not be judged, what looks like a mistake."""
+
+    reservation: Reservation
+    path: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookings:
+    """All reservations of a spool, and the indices of the GPUs that they are about."""
+
+    rows: tuple[Booked, ...]
+    gpus: tuple[int, ...]
+    gpu_problem: str | None
+    at_ns: int
+
+
+def make(spool: Spool, wish: Wish) -> Made:
+    """Write `reservations/NAME.toml`. Raises SpoolError, and writes nothing, if it cannot stand."""
+    name, thing = wish.name, f"reservation {wish.name}"
+    if not layout.valid_name(name):
+        raise UsageError(cannot("make", thing, f"nothing can have that name: {why_not_name(name)}"))
+    now_ns = time.time_ns()
+    data = reservation.render(
+        gpus=_gpus(wish.gpus),
+        start_at_ns=_instant(wish.start, now_ns, "--start"),
+        duration=wish.duration,
+        end_at_ns=_instant(wish.end, now_ns, "--end") if wish.end is not None else None,
+        user=wish.user,
+        project=wish.project,
+        comment=wish.comment,
+    )
+    new = reservation.parse(data, name=name, created_at_ns=now_ns)
+    if new.end_at_ns <= now_ns:
+        raise SpoolError(cannot("make", thing, "it would have ended already"))
+    machine = machine_now(spool, now_ns)
+    notes = []
+    gpus: int | frozenset[int] = frozenset(gpu.index for gpu in machine.gpus)
+    if machine.gpu_problem is not None:
+        notes.append(f"whether there are so many GPUs is unknown: {machine.gpu_problem}")
+        gpus = MANY if not machine.gpus else gpus
+    standing = [one.reservation for one in booked(spool, machine, now_ns) if one.stands and one.reservation]
+    why_not = conflict(new, standing, gpus, local_zone())
+    if why_not is not None:
+        raise SpoolError(cannot("make", thing, why_not, remedy="`spool reserve list` shows what is kept"))
+    if new.user is not None and new.user != NOBODY and not _exists(new.user):
+        notes.append(f"there is no user {new.user} on this machine")
+    path = spool.layout.job_file(layout.RESERVATIONS, name)
+    try:
+        Disk(spool.layout.at(layout.STAGING)).publish(path, data, durable=True)
+    except FileExistsError:
+        remedy = f"`spool reserve cancel {name}` first"
+        raise SpoolError(cannot("make", thing, "there is one of that name", remedy=remedy)) from None
+    return Made(new, path, tuple(notes))
+
+
+def _gpus(text: str) -> int | tuple[int, ...]:
+    """Return "2" as a number, "0,2" and "0," as indices."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if word]
+    if not numbers or not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in numbers):
+        raise InvalidValue(f'cannot keep GPUs {text!r}: write how many, "2", or which, "0,2" (one alone: "0,")')
+    return int(numbers[0]) if len(words) == 1 else tuple(map(int, numbers))
+
+
+def _instant(text: str, now_ns: int, option: str) -> int:
+    """Return "now", "+2h" or a date and time as an instant."""
+    if text == "now":
+        return now_ns
+    try:
+        moment, delay = moment_or_delay(text.removeprefix("+"))
+    except InvalidValue as error:
+        raise InvalidValue(f"cannot use {option}: {error}") from None
+    return moment if moment is not None else now_ns + (delay or 0)
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def cancel(spool: Spool, name: str) -> str:
+    """Delete the file. Raises NoSuchJob if there is none."""
+    disk = Disk(spool.layout.at(layout.STAGING))
+    if not layout.valid_name(name) or not disk.discard(spool.layout.job_file(layout.RESERVATIONS, name)):
+        raise NoSuchJob(cannot("cancel", f"reservation {name}", "there is none of that name"))
+    disk.discard(spool.layout.error_file(layout.RESERVATIONS, name))
+    return f"{name} cancelled"
+
+
+def bookings(spool: Spool, *, everything: bool) -> Bookings:
+    """Return the reservations by their beginning, those that are over only with *everything*."""
+    now_ns = time.time_ns()
+    machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
+    found = booked(spool, machine, now_ns)
+    shown = [one for one in found if everything or not _is_over(one, now_ns)]
+    shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
+    return Bookings(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
+
+
+def _is_over(one: Booked, now_ns: int) -> bool:
+    return one.state is BookingState.COMPLETED or (one.reservation is not None and one.reservation.end_at_ns <= now_ns)
+
+
+def _indices(machine: Machine, shown: Sequence[Booked]) -> tuple[int, ...]:
+    kept = {index for one in shown if one.stands and one.reservation for index in one.reservation.gpu_indices}
+    return tuple(sorted(kept | {gpu.index for gpu in machine.gpus}))
