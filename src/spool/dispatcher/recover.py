@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spool.core import layout
 from spool.core.errors import SpoolUnusable, cannot
@@ -26,6 +26,8 @@ from spool.store.locked import LockedSpool
 from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)
+
+_Known = journal.Started | journal.Waits | None
 
 
 @dataclass
@@ -157,7 +159,7 @@ class Recovery:
             return self._adopt(name, run, None)
         run = spool.latest_run(name)
         if run is not None and spool.result(name, run) is None:
-            return self._adopt(name, run, None)
+            return self._adopt(name, run, memory.waits.get(name))
         # Claimed and not started, or put there by hand: there is no run that it could belong to.
         if in_running and spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
@@ -201,12 +203,14 @@ class Recovery:
         spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record)})
 
-    def _adopt(self, name: str, run: int, started: journal.Started | None) -> Live:
+    def _adopt(self, name: str, run: int, known: _Known) -> Live:
+        """Take a run in; *known* is what the journal has of it, or of the job as it waited."""
         spool = self._spool
         text = spool.record(name, run, layout.SPEC_COPY)
         # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
         spec = spec_of_text(text, name) or spec_of_text(spool.job_text(RUNNING, name), name) or Spec(command="true")
-        record = spool.grant(name, run) or GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+        record = spool.grant(name, run) or self._grant_lost(name, run, spec, known)
+        started = known if isinstance(known, journal.Started) else None
         at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
         inode = record.inode or (started.inode if started else 0)
         if spool.prove(name, run, self._prober).verdict in (Verdict.STARTING, Verdict.SILENT):
@@ -235,6 +239,14 @@ class Recovery:
             stop=spool.stop(name, run),
             adopted=True,
         )
+
+    def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
+        """Return what can be said in place of a `grant.toml` that a power cut emptied."""
+        record = GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+        if known is None:
+            return record
+        series = self._series(name, known.arrived_at_ns, before=run)
+        return replace(record, attempt=series.attempt, requeues=series.requeues, submitted_at_ns=known.arrived_at_ns)
 
     def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Series:
         """Return how far a submission has come: its newest result, *before* a run, says so if it is of the same one."""
