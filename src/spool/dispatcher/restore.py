@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from spool.core import layout
-from spool.core.model import SECOND_NS, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, Result, State
 from spool.dispatcher.recover import Memory
 from spool.formats import ends
 from spool.store.locked import LockedSpool
@@ -28,7 +28,7 @@ def restore_results(spool: LockedSpool, memory: Memory, boot_id: str) -> None:
         if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
             _restore(spool, result)
     for key, (started, over) in memory.over.items():
-        if started.boot_id == boot_id or not over.outcome or spool.result(*key) is not None:
+        if started.boot_id == boot_id or over.outcome not in OUTCOMES or spool.result(*key) is not None:
             continue
         if not over.final:
             _metadir(spool, *key)
