@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 
 from spool.core import layout
@@ -120,29 +119,27 @@ class Look:
         path = self._layout.job_file(place, name)
         job = self._table.jobs.get(name)
         known = (job.queued if place == QUEUED else job.held) if job is not None else None
-        try:
-            status = os.lstat(path)
-        except OSError:
+        edited = self._in_editor(place, name, marks)
+        if known is not None and not anew:
+            try:
+                status = os.lstat(path)
+            except OSError:
+                self._recheck.pop((place, name), None)
+                self._set(place, name, None)
+                return
+            if (
+                (known.inode, known.mtime_ns, known.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
+                and (known.problem == _IN_EDITOR) == edited
+                and (place, name) not in self._recheck
+            ):
+                return
+        seen = read_whole(path)
+        if seen in (NotWhole.GONE, NotWhole.NOT_OURS):
             self._recheck.pop((place, name), None)
             if known is not None:
                 self._set(place, name, None)
-            return
-        if not stat.S_ISREG(status.st_mode):
-            if known is not None:
-                self._set(place, name, None)
-            return
-        edited = self._in_editor(place, name, marks)
-        if (
-            known is not None
-            and not anew
-            and (known.inode, known.mtime_ns, known.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
-            and (known.problem == _IN_EDITOR) == edited
-            and (place, name) not in self._recheck
-        ):
-            return
-        seen = read_whole(path)
-        if isinstance(seen, NotWhole):
-            self._not_whole(place, name, seen, status)
+        elif isinstance(seen, NotWhole):
+            self._not_whole(place, name, seen)
         else:
             self._recheck.pop((place, name), None)
             self._take(place, name, seen, edited)
@@ -169,7 +166,7 @@ class Look:
                 if file is not None:
                     self.examine(place, job.name, anew=True)
 
-    def _not_whole(self, place: str, name: str, why: NotWhole, status: os.stat_result) -> None:
+    def _not_whole(self, place: str, name: str, why: NotWhole) -> None:
         if why is NotWhole.WRITING:
             _, last = self._recheck.get((place, name), (0, 0))
             wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
@@ -177,7 +174,9 @@ class Look:
             self._hide(place, name)
             return
         self._recheck.pop((place, name), None)
-        if why in (NotWhole.GONE, NotWhole.NOT_OURS):
+        try:
+            status = os.lstat(self._layout.job_file(place, name))
+        except OSError:
             self._set(place, name, None)
             return
         self._texts.complain(place, name, f"cannot use job {name}: the file is {why.value}\n")

@@ -68,6 +68,7 @@ class Sight:
     def look_at_everything(self) -> None:
         """Look as if no event had ever been raised."""
         self._of.look.everything()
+        self.next_due_ns = time.monotonic_ns() + POLL_NS
         self._see_bookings()
         self._reload()
 

@@ -7,7 +7,6 @@ leases, or the file is another user's, a file that has not changed for a short t
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -70,8 +69,8 @@ def read_whole(path: str) -> Seen | NotWhole:
             return NotWhole.TOO_LARGE
         if _being_written(fd, status):
             return NotWhole.WRITING
-        data = os.read(fd, MAX_BYTES + 1)
-        while len(data) < status.st_size and (more := os.read(fd, MAX_BYTES + 1)):
+        data = os.read(fd, status.st_size + 1)
+        while len(data) < status.st_size and (more := os.read(fd, status.st_size + 1)):
             data += more
         after = os.fstat(fd)
         if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
@@ -90,6 +89,4 @@ def _being_written(fd: int, status: os.stat_result) -> bool:
         return True
     except OSError:  # no leases here, or the file is another user's
         return abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS
-    with contextlib.suppress(OSError):  # closing the file lets go of the lease too
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False
+    return False  # the lease is let go of when the file is closed; until then no writer can come in
