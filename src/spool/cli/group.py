@@ -62,11 +62,12 @@ SECTIONS = (
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
-    "squeue": "ls", "sinfo": "info", "ginfo": "info", "gctl": "reserve", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
+    "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
-    "nvidia-smi": "gpus", "gpu": "gpus", "reservations": "reserve list", "predict": "plan",
+    "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
+    "reservations": "reserve list", "predict": "plan",
 }  # fmt: skip
 # What the world around us does to a file system; any other OSError is a bug and says where.
 _EXPECTED = frozenset(

@@ -65,7 +65,7 @@ def picture(lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
 def _scale(start_ns: int, step_ns: int, columns: int) -> str:
     """Return the labels below the columns: hours, or days where an hour is too narrow for one."""
     apart = next((each for each in _STEPS_NS if each >= step_ns * _TICK), _STEPS_NS[-1])
-    row = [" "] * (columns + _TICK)
+    row = [" "] * columns
     offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
     shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
     at_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
@@ -73,6 +73,7 @@ def _scale(start_ns: int, step_ns: int, columns: int) -> str:
         at = (at_ns - start_ns) // step_ns
         moment = datetime.fromtimestamp(at_ns // SECOND_NS)
         label = f"{moment:%H:%M}" if (moment.hour or moment.minute) and apart < 24 * _HOUR_NS else f"{moment:%b %d}"
-        row[at : at + len(label)] = label
+        if at + len(label) <= columns:
+            row[at : at + len(label)] = label
         at_ns += apart
-    return "".join(row[:columns])
+    return "".join(row)

@@ -182,7 +182,8 @@ def overview(spool: Spool) -> Overview:
     lister = Lister(spool, seen.now_ns)
     listing = lister.listing(recent=0)
     found = _gpus(seen)
-    unknown = [f"gpu.use names GPU {name}, which there is not" for name in unknown_gpus(seen.policy.gpu_use, machine)]
+    named = unknown_gpus(seen.policy.gpu_use, machine)
+    unknown = [f"gpu.use names {name}, and the machine has no such GPU" for name in named]
     problems = [seen.config_problem, *unknown, *listing.problems]
     return Overview(
         spool=spool.root,
