@@ -161,7 +161,10 @@ class Spool:
             liveness = jid
             if jid is Liveness.ABSENT:
                 grant = self.grant(name, run)
-                if grant is not None and grant.boot_id and grant.boot_id != prober.boot_id():
+                host = grant.host if grant is not None else None
+                if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
+                    pass
+                elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:
                     liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         else:
             liveness = prober.liveness(jid)
