@@ -32,7 +32,11 @@ class Bookings:
         """Read what changed; return whether the reservations are others than before."""
         before = self._standing
         found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        for name in self._spool.names(layout.RESERVATIONS):
+        try:
+            names = self._spool.names(layout.RESERVATIONS)
+        except OSError:  # those that stood before still do
+            return False
+        for name in names:
             seen = read_whole(self._spool.layout.job_file(layout.RESERVATIONS, name))
             if isinstance(seen, NotWhole):
                 if name in self._files and seen is NotWhole.WRITING:

@@ -62,7 +62,11 @@ class Look:
                 self._set(place, name, None)
             for name in found:
                 self.examine(place, name, marks)
-        running = set(self._spool.names(RUNNING))
+        try:
+            running = set(self._spool.names(RUNNING))
+        except OSError as error:
+            log.warning("cannot look into %s/: %s", RUNNING, error.strerror)
+            running = set()
         live = {live.name for live in self._table.live.values()}
         self.strays |= running - live - self._table.arrays.keys()
         self.arrays_moved |= self._table.arrays.keys()
@@ -123,9 +127,11 @@ class Look:
         if known is not None and not anew:
             try:
                 status = os.lstat(path)
-            except OSError:
+            except FileNotFoundError:
                 self._recheck.pop((place, name), None)
                 self._set(place, name, None)
+                return
+            except OSError:
                 return
             if (
                 (known.inode, known.mtime_ns, known.size) == (status.st_ino, status.st_mtime_ns, status.st_size)

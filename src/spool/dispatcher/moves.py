@@ -59,9 +59,11 @@ class Moves:
             try:
                 status = os.lstat(self.spool.layout.job_file(RUNNING, name))
                 live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
-            except OSError:
+            except FileNotFoundError:
                 if live.file_missing_ns is None:
                     live.file_missing_ns = time.monotonic_ns()
+            except OSError:  # nobody can tell
+                continue
         for live in self.table.live.values():
             if live.file_missing_ns is not None and live.stop is None and live.proof is None:
                 self._see_missing(live)
