@@ -65,7 +65,7 @@ JOBS = st.lists(
 def schedule(drawn: list[tuple[int, int, int]], discipline: Discipline) -> list[Outcome]:
     """Return what becomes of jobs on four processors."""
     coming = [
-        Coming(f"{at:03}", Spec("true", request=Request(cpus=cpus), time_limit_ns=max(runs, 1) * S), submit * S, runs * S)
+        Coming(f"{at:03}", Spec("true", request=Request(cpus), time_limit_ns=max(runs, 1) * S), submit * S, runs * S)
         for at, (submit, cpus, runs) in enumerate(drawn)
     ]
     return list(simulate(coming, Machine(4, 1 << 40), Policy(), discipline))

@@ -26,10 +26,10 @@ def one(**columns: int) -> swf.Coming:
 
 def test_what_was_requested_stands_above_what_was_used() -> None:
     """Processors, time and memory are the requested ones; a job runs for its run time."""
-    job = one(submit=7, run=50, processors=2, memory=1, wanted_processors=4, wanted_time=600, wanted_memory=1024, user=3)
+    job = one(submit=7, run=50, processors=2, memory=1, wanted_processors=4, wanted_time=600, wanted_memory=99, user=3)
     assert (job.submit_at_ns, job.duration_ns, job.user) == (7 * S, 50 * S, "user3")
     assert (job.spec.request.cpus, job.spec.time_limit_ns) == (4, 600 * S)
-    assert job.spec.request.memory_bytes == 4 * 1024 * 1024, "memory is in KiB for each processor"
+    assert job.spec.request.memory_bytes == 4 * 99 * 1024, "memory is in KiB for each processor"
 
 
 def test_what_was_not_requested_is_what_was_used() -> None:

@@ -1,0 +1,222 @@
+"""`spool gpus`, `spool info` and `spool plan`: the machine and the plan, from a fresh look and without a dispatcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command, put_job
+from plugins.fake_nvml import GIB, FakeNvml
+from served import Served
+
+UNKNOWN = 999
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """Have a process of nobody's run."""
+    process = subprocess.Popen(["sleep", "300"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def four(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Four GPUs that this process and its children see."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    for index in range(4):
+        fake_nvml.gpu(f"GPU-{index}", bus=index + 1, name="A100" if index < 2 else "T4")
+    return fake_nvml
+
+
+def put(root: Path, name: str, place: str = "queued", **keys: object) -> None:
+    """Put a job with these keys into the spool."""
+    keys = {"command": "true"} | keys
+    put_job(root, name, "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()), place)
+
+
+def configure(root: Path, text: str) -> None:
+    """Add to the configuration of the fixture `spool`."""
+    (root / "config.toml").write_text(f"autostart = false\n{text}")
+
+
+def asked(spool: Command, *words: object) -> Any:
+    """Return what a command says as JSON."""
+    said = spool(*words, "--json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def by_index(found: Any) -> dict[int, Any]:
+    """Return the GPUs by index."""
+    return {gpu["index"]: gpu for gpu in found["gpus"]}
+
+
+def test_gpus_says_that_there_are_none(spool: Command, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose NVML shows nothing has no GPUs, which is no error."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    said = spool("gpus")
+    assert (said.code, said.out) == (0, "")
+    assert "there are no GPUs" in said.err
+    assert asked(spool, "gpus")["gpus"] == []
+
+
+def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four: FakeNvml, sleeper: int) -> None:
+    """Idle; somebody else's process with pid, name, user and memory; left out by gpu.use; reserved for somebody."""
+    four.process("GPU-1", sleeper, 3 * GIB)
+    configure(spool_root, "[gpu]\nuse = [0, 1, 3]\n")
+    assert spool("reserve", "create", "desk", "--nobody", "--gpus", "3,", "--duration", "2h").code == 0
+    found = by_index(asked(spool, "gpus"))
+    assert {index: gpu["state"] for index, gpu in found.items()} == {0: "idle", 1: "foreign", 2: "unused", 3: "idle"}
+    assert found[0]["why_not"] is None
+    (process,) = found[1]["foreign"]
+    assert (process["pid"], process["name"], process["memory_bytes"]) == (sleeper, "sleep", 3 * GIB)
+    assert f"pid {sleeper} (sleep, 3 GiB) outside spool" in found[1]["why_not"]
+    assert "gpu.use" in found[2]["why_not"]
+    assert found[3]["why_not"].startswith("reserved for nobody until ")
+    text = spool("gpus").out
+    assert "GPU 2 is not given: left out by gpu.use" in text
+    assert f"outside spool: pid {sleeper}" in text
+    assert "(desk)" in text
+
+
+def test_gpus_that_cannot_be_asked_are_unknown_and_not_free(spool: Command, four: FakeNvml) -> None:
+    """Where NVML fails, that is what is said, on stderr, and no GPU is called idle."""
+    four.error("nvmlInitWithFlags", UNKNOWN)
+    said = spool("gpus")
+    assert said.code == 0
+    assert "unknown is not free: NVML" in said.err
+    assert "idle" not in said.out
+    assert asked(spool, "info")["gpu_problem"].startswith("NVML")
+
+
+def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    """From the files of runs alone: who has a GPU alone, who shares one and how much of it was granted."""
+    for index in range(3):
+        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
+    served = Served(tmp_path / "spool", dict(fake_nvml.variables))
+    (served.root / "config.toml").write_text('cpus = 8\nmemory_reserve = "0%"\n')
+    served.drop("alone", "sleep 300", gpus=1, time_limit="1h", memory="64M")
+    served.start()
+    try:
+        served.pid("alone")
+        served.drop("first", "sleep 300", gpus=1, gpu_memory="8G")
+        served.drop("second", "sleep 300", gpus=1, gpu_memory="8G")
+        served.pid("first")
+        served.pid("second")
+        found = by_index(json.loads(served.spool("gpus", "--json").stdout))
+        holders = {
+            index: {(one["job"], one["granted_bytes"]) for one in gpu["holders"]} for index, gpu in found.items()
+        }
+        assert holders == {0: {("alone", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
+        assert [found[index]["state"] for index in range(3)] == ["alone", "shared", "idle"]
+        info = json.loads(served.spool("info", "--json").stdout)
+        assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
+        assert [run["job"] for run in info["runs"]] == ["alone", "first", "second"]
+        assert info["states"] == {"running": 3}
+        assert served.process is not None
+        assert info["dispatcher"]["pid"] == served.process.pid
+        assert info["dispatcher"]["since_at"] <= info["dispatcher"]["heartbeat_at"]
+        assert "alone 0; shared 1; idle 2" in served.spool("info").stdout
+    finally:
+        for name in served.root.glob("running/*"):
+            name.unlink()
+        served.until(lambda: not os.listdir(served.root / "running"), "the end of all")
+        served.until(lambda: len(os.listdir(served.root / "done")) == 3, "the records of all")
+        served.stop()
+
+
+def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:
+    """Counts by state, that it is paused, that nobody serves it, and what is wrong with the configuration."""
+    configure(spool_root, 'memory_reserve = "0%"\n[gpu]\nuse = ["GPU-gone"]\n')
+    put(spool_root, "a")
+    put(spool_root, "b", place="held")
+    put(spool_root, "bad", gpu=1)
+    spool("pause")
+    found = asked(spool, "info")
+    assert found["states"] == {"queued": 1, "held": 1, "invalid": 1}
+    assert (found["paused"], found["dispatcher"], found["ended"]) == (True, None, {})
+    assert found["memory_bytes"] > 0
+    assert found["memory_available_bytes"] > 0
+    text = spool("info").out
+    assert "(paused: nothing starts)" in text
+    assert "none runs: nothing starts until one does" in text
+    configure(spool_root, "cpu = 3\n")
+    assert any("cpu" in problem for problem in asked(spool, "info")["problems"])
+
+
+def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_root: Path) -> None:
+    """What starts and with what, what waits and why and until when, what ends, what cannot be planned."""
+    configure(spool_root, "cpus = 4\n")
+    put(spool_root, "wide", cpus=4, time_limit="1h", priority=20)
+    put(spool_root, "after", depends_on=["wide"])
+    put(spool_root, "next", cpus=2)
+    put(spool_root, "huge", cpus=5)
+    put(spool_root, "held", place="held")
+    put(spool_root, "bad", gpu=1)
+    found = asked(spool, "plan")
+    assert [(job["place"], job["name"], job["grant"]["cpus"]) for job in found["starts"]] == [(1, "wide", 4)]
+    waits = {job["name"]: job for job in found["waits"]}
+    assert {name: job["code"] for name, job in waits.items()} == {
+        "after": "dependency", "next": "cpus", "huge": "never_fits",
+    }  # fmt: skip
+    assert sorted(job["place"] for job in found["waits"]) == [2, 3, 4]
+    assert waits["next"]["must_end"] == ["wide"]
+    hour = datetime.fromtimestamp(found["at_ns"] // 10**9 + 3600, UTC)
+    assert waits["next"]["start_at"].startswith(hour.strftime("%Y-%m-%dT%H:%M:%S"))
+    assert waits["huge"]["start_at"] is waits["after"]["start_at"] is None
+    assert list(found["left_out"]) == ["bad"]
+    assert (found["held"], found["dispatcher"], found["paused"]) == (1, False, False)
+    text = spool("plan").out
+    assert "wide" in text.splitlines()[1]
+    assert "now  starts with 4 CPUs" in text.splitlines()[1]
+    assert "1 would start, 3 wait, 1 held" in text
+
+
+def test_plan_changes_nothing(spool: Command, spool_root: Path) -> None:
+    """No file of the spool is other than before, and nothing was started."""
+    put(spool_root, "a")
+    put(spool_root, "doomed", depends_on=["gone"])
+    before = {path: path.stat().st_mtime_ns for path in spool_root.rglob("*")}
+    for verb in ("plan", "info", "gpus"):
+        assert spool(verb).code == 0
+    assert {path: path.stat().st_mtime_ns for path in spool_root.rglob("*")} == before
+
+
+def test_a_paused_spool_and_an_empty_one_have_a_plan_too(spool: Command, spool_root: Path) -> None:
+    """Paused: everything waits, for that reason. Empty: nothing waits, and that is said."""
+    assert "nothing waits" in spool("plan").out
+    put(spool_root, "a")
+    spool("pause")
+    said = spool("plan")
+    assert "paused" in said.err
+    assert asked(spool, "plan")["waits"][0]["code"] == "paused"
+
+
+@pytest.mark.parametrize("verb", ["gpus", "info", "plan", "reserve list", "simulate --history"])
+def test_without_a_spool_each_says_so(spool: Command, spool_root: Path, verb: str) -> None:
+    """A look makes no spool."""
+    shutil.rmtree(spool_root)
+    said = spool(*verb.split())
+    assert said.code == 5
+    assert "no spool there" in said.err
+    assert not spool_root.exists()
+
+
+@pytest.mark.parametrize("verb", ["gpus", "info", "plan", "reserve", "reserve create", "reserve list", "simulate"])
+def test_help_has_examples(spool: Command, verb: str) -> None:
+    """Each help shows calls that can be copied."""
+    said = spool(*verb.split(), "--help")
+    assert said.code == 0
+    assert f"spool {verb}" in said.out

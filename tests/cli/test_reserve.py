@@ -1,0 +1,208 @@
+"""`spool reserve`: a file in reservations/, refused where it cannot stand."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from calling import Command
+from plugins.fake_nvml import FakeNvml
+from spool.cli import timeline
+from spool.cli.common import this_user
+from spool.core.model import SECOND_NS as S
+
+HOUR = 3600 * S
+
+
+@pytest.fixture(autouse=True)
+def four(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Four GPUs."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    for index in range(4):
+        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
+    return fake_nvml
+
+
+def files(root: Path) -> list[str]:
+    """Return the files of reservations/."""
+    return sorted(path.name for path in (root / "reservations").iterdir())
+
+
+def test_create_writes_the_file_that_the_page_describes(spool: Command, spool_root: Path) -> None:
+    """It has the keys of the format, the beginning as a date, and the user who asked."""
+    before = int(time.time())
+    said = spool("reserve", "create", "demo", "--gpus", "2", "--duration", "2h", "--comment", "a talk")
+    assert said.code == 0, said.err
+    assert files(spool_root) == ["demo.toml"]
+    found = tomllib.loads((spool_root / "reservations" / "demo.toml").read_text())
+    start = found.pop("start")
+    assert before <= start.timestamp() <= time.time()
+    assert start.tzinfo is not None
+    assert found == {"user": this_user(), "gpus": 2, "duration": "2h", "comment": "a talk"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--nobody",), {"user": "nobody"}),
+        (("--project", "ml"), {"project": "ml"}),
+        (("--user", "root"), {"user": "root"}),
+        (("--gpus", "0,2"), {"gpus": [0, 2]}),
+        (("--gpus", "3,"), {"gpus": [3]}),
+    ],
+)
+def test_for_whom_and_which(spool: Command, spool_root: Path, options: tuple[str, ...], expected: dict) -> None:
+    """A user, a project or nobody; a number or indices."""
+    assert spool("reserve", "create", "a", "--gpus", "1", "--duration", "1h", *options).code == 0
+    found = tomllib.loads((spool_root / "reservations" / "a.toml").read_text())
+    assert expected.items() <= found.items()
+
+
+def test_times_may_be_relative_or_dates(spool: Command) -> None:
+    """`+2h` is from now; a date without an offset is local time; --end is in the place of --duration."""
+    day = (datetime.now() + timedelta(days=2)).strftime("%Y-%m-%dT")
+    assert spool("reserve", "create", "soon", "--gpus", "1", "--start", "+2h", "--end", "+3h").code == 0
+    assert spool("reserve", "create", "later", "--gpus", "1", "--start", f"{day}14:00:00", "--duration", "2h").code == 0
+    found = {one["name"]: one for one in json.loads(spool("reserve", "list", "--json").out)["reservations"]}
+    start, end = (datetime.fromisoformat(found["soon"][key][:19]) for key in ("start_at", "end_at"))
+    assert end - start == timedelta(hours=1)
+    local = datetime.fromisoformat(f"{day}14:00:00").astimezone()
+    assert abs(datetime.fromisoformat(found["later"]["start_at"][:19] + "+00:00") - local) < timedelta(seconds=1)
+    assert [one["state"] for one in found.values()] == ["pending", "pending"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be kept beside first"),
+        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be kept beside first, the machine has 4"),
+        (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
+        (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would have ended already"),
+    ],
+)
+def test_what_cannot_stand_is_refused_and_not_written(
+    spool: Command, spool_root: Path, words: tuple[str, ...], why: str
+) -> None:
+    """The reason is told, with numbers and the reservation that is in the way, and there is no file."""
+    assert spool("reserve", "create", "first", "--gpus", "2", "--duration", "2h").code == 0
+    said = spool("reserve", "create", "second", *words)
+    assert said.code == 1
+    assert why in said.err
+    assert files(spool_root) == ["first.toml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("a", "--gpus", "1"), 2, "give --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot combine"),
+        (("a", "--gpus", "two", "--duration", "1h"), 2, "write how many"),
+        (("a", "--gpus", "1", "--start", "noon", "--duration", "1h"), 2, "--start"),
+        (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
+        (("a", "--gpus", "0", "--duration", "1h"), 4, "no number of GPUs"),
+        (("../a", "--gpus", "1", "--duration", "1h"), 2, "nothing can have that name"),
+    ],
+)
+def test_mistakes_are_told(spool: Command, spool_root: Path, words: tuple[str, ...], code: int, why: str) -> None:
+    """One line, what is wrong and what would be right, and nothing is written."""
+    said = spool("reserve", "create", *words)
+    assert said.code == code
+    assert why in said.err
+    assert files(spool_root) == []
+
+
+def test_a_name_is_used_once(spool: Command, spool_root: Path) -> None:
+    """A reservation is never overwritten by another."""
+    assert spool("reserve", "create", "a", "--gpus", "1", "--duration", "1h").code == 0
+    before = (spool_root / "reservations" / "a.toml").read_bytes()
+    said = spool("reserve", "create", "a", "--gpus", "1", "--start", "+3h", "--duration", "1h")
+    assert (said.code, "there is one of that name" in said.err) == (1, True)
+    assert (spool_root / "reservations" / "a.toml").read_bytes() == before
+
+
+def test_reservations_that_never_hold_at_once_may_keep_the_same(spool: Command) -> None:
+    """All four for one after the other."""
+    assert spool("reserve", "create", "a", "--gpus", "4", "--duration", "1h").code == 0
+    assert spool("reserve", "create", "b", "--gpus", "0,1,2,3", "--start", "+61m", "--duration", "1h").code == 0
+
+
+def test_where_nvml_does_not_answer_what_is_kept_by_index_still_conflicts(spool: Command, four: FakeNvml) -> None:
+    """How many GPUs there are is unknown then, and said to be."""
+    assert spool("reserve", "create", "a", "--gpus", "0,1", "--duration", "1h").code == 0
+    four.error("nvmlInitWithFlags", 999)
+    said = spool("reserve", "create", "b", "--gpus", "2", "--duration", "1h")
+    assert said.code == 0
+    assert "is unknown: NVML" in said.err
+
+
+def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> None:
+    """Pending, active, completed (only when asked for), and invalid with the reason: a mistake, or a conflict."""
+    folder = spool_root / "reservations"
+    spool("reserve", "create", "active", "--gpus", "2", "--duration", "2h")
+    spool("reserve", "create", "pending", "--gpus", "0,1", "--start", "+3h", "--duration", "2h")
+    (folder / "over.toml").write_text('user = "a"\ngpus = 1\nstart = 2020-01-01T00:00:00Z\nduration = "1h"\n')
+    (folder / "bad.toml").write_text('user = "a"\ngpu = 1\nduration = "1h"\n')
+    (folder / "beside.toml").write_text('user = "a"\ngpus = 3\nduration = "1h"\n')
+    rows = json.loads(spool("reserve", "list", "--json").out)["reservations"]
+    assert {one["name"]: one["state"] for one in rows} == {
+        "active": "active", "pending": "pending", "bad": "invalid", "beside": "invalid",
+    }  # fmt: skip
+    problems = {one["name"]: one["problem"] for one in rows}
+    assert 'did you mean "gpus"' in problems["bad"]
+    assert "5 GPUs would be kept beside active" in problems["beside"]
+    assert problems["active"] is None
+    everything = json.loads(spool("reserve", "list", "--all", "--json").out)["reservations"]
+    assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}
+    text = spool("reserve", "list").out
+    assert "GPU 0" in text
+    assert "┃" in text
+
+
+def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -> None:
+    """An empty list is quick."""
+    said = spool("reserve", "list")
+    assert (said.code, said.out) == (0, "")
+    assert "nothing is reserved" in said.err
+    assert four.calls() == []
+    assert json.loads(spool("reserve", "list", "--json").out)["reservations"] == []
+
+
+def test_cancel_removes_the_file_and_what_is_said_about_it(spool: Command, spool_root: Path) -> None:
+    """By name or glob; a name that is not there is told, and the others are cancelled all the same."""
+    folder = spool_root / "reservations"
+    for name in ("a1", "a2", "b"):
+        (folder / f"{name}.toml").write_text('user = "a"\ngpus = 1\nduration = "1h"\n')
+    (folder / "a1.toml.error").write_text("- x\n")
+    said = spool("reserve", "cancel", "nope", "a*")
+    assert said.code == 3
+    assert "reservation nope" in said.err
+    assert said.out.splitlines() == ["a1 cancelled", "a2 cancelled"]
+    assert files(spool_root) == ["b.toml"]
+    assert spool("reserve", "cancel", "b.toml").code == 0
+    assert spool("reserve", "cancel", "z*").code == 3
+
+
+def test_the_timeline_marks_now_and_draws_each_where_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for each; the bar as wide as its time, the mark of now in every row, one scale below."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    now = int(datetime.fromisoformat("2026-01-31T12:00:00+00:00").timestamp()) * S
+    lines = [
+        timeline.Line("a", [timeline.Bar(now - 2 * HOUR, now + 2 * HOUR, "active")]),
+        timeline.Line("long", [timeline.Bar(now + 4 * HOUR, now + 8 * HOUR, "pending")]),
+    ]
+    try:
+        first, second, scale = timeline.picture(lines, now, 46)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert first == "a     " + "█" * 8 + "┃" + "█" * 7
+    assert second == "long  " + " " * 8 + "┃" + " " * 15 + "░" * 16
+    assert scale == "      10:00   12:00   14:00   16:00   18:00"
