@@ -46,6 +46,8 @@ class Concluder:
             live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
             self._spool.take_jid(live.name, live.run)
             return self.conclude(live)
+        # Where the disk was full a stop is on record here alone.
+        evidence = replace(evidence, stop=evidence.stop or live.stop_kind)
         live.exit_code = evidence.rc
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
             found = self._spool.jid(live.name, live.run)

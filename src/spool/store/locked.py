@@ -112,7 +112,8 @@ class LockedSpool(Spool):
         Without its metadir, which somebody removed, no wrapper can create one either.
         """
         try:
-            self.disk.create(self.layout.record(name, run, layout.JID), records.VOID_JID)
+            # By a link, so that it is never there in part: a part of one is a wrapper's.
+            self.disk.publish(self.layout.record(name, run, layout.JID), records.VOID_JID)
         except FileExistsError:
             return False
         except FileNotFoundError:
