@@ -220,7 +220,7 @@ class Dispatcher:
             self.settings.config.policy,
         )
         self.plan = plan
-        self._decided = made_of
+        self._decided = None  # until all of it is done: after an error it is made again
         self.report.changed()
         for ending in plan.endings:
             job = self.table.jobs.get(ending.name)
@@ -229,6 +229,7 @@ class Dispatcher:
                 log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
                 self.finisher.end_unstarted(job, place, ending.outcome, str(ending.reason), self.logs.account, now)
         if not plan.starts:
+            self._decided = made_of
             return False
         # What a look found goes to the journal before a start that follows from it.
         self._flush()
@@ -244,6 +245,7 @@ class Dispatcher:
             job = self.table.job(one.name)
             job.blocked = self.report.blocked[one.name] = one.why
             self.table.settle(job)  # it keeps nobody else waiting, and is tried again after the next look
+        self._decided = made_of
         return True
 
     def _watch_run(self, live: Live) -> None:
