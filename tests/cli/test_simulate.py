@@ -67,7 +67,7 @@ def test_a_table_and_a_picture(spool: Command, trace: Path) -> None:
     lines = spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()
     assert lines[2].split()[:3] == ["POLICY", "JOBS", "MEAN"]
     assert [line.split()[0] for line in lines[3:5]] == ["easy", "fifo"]
-    assert sum("█" in line for line in lines) == 3, "processors of both, the queue of fifo up to its highest"
+    assert sum("█" in line for line in lines) == 4
 
 
 def test_a_compressed_trace(spool: Command, tmp_path: Path, trace: Path) -> None:

@@ -44,6 +44,7 @@ def draw(figure: Any, path: str, curves: Mapping[Discipline, Curve], title: str)
     upper.set_ylim(0, 105)
     lower.set_ylabel("jobs that wait")
     lower.set_ylim(bottom=0)
+    lower.set_xlim(left=0)
     lower.set_xlabel(f"{unit} since the first submission")
     for axes in (upper, lower):
         axes.grid(alpha=0.3)

@@ -24,6 +24,7 @@ from spool.store.spool import Spool
 from spool.store.submitting import is_spool
 
 _PLOT_POINTS = 400
+_MARGIN = 14  # columns before a curve on the terminal
 _NO_LIMIT_BYTES = 1 << 60
 _COLUMNS = (
     render.Column("POLICY"),
@@ -188,19 +189,21 @@ def _row(each: Study, *, with_gpus: bool) -> list[str]:
 
 
 def _picture(machine: Machine, done: Sequence[Study]) -> None:
-    """Print utilisation and queue over time, a row for each policy, all rows on one scale."""
-    width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - 8)
+    """Print utilisation and queue over time, a row for each policy, all on one scale of time.
+
+    A queue is drawn up to its own highest, which stands before it: under one policy it may be a hundred times longer.
+    """
+    width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)
-    longest = max((max(each.queue, default=0.0) for each in found.values()), default=0.0)
-    print("processors in use, the highest mark is all of them")
+    print("processors in use")
     for policy, each in found.items():
-        print(f"{policy.value:6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
-    print(f"jobs that wait, the highest mark is {longest:.0f}")
+        print(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
+    print("jobs that wait")
     for policy, each in found.items():
-        print(f"{policy.value:6}  {blocks.curve(each.queue, longest)}".rstrip())
+        highest = max(each.queue, default=0.0)
+        print(f"{policy.value:6}{highest:6.0f}  {blocks.curve(each.queue, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
-    end = render.duration(length)
-    print(f"{'':8}0{end:>{width - 1}}")
+    print(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
 def _print_json(imagined: Imagined, done: Sequence[Study]) -> None:
