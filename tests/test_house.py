@@ -58,7 +58,6 @@ CORE_STDLIB = {
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
-    "libtmux": "executors",
     "msgspec": "formats",
     "psutil": "machine",
     "pynvml": "machine/nvml.py",

@@ -12,6 +12,7 @@ import pytest
 
 from spool.core.errors import InvalidValue, SpoolError
 from spool.executors import NAMES, Launch, Started, by_name
+from spool.executors.base import _own_environment
 from spool.executors.process import ProcessExecutor
 from spool.formats.wrapper import Assignments, render
 from spool.machine import identity
@@ -106,6 +107,7 @@ def test_a_job_can_be_interrupted_although_the_dispatcher_cannot(start: Starter)
 
 def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
+    _own_environment.cache_clear()
     started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
     environ = Path(f"/proc/{started.pid}/environ").read_bytes().split(b"\0")
     marks = sorted(entry for entry in environ if entry.startswith(b"SPOOL_"))

@@ -23,8 +23,7 @@ from spool.store.whole import NotWhole, Seen, read_whole
 
 log = logging.getLogger(__name__)
 
-RECHECK_NS = 50_000_000  # how soon a file that is being written is tried again, where no event tells
-RECHECK_MAX_NS = 2_000_000_000
+RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 
 
@@ -37,8 +36,7 @@ class Look:
         self._table = table
         self._texts = Texts(spool, settings)
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
-        self._vanished: dict[str, int] = {}
-        self._gone: list[str] = []
+        self._vanished, self._gone = dict[str, int](), list[str]()
         self.lines: list[journal.Line] = []
         self.strays: set[str] = set()  # files in running/ that belong to no live run
         self.moved: set[str] = set()  # live runs whose file in running/ changed

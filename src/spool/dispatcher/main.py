@@ -12,7 +12,6 @@ from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
 from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
-from spool.store.whole import ignore_lease_breaks
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,6 @@ def serve(
     *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
     but with *once* that is no error: it does what is to be done.
     """
-    ignore_lease_breaks()
     while True:
         try:
             spool = LockedSpool(root, wait_s=lock_wait_s)

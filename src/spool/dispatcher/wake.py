@@ -50,7 +50,8 @@ class Wakes:
         self._inherits = children.become_subreaper()
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Give the signals and the orphans back."""
+        children.become_subreaper(on=False)
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -24,8 +24,8 @@ class Reaped:
     peak_memory_bytes: int  # of the largest single process among them
 
 
-def become_subreaper() -> bool:
-    """Make this process the parent of every orphan among its descendants; False where the kernel cannot.
+def become_subreaper(*, on: bool = True) -> bool:
+    """Make this process the parent of every orphan among its descendants, or no longer; False where the kernel cannot.
 
     With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
     is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
@@ -34,7 +34,7 @@ def become_subreaper() -> bool:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
         return False
-    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3)
+    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
     return result == 0
 
 

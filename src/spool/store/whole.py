@@ -47,11 +47,6 @@ class Seen:
         return (self.inode, self.mtime_ns, self.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
 
 
-def ignore_lease_breaks() -> None:
-    """Make the kernel's notice that a lease is in somebody's way harmless; its default action ends the process."""
-    signal.signal(signal.SIGIO, signal.SIG_IGN)
-
-
 def read_whole(path: str) -> Seen | NotWhole:
     """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks."""
     try:
@@ -84,6 +79,8 @@ def read_whole(path: str) -> Seen | NotWhole:
 
 def _being_written(fd: int, status: os.stat_result) -> bool:
     try:
+        # Whoever opens the file meanwhile has the kernel tell us; by default that would end this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         return True
