@@ -67,9 +67,7 @@ class Life:
             number = str(len(self.submitted) + 1)
             self.submitted[number] = name
             options = [
-                line
-                for line in ("retry = { max = 1 }", "requeue = false", "cpus = 2")
-                if self.random.random() < 0.3
+                line for line in ("retry = { max = 1 }", "requeue = false", "cpus = 2") if self.random.random() < 0.3
             ]
             place = HELD if self.random.random() < 0.1 else QUEUED
             self.session.users.submit(name, f"{self.random.choice(COMMANDS)} #{number}", *options, place=place)

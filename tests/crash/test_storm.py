@@ -15,7 +15,7 @@ from pathlib import Path
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.core.model import State
+from spool.core.model import Result, State
 from spool.formats import ends
 from spool.store.requests import Requests
 from spool.store.spool import Spool
@@ -56,7 +56,7 @@ class Storm:
         self.requests = Requests(self.spool, "somebody")
         self.submitted: dict[str, str] = {}  # number of the submission -> job
         self.withdrawn: set[str] = set()
-        self.log = open(root.parent / "log", "wb")
+        self.log = open(root.parent / "log", "wb")  # noqa: SIM115  (as long-lived as the storm)
 
     # The dispatchers.
 
@@ -64,7 +64,10 @@ class Storm:
         """Start one."""
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         return subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(self.root), *more], env=environment, stderr=self.log, start_new_session=True
+            [sys.executable, "-c", SERVE, str(self.root), *more],
+            env=environment,
+            stderr=self.log,
+            start_new_session=True,
         )
 
     def rage(self) -> None:
@@ -191,10 +194,12 @@ class Storm:
         accounted = Counter((line.job, line.run) for line in lines)
         assert not [key for key, count in accounted.items() if count > 1], "a run has two lines of history"
         assert not set(begun) - set(accounted), "a run has no line of history"
-        for line in lines:
-            key = (line.job, line.run)
-            assert line.outcome is not State.FINISHED or (key in set(begun) and key in finished), f"{key} did not finish"
-            assert line.outcome is not State.LOST, f"nothing was lost, but for {key}"
+        for result in lines:
+            key = (result.job, result.run)
+            assert result.outcome is not State.FINISHED or (key in set(begun) and key in finished), (
+                f"{key} did not finish"
+            )
+            assert result.outcome is not State.LOST, f"nothing was lost, but for {key}"
         left = {place: sorted(self.spool.names(place)) for place in PLACES if place != DONE}
         assert not any(left.values()), f"something is left: {left}"
         unstarted = {number for number, name in self.submitted.items() if number not in numbers}
@@ -202,9 +207,9 @@ class Storm:
         assert not os.listdir(self.root / layout.STAGING)
         assert not _processes_of(self.root)
 
-    def _ended(self, lines: list[ends.Result]) -> set[str]:
+    def _ended(self, lines: list[Result]) -> set[str]:
         """Return the submissions whose end is on record, begun or not."""
-        texts = defaultdict(str)
+        texts: defaultdict[str, str] = defaultdict(str)
         for line in lines:
             data = self.spool.record(line.job, line.run, layout.SPEC_COPY) or b""
             texts[line.job] += data.decode()

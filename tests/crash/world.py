@@ -65,6 +65,7 @@ class World:
 
     root: Path
     boot: str = "boot-1"
+    gone_hosts: frozenset[str] = frozenset()
     cpus: int = 2
     alive: dict[int, Process] = field(default_factory=dict)
     launched: list[Launch] = field(default_factory=list)  # wrappers that have not spoken yet
@@ -97,6 +98,8 @@ class World:
     def liveness(self, jid: Jid) -> Liveness:
         """Return what became of a process."""
         if jid.host != HOST:
+            return Liveness.REBOOTED if jid.host in self.gone_hosts else Liveness.ELSEWHERE
+        if jid.pid_namespace not in (NAMESPACE, "-"):
             return Liveness.ELSEWHERE
         if jid.boot_id != self.boot:
             return Liveness.REBOOTED
@@ -194,7 +197,8 @@ class Users:
         if run is not None:
             stop = Stop(StopKind.CANCEL, "somebody", time.time_ns())
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                Disk(f"{self.root}/.tmp").publish(spool.layout.record(name, run, layout.STOP), records.render_stop(stop))
+                path = spool.layout.record(name, run, layout.STOP)
+                Disk(f"{self.root}/.tmp").publish(path, records.render_stop(stop))
         self.path(RUNNING, name).unlink(missing_ok=True)
 
 
@@ -225,8 +229,8 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     made.stopper.world = world  # type: ignore[attr-defined]
     made.wakes.left_behind = lambda live: bool(world.pids(live.name, live.run))  # type: ignore[method-assign]
     made.report.write = lambda *_, **__: None  # type: ignore[method-assign]
-    made.watch.start = lambda _: None  # type: ignore[method-assign]
-    made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign]
+    made.watch.start = lambda _: None  # type: ignore[method-assign,assignment]
+    made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
     return made
 
@@ -253,6 +257,7 @@ class Session:
         self.errors: list[OSError] = []
         self.survives_errors = False  # whether the dispatcher goes on after an error, or another one does
         self._opened = False
+        self.looks_at_everything = True  # in each pass; else only at the start
         self.after_turn: Callable[[], None] = lambda: None
         self.after_cut: Callable[[], None] = lambda: None
 
@@ -299,7 +304,8 @@ class Session:
         now = self.now
         for live in now.table.live.values():
             now.ends.suspect(live)
-        now.sight.next_due_ns = 0
+        if self.looks_at_everything:
+            now.sight.next_due_ns = 0
         return now.turn()
 
 
@@ -368,7 +374,12 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         (root / name).mkdir(mode=0o700)
     (root / layout.CONFIG).write_text('disk_floor = "0M"\n')
     world = World(root)
-    monkeypatch.setattr(loop, "MachineProber", lambda _: world)
+
+    def prober(gone_hosts: frozenset[str]) -> World:
+        world.gone_hosts = gone_hosts
+        return world
+
+    monkeypatch.setattr(loop, "MachineProber", prober)
     monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
     # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
     monkeypatch.setattr(gc, "freeze", lambda: None)

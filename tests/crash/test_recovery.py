@@ -1,0 +1,378 @@
+"""What a new dispatcher makes of the spool that it finds."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.world import HOST, NAMESPACE, Session, World, check, ends_of, history, world_at
+from spool.core import layout
+from spool.core.errors import SpoolUnusable
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import Jid, StopKind
+from spool.dispatcher import look, moves, recover
+from spool.formats import records
+from spool.machine import identity
+from spool.store.spool import Spool
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def session(world: World) -> Iterator[Session]:
+    """Give dispatchers of that world."""
+    made = Session(world)
+    yield made
+    made.end()
+
+
+def _running(session: Session, name: str, *lines: str, command: str = "hang until 2") -> None:
+    """Have a job run, and the dispatcher killed."""
+    session.users.submit(name, command, *lines)
+    session.settle()
+    assert session.world.pids(name)
+    session.end()
+
+
+def _jid(session: Session, name: str, **other: str) -> None:
+    """Have the run's `jid` say something else."""
+    pid = session.world.pids(name)[0]
+    words = {"boot_id": session.world.boot, "pid_namespace": NAMESPACE, "host": HOST} | other
+    _record(session, name, layout.JID).write_bytes(records.render_jid(Jid(pid, 1, **words)))
+
+
+def _record(session: Session, name: str, record: str, run: int = 1) -> Path:
+    return Path(Spool(str(session.world.root)).layout.record(name, run, record))
+
+
+def _outcomes(session: Session, name: str) -> tuple[str, ...]:
+    return ends_of(session.world).outcomes.get(name, ())
+
+
+# What died.
+
+
+def test_after_a_reboot_what_ran_is_lost_and_run_again_where_it_may(session: Session) -> None:
+    """A reboot ends every run as lost; those that may be requeued run again, and that is counted."""
+    _running(session, "again")
+    _running(session, "once", "requeue = false")
+    session.world.reboot()
+    session.settle()
+    assert _outcomes(session, "again") == ("lost 1.0 requeue", "finished 1.1")
+    assert _outcomes(session, "once") == ("lost 1.0",)
+    check(session.world)
+
+
+def test_a_pid_that_came_back_is_not_the_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live process with the wrapper's pid, and another start time, proves that the run is gone."""
+    _running(session, "job", "requeue = false")
+    ours = identity.of_process(os.getpid())
+    assert ours is not None
+    jid = Jid(ours.pid, ours.start_ticks + 1, session.world.boot, NAMESPACE, HOST)
+    _record(session, "job", layout.JID).write_bytes(records.render_jid(jid))
+    session.world.kill("job")
+    monkeypatch.setattr(session.world, "liveness", identity.liveness)
+    session.settle()
+    assert _outcomes(session, "job") == ("lost 1.0",)
+
+
+def test_what_vanishes_again_and_again_is_requeued_three_times(session: Session) -> None:
+    """A job whose processes vanish runs four times in all, and its last outcome is lost."""
+    session.users.submit("job", "hang")
+    for _ in range(4):
+        session.settle()
+        session.world.kill("job")
+    session.settle()
+    expected = ("lost 1.0 requeue", "lost 1.1 requeue", "lost 1.2 requeue", "lost 1.3")
+    assert _outcomes(session, "job") == expected
+    check(session.world)
+
+
+# A wrapper that has not spoken.
+
+
+def _launched(session: Session, name: str) -> None:
+    """Have a wrapper launched that has not spoken when the dispatcher is killed."""
+    session.users.submit(name, "ok")
+    tick, session.world.tick = session.world.tick, lambda: False  # type: ignore[method-assign]
+    session.turns(2)
+    session.end()
+    session.world.tick = tick  # type: ignore[method-assign]
+    assert session.world.launched
+
+
+def test_a_wrapper_that_speaks_too_late_runs_nothing(session: Session) -> None:
+    """A new dispatcher takes the jid of a run that has none; the wrapper finds it and leaves, the job runs anew."""
+    _launched(session, "job")
+    session.settle()
+    assert session.world.begun == [("job", 2)]
+    assert _outcomes(session, "job") == ("finished 1.0",)
+    check(session.world)
+
+
+def test_a_wrapper_that_speaks_in_time_is_adopted(session: Session) -> None:
+    """A wrapper that created its jid before the new dispatcher came keeps its run."""
+    _launched(session, "job")
+    session.world.tick()
+    session.settle()
+    assert session.world.begun == [("job", 1)]
+    assert _outcomes(session, "job") == ("finished 1.0",)
+    check(session.world)
+
+
+def test_a_jid_in_the_middle_of_being_written_is_waited_for(session: Session) -> None:
+    """A jid that is not whole yet is no reason to call the run lost, nor to start the job again."""
+    _running(session, "job", command="hang")
+    path = _record(session, "job", layout.JID)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    session.settle()
+    assert _outcomes(session, "job") == ()
+    path.write_bytes(whole)
+    session.settle()
+    session.world.exit(session.world.pids("job")[0], 0)
+    session.settle()
+    assert session.world.begun == [("job", 1)]
+    assert _outcomes(session, "job") == ("finished 1.0",)
+
+
+def test_a_jid_that_stays_cut_short_counts_as_a_start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a jid has said nothing for long enough, and nobody is there, the run is lost: it may have begun."""
+    _running(session, "job")
+    session.world.kill("job")
+    _record(session, "job", layout.JID).write_bytes(b"12")
+    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    session.settle()
+    assert _outcomes(session, "job") == ("lost 1.0 requeue", "finished 1.1")
+    check(session.world)
+
+
+# Other hosts.
+
+
+def test_a_dispatcher_refuses_to_serve_beside_another_host(session: Session) -> None:
+    """While a run of another host may be alive, a dispatcher does not begin, and says what would let it."""
+    _running(session, "job")
+    _jid(session, "job", host="elsewhere", boot_id="its own")
+    with pytest.raises(SpoolUnusable, match=r'elsewhere.*other_hosts_gone = \["elsewhere"\]'):
+        session.settle()
+    session.end()
+    assert session.world.begun == [("job", 1)]
+
+
+def test_a_host_that_is_no_more_has_lost_its_runs(session: Session) -> None:
+    """With `other_hosts_gone` the runs of that host are lost, and run again."""
+    _running(session, "job")
+    _jid(session, "job", host="elsewhere", boot_id="its own")
+    session.world.kill("job")
+    with open(session.world.root / layout.CONFIG, "a") as config:
+        config.write('other_hosts_gone = ["elsewhere"]\n')
+    session.settle()
+    assert _outcomes(session, "job") == ("lost 1.0 requeue", "finished 1.1")
+    check(session.world)
+
+
+def test_a_silent_run_of_another_host_is_settled_by_its_jid(session: Session) -> None:
+    """A run without a jid that another host prepared is taken back by creating its jid, never called lost."""
+    _launched(session, "job")
+    path = _record(session, "job", layout.GRANT)
+    text = path.read_text().replace(f'host = "{HOST}"', 'host = "elsewhere"').replace("boot-1", "its own")
+    path.write_text(text)
+    session.settle()
+    assert _record(session, "job", layout.JID).read_bytes() == records.VOID_JID
+    assert _outcomes(session, "job") == ("finished 1.0",)
+    check(session.world)
+
+
+def test_a_run_of_another_pid_namespace_is_left_alone(session: Session) -> None:
+    """Of a run in another container nothing is known but its records: it stays, and ends once its rc is there."""
+    _running(session, "job")
+    _jid(session, "job", pid_namespace="pid:[1]")
+    session.world.kill("job")
+    session.settle()
+    assert ends_of(session.world).places == {"job": ("running",)}
+    _record(session, "job", layout.RC).write_bytes(b"0\n")
+    session.settle()
+    assert _outcomes(session, "job") == ("finished 1.0",)
+    check(session.world)
+
+
+# What people did while no dispatcher lived.
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "outcomes"),
+    [
+        (None, StopKind.CANCEL, ("cancelled 1.0",)),
+        (DONE, StopKind.CANCEL, ("cancelled 1.0",)),
+        (QUEUED, StopKind.REQUEUE, ("cancelled 1.0 requeue", "finished 1.0")),
+        (HELD, StopKind.HOLD, ("cancelled 1.0 hold",)),
+    ],
+)
+def test_a_file_that_left_running_meanwhile_stops_its_run(
+    session: Session, place: str | None, kind: StopKind, outcomes: tuple[str, ...]
+) -> None:
+    """Deleting or moving the file of a run means the same with and without a dispatcher."""
+    _running(session, "job")
+    if place is None:
+        session.users.path(RUNNING, "job").unlink()
+    else:
+        session.users.move("job", RUNNING, place)
+    session.settle()
+    stop = Spool(str(session.world.root)).stop("job", 1)
+    assert stop is not None
+    assert stop.kind is kind
+    assert _outcomes(session, "job") == outcomes
+    assert ends_of(session.world).places == {"job": (HELD if place == HELD else DONE,)}
+    check(session.world)
+
+
+def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) -> None:
+    """A job that was withdrawn while no dispatcher lived leaves nothing, and nothing runs."""
+    session.users.submit("job", "ok", "cpus = 99")
+    session.settle()
+    session.end()
+    session.users.path(QUEUED, "job").unlink()
+    session.settle()
+    assert ends_of(session.world).places == {}
+    assert history(session.world.root) == []
+
+
+@pytest.mark.parametrize(("one", "other"), [(QUEUED, HELD), (DONE, QUEUED), (RUNNING, QUEUED), (RUNNING, HELD)])
+def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(session: Session, one: str, other: str) -> None:
+    """A file with two names, of a command that was killed between link and unlink, runs no more often than twice."""
+    if one == RUNNING:
+        _running(session, "job")
+    else:
+        session.users.submit("job", "ok", place=one)
+    os.link(session.users.path(one, "job"), session.users.path(other, "job"))
+    session.settle()
+    for pid in session.world.pids("job"):
+        session.world.exit(pid, 0)
+    session.settle()
+    places = ends_of(session.world).places["job"]
+    assert RUNNING not in places
+    assert QUEUED not in places
+    assert len(session.world.begun) <= 2
+    check(session.world)
+
+
+def test_two_names_of_one_file_never_make_a_job_run_on_and_on(session: Session) -> None:
+    """A release that was cut off leaves the file in held/ as well: it stays there, and nothing starts."""
+    session.users.submit("job", "ok", place=HELD)
+    os.link(session.users.path(HELD, "job"), session.users.path(QUEUED, "job"))
+    session.settle()
+    assert ends_of(session.world).places == {"job": (HELD,)}
+    assert session.world.begun == []
+
+
+def test_a_job_that_was_queued_again_runs_after_a_reboot(session: Session) -> None:
+    """The journal says that the same file has ended; it was queued again since, and a reboot does not undo that."""
+    session.users.submit("job", "ok")
+    session.settle()
+    session.end()
+    session.users.move("job", DONE, QUEUED)
+    session.world.reboot()
+    session.settle()
+    assert _outcomes(session, "job") == ("finished 1.0", "finished 1.0")
+    check(session.world)
+
+
+# What lies about.
+
+
+def test_the_leavings_of_dead_processes_are_swept_and_no_others(session: Session) -> None:
+    """Staged files of processes that are no more go away; files of people and of live processes stay."""
+    staging = session.world.root / layout.STAGING
+    dead = 2**22 + 1  # above every pid_max
+    (staging / f"{dead}.1").write_text("half a rec")
+    (staging / f"{dead}.run.1").mkdir()
+    (staging / f"{dead}.run.1" / "job.toml").touch()
+    (staging / f"{os.getppid()}.1").touch()
+    (staging / "mine.toml").touch()
+    session.settle()
+    assert sorted(os.listdir(staging)) == [f"{os.getppid()}.1", "mine.toml"]
+
+
+def test_an_empty_metadir_is_a_run_that_never_was(session: Session) -> None:
+    """A file in running/ whose metadir says nothing goes back to the queue and runs under another number."""
+    (session.world.root / "jobs" / "job" / "1").mkdir(parents=True)
+    session.users.submit("job", "ok", place=RUNNING)
+    session.settle()
+    assert session.world.begun == [("job", 2)]
+    check(session.world)
+
+
+def test_a_file_in_the_place_of_a_metadir_stops_that_job_alone(session: Session) -> None:
+    """A job whose metadir cannot be made waits and keeps nobody else waiting; it runs once the way is free."""
+    (session.world.root / "jobs" / "job").touch()
+    session.users.submit("job", "ok", f"cpus = {session.world.cpus}", "priority = 99")
+    session.users.submit("other", "ok", f"cpus = {session.world.cpus}")
+    session.looks_at_everything = False
+    session.turns(12)
+    assert _outcomes(session, "other") == ("finished 1.0",)
+    assert ends_of(session.world).places["job"] == (QUEUED,)
+    assert os.listdir(session.world.root / layout.STAGING) == []
+    (session.world.root / "jobs" / "job").unlink()
+    session.looks_at_everything = True
+    session.settle()
+    assert _outcomes(session, "job") == ("finished 1.0",)
+
+
+def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a directory cannot be listed, the jobs in it keep their places."""
+    monkeypatch.setattr(look, "FORGET_NS", 0)
+    session.users.submit("job", "ok", "cpus = 99")
+    session.settle()
+    assert session.now is not None
+    wait = session.now.table.jobs["job"].wait
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "listdir", _refuse)
+        session.turns(2)
+    session.settle()
+    assert session.now.table.jobs["job"].wait is wait
+
+
+def _refuse(path: str) -> list[str]:
+    raise PermissionError(13, "Permission denied", path)
+
+
+def test_a_journal_of_noise_loses_no_job_and_repeats_none(session: Session) -> None:
+    """With random bytes for a journal, what runs is adopted, what waits runs, and what has ended stays so."""
+    session.users.submit("ended", "ok")
+    session.settle()
+    session.users.submit("waits", "ok", f"cpus = {session.world.cpus}")
+    _running(session, "runs", command="hang", *("priority = 99",))  # noqa: B026
+    noise = random.Random(1).randbytes(5000) + b'\n["waits"]\n["started","a",1]\n[]\n{}\n["over",1,2,3]\n'
+    (session.world.root / layout.JOURNAL).write_bytes(noise)
+    session.settle()
+    assert session.world.pids("runs")
+    session.world.exit(session.world.pids("runs")[0], 0)
+    session.settle()
+    assert ends_of(session.world).starts == {"ended": 1, "runs": 1, "waits": 1}
+    check(session.world)
+
+
+def test_without_journal_and_history_everything_goes_on(session: Session) -> None:
+    """Somebody deletes the journal and the history while a job runs: it is adopted, and accounted for at its end."""
+    _running(session, "job", command="hang")
+    (session.world.root / layout.JOURNAL).unlink()
+    (session.world.root / layout.HISTORY).unlink()
+    session.settle()
+    session.world.exit(session.world.pids("job")[0], 0)
+    session.settle()
+    assert session.world.begun == [("job", 1)]
+    assert _outcomes(session, "job") == ("finished 1.0",)
+    check(session.world)
