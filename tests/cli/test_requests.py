@@ -198,3 +198,17 @@ def test_a_spool_that_is_not_there_is_told_in_one_line(spool: Command, tmp_path:
     assert said.code == 5
     assert said.err.count("\n") == 0
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_array_in_progress_is_held_as_a_whole_and_not_requeued(spool: Command, spool_root: Path) -> None:
+    """Holding an array moves its file and stops nothing; running it again has to wait for its end."""
+    metadir = running(spool_root, "a")
+    (metadir / "array.toml").write_text('job = "a"\nrun = 1\ntasks = 3\n')
+    said = spool("requeue", "a")
+    assert said.code != 0
+    assert "the array is not over" in said.err
+    said = spool("hold", "a")
+    assert (said.code, said.out) == (0, "a held\n")
+    assert places(spool_root, "a") == ["held"]
+    assert spool("release", "a").out == "a released\n"
+    assert places(spool_root, "a") == ["queued"]

@@ -72,7 +72,7 @@ def test_a_fresh_name_is_never_one_in_use() -> None:
 def test_every_key_has_an_option_and_every_option_a_key() -> None:
     """The table of options and the keys of the job file are the same, but for what is no option."""
     made = schema("job")
-    keys = {key for key in made["properties"] if key not in ("command", "task", "rows", "retry", "notify")}
+    keys = {key for key in made["properties"] if key not in ("command", "task", "retry", "notify")}
     keys |= {f"retry.{key}" for key in made["$defs"]["RetryTable"]["properties"]}
     keys |= {f"notify.{key}" for key in made["$defs"]["NotifyTable"]["properties"]}
     assert {option.key for option in OPTIONS} == keys
@@ -299,3 +299,44 @@ def test_the_table_reader_refuses_what_it_does_not_know(words: list[str]) -> Non
     """An option that is not in the table, or without its value, is unclear."""
     with pytest.raises(UnclearError):
         options.read(words)
+
+
+def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """`--param-file` makes one row of each line, the cells as they stand there, whoever wrote the file."""
+    table = tmp_path / "grid.csv"
+    table.write_bytes(b'\xef\xbb\xbflr,note\r\n0.10,"a, ""b"""\r\n\r\n1e-3,\r\n')
+    said = spool(
+        "submit", "--name", "a", "--param-file", str(table), "--max-running", "2", "--", "train", "{lr}", "{note}"
+    )
+    assert said.code == 0, said.err
+    keys = queued(spool_root, "a")
+    assert keys["rows"] == [{"lr": "0.10", "note": 'a, "b"'}, {"lr": "1e-3", "note": ""}]
+    assert (keys["command"], keys["max_running"]) == (["train", "{lr}", "{note}"], 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("lr,seed\n1\n", "row 1 has 1 cells"),
+        ("lr,lr\n1,2\n", "the same name"),
+        ("lr\n", "empty list"),
+        (None, "No such"),
+    ],
+)
+def test_a_table_that_is_none_is_told(spool: Command, tmp_path: Path, text: str | None, why: str) -> None:
+    """Nothing is submitted of a table with a hole."""
+    table = tmp_path / "grid.csv"
+    if text is not None:
+        table.write_text(text)
+    said = spool("submit", "--name", "a", "--param-file", str(table), "--", "train", "{lr}")
+    assert said.code != 0
+    assert why in said.err
+    assert "Traceback" not in said.err
+
+
+def test_indices_and_lists_become_an_array(spool: Command, spool_root: Path) -> None:
+    """`--array` and `--matrix`, which may be repeated, write the keys of the job file."""
+    assert spool("submit", "--name", "a", "--array", "0-99:2%4", "--", "true").code == 0
+    assert queued(spool_root, "a")["array"] == "0-99:2%4"
+    assert spool("submit", "--name", "b", "--matrix", "lr=0.1,0.01", "--matrix", "seed=1,2", "--", "true").code == 0
+    assert queued(spool_root, "b")["matrix"] == {"lr": ["0.1", "0.01"], "seed": ["1", "2"]}

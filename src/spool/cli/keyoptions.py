@@ -21,6 +21,7 @@ _INSTEAD = {
     "requeue": "Run it again after a reboot or when it vanished. Default: yes, at most 3 times.",
     "stdout": "Where the output goes: %n is the job, %r the run, %a the index. Default: a file in the spool.",
     "retry.on": "Outcomes (failed, timeout, out_of_memory) and exit codes to try again after. Default: failed.",
+    "rows": "Makes many jobs: one for each row of a table; its first line has the keys. {key} is replaced.",
     "array": "Makes many jobs of one: their indices, with a step :2, at most 4 of them at once %4.",
 }
 

@@ -34,7 +34,7 @@ class Option:
 
     @property
     def word(self) -> str:
-        """The option's name in a program: `time_limit` of `--time-limit`."""
+        """The option's name in a program: `retry_max` of the key `retry.max`."""
         return self.key.replace(".", "_")
 
 
@@ -70,6 +70,7 @@ OPTIONS = (
     Option("--group-limit", "group_limit", COUNT, "N"),
     Option("--array", "array", TEXT, "0-99:2%4"),
     Option("--matrix", "matrix", PAIRS, "KEY=VALUE,…"),
+    Option("--param-file", "rows", TEXT, "FILE.csv"),
     Option("--max-running", "max_running", COUNT, "N"),
     Option("--project", "project", TEXT, "NAME"),
     Option("--tag --tags", "tags", NAMES, "TAG,…"),
@@ -176,6 +177,12 @@ def _choices(given: list[str]) -> dict[str, object]:
     return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
 
 
+def _rows(given: list[str]) -> object:
+    from spool.cli.paramfile import rows  # here, for hardly any submission needs it
+
+    return rows(given[-1])
+
+
 def _dependencies(given: list[str]) -> object:
     """Return `a,b` as a list, `any:a,b` as a table."""
     table: dict[str, object] = {}
@@ -206,4 +213,5 @@ _SPECIAL: dict[str, Callable[[list[str]], object]] = {
     "depends_on": _dependencies,
     "matrix": _choices,
     "retry.on": _codes,
+    "rows": _rows,
 }

@@ -34,6 +34,8 @@ def submit(arguments: Sequence[str]) -> int | None:
         )
     except options.UnclearError:
         return None
+    if "rows" in values:
+        return None
     command: str | list[str]
     texts = values.pop("text", [])
     if len(texts) == 1 and not words:

@@ -248,7 +248,7 @@ class Arrays:
         spool.put_record(name, run, layout.RESULT, ends.render_result(result))
         spool.put_record(name, run, layout.STATUS, records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
-        self._logs.remember([journal.Over(name, run, True)])
+        self._logs.remember([journal.Over(name, run, True, outcome)])
         del self._table.arrays[name]
         self._outcomes.record(name, outcome)
         self.names.forget(name)

@@ -155,8 +155,11 @@ class Lister:
         run = spool.latest_run(name)
         proof = spool.prove(name, run, self._prober) if run is not None else None
         grant = spool.grant(name, run) if run is not None else None
+        array = spool.array(name, run) if run is not None else None
         state, reason = State.RUNNING, ""
-        if proof is None or proof.verdict is Verdict.STARTING:
+        if array is not None:
+            reason = f"{array.tasks} tasks"
+        elif proof is None or proof.verdict is Verdict.STARTING:
             state = State.STARTING
         elif proof.verdict is Verdict.STOPPING:
             state = State.STOPPING

@@ -26,8 +26,8 @@ from spool.dispatcher.look import Look
 from spool.dispatcher.moves import Moves
 from spool.dispatcher.recover import Recovery, recall, worth_remembering
 from spool.dispatcher.report import Report
-from spool.dispatcher.resume import unfinished
 from spool.dispatcher.restore import restore_results
+from spool.dispatcher.resume import unfinished
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.sight import Sight
 from spool.dispatcher.start import Starter

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spool.core import layout
@@ -17,7 +18,9 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Jid, Machine, Policy, Reservation, Running
 from spool.core.plan import Plan, View, decide
+from spool.dispatcher.arraynames import ArrayNames
 from spool.dispatcher.booked import booked, local_zone
+from spool.dispatcher.expand import new_array
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.recover import Memory, recall
 from spool.dispatcher.settings import Settings
@@ -58,8 +61,10 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
     table = Table()
     memory = recall(list(journal.parse(read_bytes(spool.layout.at(layout.JOURNAL), 1 << 31) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
+    _see_arrays(spool, table, now_ns)
     _see_runs(spool, table, memory, prober)
     left_out = _see_files(spool, table, memory, settings, now_ns)
+    left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     world = World(spool, table, settings, with_gpus=with_gpus)
     try:
         machine = _machine(world, now_ns, _LONG_PATIENCE_S if with_gpus else _GPU_PATIENCE_S)
@@ -71,7 +76,9 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
         queue=table.queue,
         held=table.held,
         running=tuple(live.view for live in table.live.values()),
-        ended=Outcomes(spool),
+        ended=Outcomes(spool, table.array_state),
+        arrays=ArrayNames(spool, table),
+        held_arrays=table.held_arrays,
         reservations=_reservations(spool, machine, now_ns),
         usage=Usage(spool, table).at(now_ns, policy),
         paused=spool.paused,
@@ -80,10 +87,29 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
     return Survey(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
 
+def _see_arrays(spool: Spool, table: Table, now_ns: int) -> None:
+    """Put every array in progress into *table*."""
+    running = set(spool.names(RUNNING))
+    for name in running.union(spool.names(HELD)):
+        run = spool.latest_run(name)
+        record = spool.array(name, run) if run is not None else None
+        if run is None or record is None or spool.result(name, run) is not None:
+            continue
+        spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+        if spec is None:
+            continue
+        array = new_array(spec, record, 0, record.user or this_user())
+        array.held_since_ns = None if name in running else now_ns
+        with suppress(OSError):
+            files = os.listdir(f"{spool.layout.metadir(name, run)}/{layout.TASKS}")
+            array.unissued = {task for task in map(layout.job_of, files) if task is not None}
+        table.arrays[name] = array
+
+
 def _see_runs(spool: Spool, table: Table, memory: Memory, prober: MachineProber) -> None:
     """Put every run that is alive or not proved gone into *table*."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)}:
-        run = spool.latest_run(name)
+        run = None if name in table.arrays else spool.latest_run(name)
         if run is None or spool.prove(name, run, prober).verdict in _OVER:
             continue
         record = spool.grant(name, run)
@@ -122,6 +148,8 @@ def _see_files(spool: Spool, table: Table, memory: Memory, settings: Settings, n
     ran_before = set(spool.jobs_with_runs())
     for place in (QUEUED, HELD):
         for name in spool.names(place):
+            if name in table.arrays:
+                continue
             seen = read_whole(spool.layout.job_file(place, name))
             if isinstance(seen, NotWhole):
                 if seen not in (NotWhole.GONE, NotWhole.NOT_OURS):

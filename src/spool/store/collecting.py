@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, cannot
-from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.formats import jobfile, records
 from spool.store.disk import Disk
 from spool.store.spool import Spool, read_bytes
@@ -163,7 +163,7 @@ def _record_is_old(spool: Spool, name: str, keep: Keep, now_ns: int) -> bool:
 
 
 def _depended_on(spool: Spool) -> set[str]:
-    """Return the names that jobs which wait or are held depend on."""
+    """Return the names that jobs which wait or are held depend on, and the arrays in progress."""
     names: set[str] = set()
     for place in (QUEUED, HELD):
         for name in spool.names(place):
@@ -176,6 +176,12 @@ def _depended_on(spool: Spool) -> set[str]:
                 continue
             if spec.depends_on is not None:
                 names.update(spec.depends_on.names())
+    # An array in progress counts how its tasks have ended.
+    for place in (RUNNING, HELD):
+        for name in spool.names(place):
+            run = spool.latest_run(name)
+            if run is not None and spool.array(name, run) is not None:
+                names.add(name)
     return names
 
 

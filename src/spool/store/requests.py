@@ -45,7 +45,8 @@ class Requests:
 
     def hold(self, name: str) -> Done:
         """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
-        moves = {QUEUED: Done.HELD, RUNNING: Done.STOPPED_AND_HELD}
+        running = Done.HELD if self._is_array(name) else Done.STOPPED_AND_HELD  # the tasks that run go on
+        moves = {QUEUED: Done.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD)
 
     def release(self, name: str) -> Done:
@@ -54,6 +55,10 @@ class Requests:
 
     def requeue(self, name: str) -> Done:
         """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`."""
+        if RUNNING in self._spool.places(name) and self._is_array(name):
+            failed = f"`spool ls '{name}_*' -s failed -q | xargs spool requeue` runs those again that failed"
+            why = "the array is not over"
+            raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
         moves = {RUNNING: Done.STOPPED_AND_QUEUED, DONE: Done.QUEUED_AGAIN}
         return self._move("requeue", name, moves, QUEUED)
 
@@ -107,6 +112,11 @@ class Requests:
         if os.path.lexists(running) and os.lstat(running).st_ino == inode:
             self._disk.discard(path)
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
+
+    def _is_array(self, name: str) -> bool:
+        """Whether the newest run of a job is no run but an array's expansion."""
+        run = self._spool.latest_run(name)
+        return run is not None and self._spool.array(name, run) is not None
 
     def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Done:
         """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
