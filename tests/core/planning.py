@@ -36,8 +36,11 @@ def spec(**values: Any) -> Spec:
 def job(name: str, *, user: str = "alice", waited: int = 0, arrived: int | None = None, **values: Any) -> Waiting:
     """Return a job that has waited for *waited* seconds."""
     since = NOW - waited * S
-    own = {key: values.pop(key) for key in ("waited_ns_before", "attempt", "not_before_ns", "executor_problem")
-           if key in values}
+    own = {
+        key: values.pop(key)
+        for key in ("waited_ns_before", "attempt", "not_before_ns", "executor_problem")
+        if key in values
+    }
     clock = values.pop("clock_at_ns", since)
     arrived_at_ns = since if arrived is None else arrived
     return Waiting(name, spec(**values), user, arrived_at_ns, clock_at_ns=clock, **own)
@@ -45,12 +48,18 @@ def job(name: str, *, user: str = "alice", waited: int = 0, arrived: int | None 
 
 def grant_of(request: Request, gpus: tuple[int, ...] = ()) -> Grant:
     """Return what *request* gets, on the GPUs of these indices."""
-    return Grant(request.cpus, request.memory_bytes, tuple(f"GPU-{index}" for index in gpus), gpus,
-                 request.gpu_memory_bytes if gpus else None)
+    return Grant(
+        request.cpus,
+        request.memory_bytes,
+        tuple(f"GPU-{index}" for index in gpus),
+        gpus,
+        request.gpu_memory_bytes if gpus else None,
+    )
 
 
-def run(name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = (), stopping: bool = False,
-        **values: Any) -> Running:
+def run(
+    name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = (), stopping: bool = False, **values: Any
+) -> Running:
     """Return a run that started *ran* seconds ago, on the GPUs of the indices *on*."""
     what = spec(gpus=len(on), **values)
     return Running(name, 1, user, what, grant_of(what.request, on), NOW - ran * S, stopping=stopping)

@@ -195,9 +195,7 @@ def test_an_arrays_name_means_all_its_tasks(clauses, ended, verdict):
 
 def test_each_pairs_the_tasks_of_two_arrays():
     """With `each`, task i waits for task i of the other array only."""
-    tasks = [
-        job(f"eval_{n}", task=("eval", n), depends_on=Dependencies(each="sweep"), cpus=1) for n in range(3)
-    ]
+    tasks = [job(f"eval_{n}", task=("eval", n), depends_on=Dependencies(each="sweep"), cpus=1) for n in range(3)]
     found = plan(*tasks, ended={"sweep_1": F, "sweep_2": X}, arrays=ARRAY)
     assert started(found) == ["eval_1"]
     assert why(found, "eval_0") == "dependency: sweep_0 has not been seen yet (0 of 1 done)"

@@ -222,9 +222,7 @@ def test_only_the_chosen_gpus_are_given():
 HALF = {"running": [run("a", on=(1,), gpu_memory_bytes=10 * GIB), run("b", on=(2,), gpu_memory_bytes=20 * GIB)]}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "index"), [(None, 2), ("packed", 2), ("spread", 0), ("sequential", 0)]
-)
+@pytest.mark.parametrize(("strategy", "index"), [(None, 2), ("packed", 2), ("spread", 0), ("sequential", 0)])
 def test_the_order_of_shared_gpus(strategy, index):
     """Shares go to the fullest GPU that fits by default; `spread` to the emptiest, `sequential` to the first."""
     box = machine(cpus=64, gpus=3)

@@ -166,8 +166,10 @@ class Cards:
             return f"needs {wanted}, and what is free is unknown: {self.problem}"
         need = request.gpu_memory_bytes
         found = len(self.open_to(request))
-        head = f"needs {wanted} alone, {found} idle" if need is None else (
-            f"needs {wanted} with {show_size(need)} each, {found} with that much free"
+        head = (
+            f"needs {wanted} alone, {found} idle"
+            if need is None
+            else (f"needs {wanted} with {show_size(need)} each, {found} with that much free")
         )
         closed = [why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
         if not closed:

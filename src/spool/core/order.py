@@ -47,9 +47,7 @@ def weigh(grant: Grant, duration_ns: int, policy: Policy) -> float:
     return (len(grant.gpu_uuids) + grant.cpus * policy.cpu_weight) * max(duration_ns, 0) / SECOND_NS
 
 
-def shares(
-    usage: Mapping[str, float], running: Iterable[Running], now_ns: int, policy: Policy
-) -> dict[str, int]:
+def shares(usage: Mapping[str, float], running: Iterable[Running], now_ns: int, policy: Policy) -> dict[str, int]:
     """Return the share of each user (or project) that has used the machine; whoever is not in it has FULL_SHARE.
 
     The factor is `2**-level`, `level = usage / total usage * number of users with usage`, over the usage of ended

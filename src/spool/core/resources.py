@@ -140,12 +140,22 @@ class Room:
             return None
         free = self.machine.memory_bytes - self.memory_bytes
         if need > free:
-            return Reason("memory", lambda: f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
-                          + self._held(lambda grant: grant.memory_bytes or 0, show_size))
+            return Reason(
+                "memory",
+                lambda: (
+                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
+                    + self._held(lambda grant: grant.memory_bytes or 0, show_size)
+                ),
+            )
         available = self.available_bytes
         if available is not None and need > available:
-            return Reason("memory", lambda: f"memory: needs {show_size(need)}, {show_size(max(available, 0))} really "
-                          f"free ({show_size(free)} not granted to runs)")
+            return Reason(
+                "memory",
+                lambda: (
+                    f"memory: needs {show_size(need)}, {show_size(max(available, 0))} really "
+                    f"free ({show_size(free)} not granted to runs)"
+                ),
+            )
         return None
 
     def processors(self, job: Waiting) -> Reason | None:
@@ -154,8 +164,9 @@ class Room:
         free = self.machine.cpus - self.cpus
         if need <= free or not need:
             return None
-        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free"
-                      + self._held(lambda grant: grant.cpus, str))
+        return Reason(
+            "cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + self._held(lambda grant: grant.cpus, str)
+        )
 
     def gpus(self, job: Waiting) -> Reason | None:
         """Enough GPUs have room, whoever they are kept for."""
@@ -171,8 +182,13 @@ class Room:
             return None
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         end = self._end_ns(job)
-        return Reason("reserved", lambda: "reserved: " + reserved.why_reserved(
-            cards, request.gpus, self._moments(job), self.now_ns, end, self.zone))
+        return Reason(
+            "reserved",
+            lambda: (
+                "reserved: "
+                + reserved.why_reserved(cards, request.gpus, self._moments(job), self.now_ns, end, self.zone)
+            ),
+        )
 
     def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
@@ -213,8 +229,12 @@ class Room:
         if self.reservations:
             bound = self._moments(job)
             mine = self._kept_for(job)
-            soon = {index for each in self.reservations for index in each.gpu_indices
-                    if not reserved.holds(each, job.user, job.spec.project) and each.end_at_ns > self.now_ns}
+            soon = {
+                index
+                for each in self.reservations
+                for index in each.gpu_indices
+                if not reserved.holds(each, job.user, job.spec.project) and each.end_at_ns > self.now_ns
+            }
             cards.sort(key=lambda card: (card.gpu.index not in mine, card.gpu.index in soon))
         if avoid:
             cards.sort(key=lambda card: card.gpu.uuid in avoid)
@@ -237,13 +257,24 @@ class Room:
         return None if limit is None else self.now_ns + limit
 
     def _moments(self, job: Waiting) -> list[reserved.Moment]:
-        return reserved.moments(self.reservations, job.user, job.spec.project, self._end_ns(job), self.now_ns,
-                                self.policy, self.cards.cards, self.runs)
+        return reserved.moments(
+            self.reservations,
+            job.user,
+            job.spec.project,
+            self._end_ns(job),
+            self.now_ns,
+            self.policy,
+            self.cards.cards,
+            self.runs,
+        )
 
     def _kept_for(self, job: Waiting) -> set[int]:
-        return {index for each in self.reservations
-                if reserved.is_active(each, self.now_ns) and reserved.holds(each, job.user, job.spec.project)
-                for index in each.gpu_indices}
+        return {
+            index
+            for each in self.reservations
+            if reserved.is_active(each, self.now_ns) and reserved.holds(each, job.user, job.spec.project)
+            for index in each.gpu_indices
+        }
 
     def _held(self, of: Callable[[Grant], int], show: Callable[[int], str]) -> str:
         holders = [held for held in (of(run.grant) for run in self.runs.values()) if held]

@@ -193,8 +193,7 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     max_running: (
-        Annotated[int, Meta(ge=1, le=MOST, description="At most so many of its tasks run at once.")]
-        | UnsetType
+        Annotated[int, Meta(ge=1, le=MOST, description="At most so many of its tasks run at once.")] | UnsetType
     ) = UNSET
     task: Annotated[TaskTable, Meta(description="Written by spool: which task of which array this is.")] | UnsetType = (
         UNSET
