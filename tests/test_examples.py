@@ -88,6 +88,24 @@ def test_a_study_reports_the_best(home: Home) -> None:
     assert errors == sorted(errors)
 
 
+def test_an_array_is_many_jobs_and_one_waits_for_them_all(home: Home) -> None:
+    """Ten tasks of one file run, and the job that depends on the array sees what all of them wrote."""
+    array = folder(home, "array")
+    home.run("spool", "submit", "-f", "estimate.toml", "-f", "mean.toml", cwd=array)
+    home.run("spool", "wait", "mean", "estimate")
+    output = home.run("spool", "log", "mean").stdout
+    assert re.fullmatch(r"10 estimates, mean 3\.1\d\d\n", output)
+    assert result(home, "estimate")["reason"] == "10 of 10 finished"
+
+
+def test_each_row_of_a_table_is_a_job(home: Home) -> None:
+    """`--param-file` makes a job of each row, its cells in the place of the keys."""
+    array = folder(home, "array")
+    words = ["python3", "estimate.py", "--seed", "{seed}", "--darts", "{darts}", "--out", "rows/{seed}-{darts}"]
+    home.run("spool", "submit", "--name", "rows", "--param-file", "points.csv", "--wait", "--", *words, cwd=array)
+    assert sorted(path.name for path in (array / "rows").iterdir()) == ["1-5000", "2-10000", "7-40000"]
+
+
 def test_a_pipeline_of_make_is_a_pipeline_of_jobs(home: Home) -> None:
     """`make -j4` runs each step as a job, and the counts of the merged file add up to the words of the texts."""
     if shutil.which("make", path=home.environment["PATH"]) is None:

@@ -63,7 +63,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
     for name in root:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
-    records |= {layout.STATUS, layout.RESULT, layout.FAILURE}
+    records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -183,6 +184,51 @@ def test_an_array_outlives_its_dispatcher(served: Served) -> None:
     assert result["reason"] == "6 of 6 finished"
     assert [served.runs(f"long_{index}") for index in range(6)] == [[1]] * 6
     assert not os.listdir(served.root / "jobs" / "long" / "1" / "tasks")
+
+
+def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
+    """`hold`, `release`, `wait`, `cancel` and `ls` take an array's name for all of it."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    go = served.root.parent / "go"
+    served.drop("whole", f"echo up; until [ -e {go} ]; do sleep 0.01; done", array="0-2")
+    served.start()
+    served.says("whole_0", "up")
+    assert served.spool("requeue", "whole").returncode != 0
+    assert served.spool("hold", "whole").stdout == "whole held\n"
+    served.wait_reason("whole_1", "array whole is held")
+    assert "array whole is held" in served.spool("why", "whole_1").stdout
+    assert served.spool("release", "whole").stdout == "whole released\n"
+    served.wait_place("whole", "running")
+    served.wait_reason("whole", "0 of 3 ended, 1 run")
+    rows = json.loads(served.spool("ls", "whole*", "--json").stdout)["jobs"]
+    assert {row["name"]: row["state"] for row in rows} == {
+        "whole": "running",
+        "whole_0": "running",
+        "whole_1": "queued",
+        "whole_2": "queued",
+    }
+    assert served.spool("cancel", "whole", "--reason", "enough").returncode == 0
+    assert served.spool("wait", "whole").returncode == 130
+    result = served.result("whole")
+    assert result is not None
+    assert "enough" in result["reason"]
+    assert served.places("whole_2") == ["done"]
+    assert served.spool("requeue", "whole").returncode == 0
+    go.touch()
+    assert served.spool("wait", "whole").returncode == 0
+    assert [served.runs(f"whole_{index}") for index in range(3)] == [[1, 2]] * 3
+
+
+def test_an_array_put_back_into_queued_goes_on(shared: Served) -> None:
+    """Moving the file of an array in progress to queued/ neither stops it nor makes its tasks again."""
+    go = shared.root.parent / "go-back"
+    shared.drop("back", f"echo up; until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-1")
+    shared.says("back_0", "up")
+    shared.move("back", "running", "queued")
+    shared.wait_place("back", "running")
+    go.touch()
+    shared.wait_done("back")
+    assert [shared.runs(f"back_{index}") for index in range(2)] == [[1], [1]]
 
 
 def test_until_idle_leaves_a_held_array_behind(served: Served) -> None:
