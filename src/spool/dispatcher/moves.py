@@ -112,6 +112,8 @@ class Moves:
             job = self.table.jobs.get(name)
             if job is None or job.live is not None or job.wait is None or name in self.table.arrays:
                 continue
+            if job.queued is not None or job.held is not None:
+                continue
             if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
                 self.finisher.end_unstarted(
                     job,
