@@ -16,6 +16,7 @@ from spool.executors.base import _own_environment
 from spool.executors.process import ProcessExecutor
 from spool.formats.wrapper import Assignments, render
 from spool.machine import identity
+from support import wait_for
 
 
 class Starter:
@@ -109,7 +110,8 @@ def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
     _own_environment.cache_clear()
     started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
-    environ = Path(f"/proc/{started.pid}/environ").read_bytes().split(b"\0")
+    # A program that has just begun has no environment to show for a moment.
+    environ = wait_for(Path(f"/proc/{started.pid}/environ").read_bytes).split(b"\0")
     marks = sorted(entry for entry in environ if entry.startswith(b"SPOOL_"))
     assert marks == [f"SPOOL_DIR={start.root}".encode(), b"SPOOL_JOB=job", b"SPOOL_RUN=3"]
     assert b"KEPT=x" in environ
