@@ -145,8 +145,8 @@ class Storm:
         text = self._text(name)
         try:
             submit(str(self.root), [(name, text)], held=self.random.random() < 0.1)
-        except FileExistsError:
-            self.submitted.popitem()
+        except (SpoolError, OSError):
+            self.submitted.popitem()  # nothing was accepted
 
     def cancel(self, name: str) -> None:
         """Cancel a job, wherever it is."""
