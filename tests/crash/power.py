@@ -156,6 +156,13 @@ class LossyDisk(Disk):
 
         self.unsynced.note(new, undo)
 
+    def rename_new(self, old: str, new: str) -> bool:
+        self._count()
+        done = super().rename_new(old, new)
+        if done:
+            self.unsynced.note(new, lambda: os.rename(new, old))
+        return done
+
     def link(self, old: str, new: str) -> None:
         self._count()
         super().link(old, new)

@@ -105,9 +105,9 @@ class Storm:
         return Path(self.spool.layout.job_file(place, name))
 
     def numbers(self, name: str, *places: str) -> set[str]:
-        """Return the submissions whose files lie under that name."""
+        """Return the submissions whose files lie under that name; looks twice, as the dispatcher moves them."""
         found = set()
-        for place in places:
+        for place in (*places, *places):
             try:
                 found |= set(re.findall(r"SPOOL_ATTEMPT (\d+)", self.path(place, name).read_text()))
             except FileNotFoundError:
@@ -145,7 +145,7 @@ class Storm:
         text = self._text(name)
         try:
             submit(str(self.root), [(name, text)], held=self.random.random() < 0.1)
-        except (SpoolError, OSError):
+        except FileExistsError:
             self.submitted.popitem()  # nothing was accepted
 
     def cancel(self, name: str) -> None:
@@ -203,7 +203,8 @@ class Storm:
         left = {place: sorted(self.spool.names(place)) for place in PLACES if place != DONE}
         assert not any(left.values()), f"something is left: {left}"
         unstarted = {number for number, name in self.submitted.items() if number not in numbers}
-        assert not unstarted - self.withdrawn - self._ended(lines), "a submission got lost"
+        lost = sorted((self.submitted[number], number) for number in unstarted - self.withdrawn - self._ended(lines))
+        assert not lost, f"submissions got lost: {lost} in {self.root}; {self.log_tail()}"
         assert not os.listdir(self.root / layout.STAGING)
         assert not _processes_of(self.root)
 

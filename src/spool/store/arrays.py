@@ -13,7 +13,8 @@ from enum import Enum
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.store.locked import LockedSpool, same_file
+from spool.store.disk import same_file
+from spool.store.locked import LockedSpool
 
 
 class Issue(Enum):
@@ -91,12 +92,11 @@ class ArrayStore:
             return Issue.TAKEN
         source = self._layout.task_file(name, run, task)
         try:
-            self._disk.link(source, self._layout.job_file(QUEUED, task))
+            self._disk.move(source, self._layout.job_file(QUEUED, task))
         except FileExistsError:
             return Issue.TAKEN
         except FileNotFoundError:
             return Issue.GONE
-        self._disk.discard(source)
         return Issue.ISSUED
 
     def rewrite(self, path: str, text: bytes) -> None:

@@ -53,6 +53,12 @@ class Disk:
         """Rename *old* to *new*, replacing a file of that name."""
         os.rename(old, new)
 
+    def rename_new(self, old: str, new: str) -> bool:
+        """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: the file system cannot."""
+        from spool.store.renameat2 import rename_new
+
+        return rename_new(old, new)
+
     def link(self, old: str, new: str) -> None:
         """Give *old* a second name; FileExistsError if *new* exists."""
         os.link(old, new, follow_symlinks=False)
@@ -127,11 +133,21 @@ class Disk:
     def move(self, old: str, new: str) -> None:
         """Move a file without replacing one; FileExistsError if *new* exists, FileNotFoundError if *old* is gone.
 
-        Link and unlink, because a rename would silently replace *new*. Cut off between the two, the file has both
-        names, which the next dispatcher recognises by the inode.
+        Where the file system cannot do that in one step it is a link and an unlink. Cut off between the two, the file
+        has both names, which the next dispatcher recognises by the inode.
         """
-        self.link(old, new)
-        self.discard(old)
+        if self.rename_new(old, new):
+            return
+        try:
+            self.link(old, new)
+        except PermissionError:
+            # The kernel lets nobody link a file of another user that he may not write (fs.protected_hardlinks).
+            if os.path.lexists(new):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+            self.rename(old, new)
+            return
+        if same_file(old, new):  # else somebody has put another one in its place
+            self.discard(old)
 
     def discard(self, path: str) -> bool:
         """Take a name away if it is there; return whether it was."""
@@ -171,6 +187,14 @@ class Disk:
                 self.sync_directory(path)
             except FileNotFoundError:
                 continue
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names are of one file."""
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except OSError:
+        return False
 
 
 def open_log(path: str) -> int:

@@ -13,7 +13,7 @@ import msgspec.json
 
 from spool.core import layout
 from spool.formats import records
-from spool.store.disk import Disk, disk_is_full
+from spool.store.disk import Disk, disk_is_full, same_file
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes
 
@@ -73,34 +73,22 @@ class LockedSpool(Spool):
         """
         queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
         try:
-            linked = self._take(queued, running)
+            self.disk.move(queued, running)
         except (FileNotFoundError, FileExistsError):
             return False
         status = os.lstat(running)
         if (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size):
-            if linked or os.path.lexists(queued):
-                self.disk.discard(running)  # a newer file of the name stands in its place
-            else:
-                self.disk.rename(running, queued)
+            # It waits on; in held/ if in this very moment another one was put in its place.
+            for place in (layout.QUEUED, layout.HELD):
+                with contextlib.suppress(FileExistsError):
+                    self.disk.move(running, self.layout.job_file(place, name))
+                    break
             return False
-        self.disk.discard(queued)
         if same_file(running, self.layout.job_file(layout.HELD, name)):
             # Somebody holds it at this moment, or was cut off in the middle of that.
             self.disk.discard(running)
             return False
         return True
-
-    def _take(self, queued: str, running: str) -> bool:
-        """Give the file its name in `running/`; return whether it has both names now."""
-        try:
-            self.disk.link(queued, running)
-            return True
-        except PermissionError:
-            # The kernel lets nobody link a file of another user that he may not write (fs.protected_hardlinks).
-            if os.path.lexists(running):
-                raise FileExistsError(running) from None
-            self.disk.rename(queued, running)
-            return False
 
     def withdraw(self, name: str, run: int) -> None:
         """Take back a metadir whose job could not be claimed; its number is not used again."""
@@ -245,11 +233,3 @@ class LockedSpool(Spool):
                 self._last_runs = {}
             self._last_runs_seen = seen
         return self._last_runs.get(name, 0)
-
-
-def same_file(one: str, other: str) -> bool:
-    """Whether two names are of one file."""
-    try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
-    except OSError:
-        return False

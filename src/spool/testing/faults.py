@@ -86,6 +86,10 @@ class FaultyDisk(Disk):
         if self._happens("rename", old, new):
             super().rename(old, new)
 
+    def rename_new(self, old: str, new: str) -> bool:
+        """Rename without replacing, unless the fault is here."""
+        return super().rename_new(old, new) if self._happens("rename_new", old, new) else True
+
     def link(self, old: str, new: str) -> None:
         """Give a second name, unless the fault is here."""
         if self._happens("link", old, new):

@@ -1,0 +1,156 @@
+"""Claiming a job file while people write to its name: nothing that they put there is ever taken away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.store.disk import Disk
+from spool.store.locked import LockedSpool
+from support import make_spool
+
+OLD, NEW, NEWER = b'command = "old"\n', b'command = "the new one"\n', b'command = "one newer than that"\n'
+
+
+class Busy(Disk):
+    """A disk on which somebody does something before and after each change of a name."""
+
+    def __init__(self, staging: str, *, atomic: bool) -> None:
+        super().__init__(staging)
+        self.atomic = atomic
+        self.changes = 0
+        self.deeds: dict[int, Callable[[], object]] = {}
+
+    def _change(self) -> None:
+        self.changes += 1
+        self.deeds.pop(self.changes, lambda: None)()
+
+    def rename_new(self, old: str, new: str) -> bool:
+        if not self.atomic:
+            return False
+        self._change()
+        return super().rename_new(old, new)
+
+    def link(self, old: str, new: str) -> None:
+        self._change()
+        super().link(old, new)
+
+    def unlink(self, path: str) -> None:
+        self._change()
+        super().unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._change()
+        super().rename(old, new)
+
+
+class Desk:
+    """A spool with one waiting job, and the person who is at it."""
+
+    def __init__(self, root: Path, *, atomic: bool) -> None:
+        self.root = make_spool(root)
+        self.disk = Busy(str(root / ".tmp"), atomic=atomic)
+        self.spool = LockedSpool(str(root), self.disk)
+        self.queued.write_bytes(OLD)
+
+    @property
+    def queued(self) -> Path:
+        return self.root / QUEUED / "x.toml"
+
+    def save(self, text: bytes) -> None:
+        """Replace the waiting file, as editors do."""
+        (self.root / ".tmp" / "saved").write_bytes(text)
+        os.replace(self.root / ".tmp" / "saved", self.queued)
+
+    def submit(self, text: bytes) -> None:
+        """Put a file there unless one waits."""
+        (self.root / ".tmp" / "submitted").write_bytes(text)
+        try:
+            os.link(self.root / ".tmp" / "submitted", self.queued)
+        finally:
+            (self.root / ".tmp" / "submitted").unlink()
+
+    def claim(self) -> bool:
+        """Claim the file that is there now, while the person does what was planned."""
+        status = self.queued.stat()
+        self.disk.changes = 0
+        return self.spool.claim("x", status.st_ino, status.st_mtime_ns, status.st_size)
+
+    def texts(self) -> dict[str, bytes]:
+        """Return what lies where."""
+        found = {place: self.root / place / "x.toml" for place in (QUEUED, HELD, RUNNING)}
+        return {place: path.read_bytes() for place, path in found.items() if path.exists()}
+
+
+@pytest.fixture(params=["in one step", "in two"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
+    """Return a desk on a file system that can move a file in one step, or cannot."""
+    return Desk(tmp_path / "spool", atomic=request.param == "in one step")
+
+
+# In two steps, what is saved between the last check and the unlink is lost: FORMAT 5 says so.
+@pytest.mark.parametrize(("atomic", "moment"), [(True, 1), (True, 2), (True, 3), (False, 1), (False, 3)])
+def test_a_save_at_any_moment_of_a_claim_loses_nothing(tmp_path: Path, atomic: bool, moment: int) -> None:
+    """The new version is queued whatever the old one has come to; a claimed one is the one that was looked at."""
+    desk = Desk(tmp_path / "spool", atomic=atomic)
+    desk.disk.deeds[moment] = lambda: desk.save(NEW)
+    claimed = desk.claim()
+    if desk.disk.deeds:
+        desk.save(NEW)  # the claim was over before
+    assert desk.texts() == ({RUNNING: OLD, QUEUED: NEW} if claimed else {QUEUED: NEW})
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_submission_at_any_moment_of_a_claim_loses_nothing(desk: Desk, moment: int) -> None:
+    """It is refused while the old one waits, and waits itself once that is claimed."""
+    refused = []
+
+    def submit() -> None:
+        try:
+            desk.submit(NEW)
+        except FileExistsError:
+            refused.append(True)
+
+    desk.disk.deeds[moment] = submit
+    assert desk.claim()
+    assert desk.texts() == ({RUNNING: OLD} if refused or desk.disk.deeds else {RUNNING: OLD, QUEUED: NEW})
+
+
+def test_a_claim_that_took_a_newer_version_gives_it_back(desk: Desk) -> None:
+    """The file that was saved between the look and the claim is not started unread."""
+    status = desk.queued.stat()
+    desk.save(NEW)
+    assert not desk.spool.claim("x", status.st_ino, status.st_mtime_ns, status.st_size)
+    assert desk.texts() == {QUEUED: NEW}
+
+
+def test_two_newer_files_at_once_are_both_kept(tmp_path: Path) -> None:
+    """One is saved just before the claim and another put in its place during it: the first is held, none is lost."""
+    desk = Desk(tmp_path / "spool", atomic=True)
+    desk.disk.deeds = {1: lambda: desk.save(NEW), 2: lambda: desk.submit(NEWER)}
+    assert not desk.claim()
+    assert desk.texts() == {QUEUED: NEWER, HELD: NEW}
+
+
+def test_a_directory_that_was_put_there_goes_back(desk: Desk) -> None:
+    """What is no job at all is not left in running/ either."""
+
+    def replace() -> None:
+        desk.queued.unlink()
+        desk.queued.mkdir()
+
+    desk.disk.deeds[1] = replace
+    assert not desk.claim()
+    assert desk.queued.is_dir()
+    assert not (desk.root / RUNNING / "x.toml").exists()
+
+
+def test_an_older_file_in_the_way_is_never_replaced(desk: Desk) -> None:
+    """What somebody put into running/ stays there, and the job waits."""
+    (desk.root / RUNNING / "x.toml").write_bytes(NEW)
+    assert not desk.claim()
+    assert desk.texts() == {QUEUED: OLD, RUNNING: NEW}
