@@ -17,6 +17,7 @@ from spool.core.model import Jid, StopKind
 from spool.dispatcher import look, moves, recover
 from spool.formats import records
 from spool.machine import identity
+from spool.store import locked
 from spool.store.spool import Spool
 
 
@@ -249,8 +250,11 @@ def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) 
 
 
 @pytest.mark.parametrize(("one", "other"), [(QUEUED, HELD), (DONE, QUEUED), (RUNNING, QUEUED), (RUNNING, HELD)])
-def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(session: Session, one: str, other: str) -> None:
+def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(
+    session: Session, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
     """A file with two names, of a command that was killed between link and unlink, runs no more often than twice."""
+    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
     if one == RUNNING:
         _running(session, "job")
     else:
@@ -267,8 +271,11 @@ def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(session: Session, o
     check(session.world)
 
 
-def test_two_names_of_one_file_never_make_a_job_run_on_and_on(session: Session) -> None:
+def test_two_names_of_one_file_never_make_a_job_run_on_and_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A release that was cut off leaves the file in held/ as well: it stays there, and nothing starts."""
+    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
     session.users.submit("job", "ok", place=HELD)
     os.link(session.users.path(HELD, "job"), session.users.path(QUEUED, "job"))
     session.settle()
@@ -285,6 +292,20 @@ def test_a_job_that_was_queued_again_runs_after_a_reboot(session: Session) -> No
     session.world.reboot()
     session.settle()
     assert _outcomes(session, "job") == ("finished 1.0", "finished 1.0")
+    check(session.world)
+
+
+@pytest.mark.parametrize("left", [QUEUED, HELD])
+def test_a_file_that_somebody_is_moving_waits_until_he_has_done_so(session: Session, left: str) -> None:
+    """Between `ln held/x.toml queued/` and `rm held/x.toml` nothing starts, and neither name is taken away."""
+    session.users.submit("job", "ok", place=HELD)
+    os.link(session.users.path(HELD, "job"), session.users.path(QUEUED, "job"))
+    session.turns(20)
+    assert session.world.begun == []
+    assert ends_of(session.world).places == {"job": (QUEUED, HELD)}
+    session.users.path(HELD if left == QUEUED else QUEUED, "job").unlink()
+    session.settle()
+    assert ends_of(session.world).places == {"job": (DONE if left == QUEUED else HELD,)}
     check(session.world)
 
 

@@ -11,6 +11,7 @@ import pytest
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.store.disk import Disk
 from spool.store.locked import LockedSpool
+from spool.store.requests import Requests
 from support import make_spool
 
 OLD, NEW, NEWER = b'command = "old"\n', b'command = "the new one"\n', b'command = "one newer than that"\n'
@@ -65,6 +66,10 @@ class Desk:
         """Replace the waiting file, as editors do."""
         (self.root / ".tmp" / "saved").write_bytes(text)
         os.replace(self.root / ".tmp" / "saved", self.queued)
+
+    def hold(self) -> None:
+        """Have the file held."""
+        os.rename(self.queued, self.root / HELD / "x.toml")
 
     def submit(self, text: bytes) -> None:
         """Put a file there unless one waits."""
@@ -147,6 +152,27 @@ def test_a_directory_that_was_put_there_goes_back(desk: Desk) -> None:
     assert not desk.claim()
     assert desk.queued.is_dir()
     assert not (desk.root / RUNNING / "x.toml").exists()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_release_during_a_claim_loses_nothing(tmp_path: Path, atomic: bool) -> None:
+    """Claimed between the two halves of its release, a job runs or waits on; it never loses its last name."""
+    desk = Desk(tmp_path / "spool", atomic=atomic)
+    desk.hold()
+    releasing = Busy(str(desk.root / ".tmp"), atomic=atomic)
+    releasing.deeds = {2: lambda: desk.claim()}
+    Requests(desk.spool, "somebody", releasing).release("x")
+    assert desk.texts() == {QUEUED: OLD}
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_hold_during_a_claim_loses_nothing(tmp_path: Path, atomic: bool) -> None:
+    """Claimed between the two halves of its hold, a job does not start."""
+    desk = Desk(tmp_path / "spool", atomic=atomic)
+    holding = Busy(str(desk.root / ".tmp"), atomic=atomic)
+    holding.deeds = {2: lambda: desk.claim()}
+    Requests(desk.spool, "somebody", holding).hold("x")
+    assert desk.texts() == {HELD: OLD}
 
 
 def test_an_older_file_in_the_way_is_never_replaced(desk: Desk) -> None:

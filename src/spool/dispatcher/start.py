@@ -94,6 +94,9 @@ class Starter:
             if os.path.lexists(self._spool.layout.job_file(layout.RUNNING, start.name)):
                 blocked.append(Blocked(start.name, IN_THE_WAY))
                 continue
+            if self._spool.is_between(start.name):
+                blocked.append(Blocked(start.name, "its file has a name in held/ as well: remove one of the two"))
+                continue
             try:
                 live = self._prepare(job, start.grant, now_ns)
             except OSError as error:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from spool.core.model import Stop
 
 
+CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more if the machine is busy
+
 _STAGED = re.compile(r"([1-9][0-9]*)\.(?:(?:run|array|dropped)\.)?[0-9]+")  # what a process of that pid stages
 
 
@@ -65,6 +67,19 @@ class LockedSpool(Spool):
                 self.disk.remove_tree(staged)
             raise
 
+    def is_between(self, name: str) -> bool:
+        """Whether the file in `queued/` is in `held/` as well: somebody is in the middle of holding or releasing it.
+
+        Somebody who was cut off in that, at least a second ago, is helped: the file is held.
+        """
+        queued = self.layout.job_file(layout.QUEUED, name)
+        if not same_file(queued, self.layout.job_file(layout.HELD, name)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            if time.time_ns() - os.lstat(queued).st_ctime_ns > CUT_OFF_NS:
+                self.disk.discard(queued)
+        return True
+
     def claim(self, name: str, inode: int, mtime_ns: int, size: int) -> bool:
         """Step 2: move the job file to `running/`. This commits the start.
 
@@ -77,16 +92,14 @@ class LockedSpool(Spool):
         except (FileNotFoundError, FileExistsError):
             return False
         status = os.lstat(running)
-        if (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size):
+        changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
+        # Of two names one is about to go away, and nobody can tell which.
+        if changed or same_file(running, self.layout.job_file(layout.HELD, name)):
             # It waits on; in held/ if in this very moment another one was put in its place.
             for place in (layout.QUEUED, layout.HELD):
                 with contextlib.suppress(FileExistsError):
                     self.disk.move(running, self.layout.job_file(place, name))
                     break
-            return False
-        if same_file(running, self.layout.job_file(layout.HELD, name)):
-            # Somebody holds it at this moment, or was cut off in the middle of that.
-            self.disk.discard(running)
             return False
         return True
 
