@@ -25,9 +25,10 @@ LAYERS: dict[str, set[str]] = {
     "store": {"formats", "core"},
     "machine": {"core"},
     "executors": {"machine", "formats", "core"},
-    "dispatcher": {"executors", "machine", "store", "formats", "core"},
-    "cli": {"dispatcher", "executors", "machine", "store", "formats", "core"},
-    "testing": {"cli", "dispatcher", "executors", "machine", "store", "formats", "core"},
+    "listeners": {"machine", "store", "formats", "core"},
+    "dispatcher": {"executors", "listeners", "machine", "store", "formats", "core"},
+    "cli": {"dispatcher", "executors", "listeners", "machine", "store", "formats", "core"},
+    "testing": {"cli", "dispatcher", "executors", "listeners", "machine", "store", "formats", "core"},
 }
 
 # Values and pure functions; nothing that has a clock, a disk, a process or an environment.

@@ -1,0 +1,56 @@
+"""Whoever is told of events: one small module per way, one Protocol.
+
+Listeners live in a process of their own (`python -m spool.listeners SPOOL`), so that nothing that they do stops a
+pass: the dispatcher writes events down, and that process reads them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from spool.core.events import Event, EventName
+
+
+class Listener(Protocol):
+    """One way to tell somebody. Each listener has a thread of its own; its methods are called from that."""
+
+    @property
+    def name(self) -> str:
+        """The word for it in the log and in the record of how far it has come."""
+
+    def wants(self, name: EventName) -> bool:
+        """Whether events of that kind are to be told to it at all."""
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Take an event in, and call *done*, from any thread, once it needs not be told again.
+
+        What is raised here is logged, and counts as done.
+        """
+
+    def tick(self) -> float | None:
+        """Do what is due; return in how many seconds to be called again at the latest, None: not before an event."""
+
+    def close(self) -> None:
+        """Leave soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said when a start or a cancel was asked about."""
+
+    no: str | None = None  # why not, in the words of whoever objects
+    init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
+    prep: str = ""
+    end: str = ""
+
+
+class Gate(Protocol):
+    """A listener that is also asked before a start (`submitting`) and before a cancel (`cancelling`)."""
+
+    def asks(self, name: EventName) -> bool:
+        """Whether it wants to be asked."""
+
+    def ask(self, event: Event) -> Answer:
+        """Answer, within the time limit of hooks. What is raised here is a no."""
