@@ -42,6 +42,7 @@ CORE_STDLIB = {
     "datetime",  # its values; `now` and its like are looked for by name below
     "difflib",
     "enum",
+    "fnmatch",  # fnmatchcase, which asks nobody for the case of file names
     "fractions",
     "functools",
     "hashlib",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidConfig, InvalidReservation
 from spool.core.model import Limits, Policy, Reservation
+from spool.core.notices import NotifyRule
 from spool.formats import config, reservation
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
 
@@ -51,6 +52,22 @@ EXPECTED = {
         prolog="ulimit -c 0",
         epilog="sync",
         notifier='mail -s "$2" "$1"',
+        contacts={
+            "alice": ("mailto://alice:secret@mail.example.org",),
+            "team": ("https://hooks.example.org/team", "alice"),
+        },
+        notify=(
+            NotifyRule(to=("team",)),
+            NotifyRule(
+                to=("ops@example.org",),
+                on=("failed", "dispatcher_stopped", "gpu_free"),
+                users=("bob",),
+                projects=("vision", "nlp-*"),
+                names=("train-*",),
+                log_lines=20,
+            ),
+        ),
+        metrics="~/metrics/spool.prom",
         log_level="debug",
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
@@ -100,6 +117,18 @@ WRONG = [
     ("quotas.users.alice.max_running_job = 1", 'did you mean "quotas.users.alice.max_running_jobs"?'),
     ("quotas.users.alice = 3", "must be a table, not 3"),
     ("quotas.users = 3", "must be a table, not 3"),
+    ('contacts = { "json://x" = "y" }', "an address itself"),
+    ("contacts = { me = [] }", "needs an address"),
+    ("contacts = { me = 1 }", "must be a text in quotes or a list, not 1"),
+    ("notify = 'me'", "must be a list"),
+    ("notify = ['me']", "must be a table"),
+    ('notify = [{ on = "failed" }]', 'needs "to"'),
+    ('notify = [{ to = "me", log_lines = -1 }]', ">= 0"),
+    ('notify = [{ to = "me", on = "fialed" }]', 'did you mean "failed"?'),
+    ('notify = [{ to = "me", on = "polling" }]', "is unknown"),
+    ('notify = [{ to = "me", user = "bob" }]', 'did you mean "notify[0].users"?'),
+    ('metrics = "spool.prom"', "must be an absolute path"),
+    ('metrics = "/tmp/spool.txt"', "must end with .prom"),
     ("a = nan", "not a number that can be counted with"),
 ]
 

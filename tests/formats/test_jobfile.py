@@ -281,6 +281,8 @@ REFUSED = [
     ("tags = [1]", "must be a text"),
     ("notify = []", 'needs "to"'),
     ('notify = { to = "a", on = ["end"] }', 'did you mean "ended"?'),
+    ('notify = { to = "a", on = "gpu_free" }', "is unknown"),
+    ('notify = { to = "a", log_lines = 201 }', "<= 200"),
     ("task = { array = 'a' }", "is required"),
     ("task = { array = 'a', index = -1 }", ">= 0"),
 ]

@@ -77,6 +77,7 @@ OPTIONS = (
     Option("--comment", "comment", TEXT, "TEXT"),
     Option("--notify", "notify.to", NAMES, "ADDRESS,…"),
     Option("--notify-on", "notify.on", NAMES, "EVENT,…"),
+    Option("--notify-log-lines", "notify.log_lines", COUNT, "N"),
 )
 
 Values = dict[str, list[str]]

@@ -137,6 +137,7 @@ class Notify:
 
     to: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
+    log_lines: int = 0  # so many last lines of the job's log
 
 
 DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS

@@ -11,10 +11,12 @@ from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidValue
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy
+from spool.core.notices import EVENT_WORDS, NotifyRule
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.checking import Problems, convert
-from spool.formats.configkeys import ConfigFile, GpuTable, QuotaTable
+from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable
+from spool.formats.jobkeys import Names
 from spool.formats.jobvalues import EXECUTORS, one_of
 from spool.formats.toml import Path
 
@@ -84,6 +86,9 @@ class Config:
     prolog: str | None = None
     epilog: str | None = None
     notifier: str | None = None
+    contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notify: tuple[NotifyRule, ...] = ()
+    metrics: str | None = None  # as written: absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     gpu: GpuConfig = GpuConfig()
@@ -129,6 +134,9 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
         prolog=_known(raw.prolog),
         epilog=_known(raw.epilog),
         notifier=_known(raw.notifier),
+        contacts={name: _contact(name, to, problems) for name, to in raw.contacts.items()},
+        notify=tuple(_rule(table, at, problems) for at, table in enumerate(raw.notify)),
+        metrics=None if raw.metrics is UNSET else problems.value(("metrics",), _metrics, raw.metrics, None),
         log_level=_word(raw.log_level, ("log_level",), ("debug", "info", "warning", "error"), problems),
         other_hosts_gone=raw.other_hosts_gone,
         gpu=GpuConfig(
@@ -187,6 +195,36 @@ def _gpu_use(table: GpuTable, problems: Problems) -> tuple[str, ...] | None:
         if not _INDEX.fullmatch(str(gpu)) and not _UUID.fullmatch(str(gpu)):
             problems.add(("gpu", "use", at), f"{toml.show(gpu)} is neither an index nor the UUID of a GPU")
     return tuple(dict.fromkeys(str(gpu) for gpu in table.use))
+
+
+def _contact(name: str, to: Names, problems: Problems) -> tuple[str, ...]:
+    addresses = _several(to)
+    if not name or "://" in name:
+        problems.add(("contacts", name), "is an address itself, and would never be looked up")
+    if not addresses or not all(address.strip() for address in addresses):
+        problems.add(("contacts", name), "needs an address")
+    return addresses
+
+
+def _rule(table: NotifyRuleTable, at: int, problems: Problems) -> NotifyRule:
+    to, on = _several(table.to), _several(table.on)
+    if not to or not all(address.strip() for address in to):
+        problems.add(("notify", at), 'needs "to": where the messages go')
+    for event in on:
+        problems.value(("notify", at, "on"), lambda word: one_of(word, EVENT_WORDS), event, "")
+    return NotifyRule(to, on, _several(table.users), _several(table.projects), _several(table.names), table.log_lines)
+
+
+def _several(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _metrics(path: str) -> str:
+    if not path.startswith(("/", "~")):
+        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
+    if not path.endswith(".prom"):
+        raise InvalidValue(f"{toml.show(path)} must end with .prom, or node_exporter passes it over")
+    return path
 
 
 def _limits(table: QuotaTable, path: Path, problems: Problems) -> Limits:

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.formats.checking import Duration, Size
+from spool.formats.jobkeys import MOST_LOG_LINES, Names
 
 MOST = 1_000_000
 """No count in a configuration is larger."""
@@ -95,6 +96,21 @@ class GcTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
 
 
+class NotifyRuleTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who is told of everybody's jobs, and of what. Filters are lists of patterns, as "train-*"; one must fit."""
+
+    to: Annotated[Names, Meta(description="Where to, as in a job file.")] = ()
+    on: Annotated[
+        Names, Meta(description='On which events, as in a job file; or "gpu_free", "dispatcher_stopped".')
+    ] = ("ended",)
+    users: Annotated[Names, Meta(description="Only of jobs of these users.")] = ()
+    projects: Annotated[Names, Meta(description="Only of jobs of these projects.")] = ()
+    names: Annotated[Names, Meta(description="Only of jobs of these names.")] = ()
+    log_lines: Annotated[
+        int, Meta(ge=0, le=MOST_LOG_LINES, description="So many last lines of the job's log go along.")
+    ] = 0
+
+
 class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The configuration of a spool: `config.toml`. Every key may be absent; an unknown key is an error."""
 
@@ -157,8 +173,26 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             str,
             Meta(
                 min_length=1,
-                description="Shell text that sends a message about a job: the address is `$1`, the event `$2`, the "
-                "text comes on its standard input.",
+                description="Shell text that sends a message to an address that is neither an URL nor one of "
+                "`contacts`: the address is `$1`, the event `$2`, the text comes on its standard input.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    contacts: Annotated[
+        dict[str, Names],
+        Meta(description="Names for addresses, so that jobs name whom to tell, and secrets stand in this file alone."),
+    ] = {}
+    notify: Annotated[
+        tuple[NotifyRuleTable, ...], Meta(description="Who is told of everybody's jobs, and of what: `[[notify]]`.")
+    ] = ()
+    metrics: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="A file that metrics for Prometheus are written to, as node_exporter's textfile "
+                "collector reads it: an absolute path that ends with `.prom`; it may begin with `~`.",
             ),
         ]
         | UnsetType

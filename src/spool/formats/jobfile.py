@@ -252,4 +252,4 @@ def _notify(stated: Names | NotifyTable, problems: Problems) -> Notify:
         problems.add(("notify",), 'needs "to": where the messages go')
     for event in on:
         problems.value(("notify", "on"), lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
-    return Notify(to, on)
+    return Notify(to, on, table.log_lines)

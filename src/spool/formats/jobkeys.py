@@ -14,6 +14,9 @@ from spool.formats.checking import Duration, Size
 MOST = 1_000_000
 """No count in a job file is larger."""
 
+MOST_LOG_LINES = 200
+"""A message holds no more of a log."""
+
 Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -47,11 +50,23 @@ class RetryTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class NotifyTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where messages about the job go, and on which events."""
 
-    to: Annotated[Names, Meta(description="Where to: addresses that the configured notifier understands.")] = ()
+    to: Annotated[
+        Names,
+        Meta(
+            description="Where to: addresses of web hooks and services, names of `contacts` of the configuration, or "
+            "what its `notifier` understands."
+        ),
+    ] = ()
     on: Annotated[
         Names,
-        Meta(description='"started", "retried", "ended" (whatever the outcome), or outcomes, as "failed", "timeout".'),
+        Meta(
+            description='"ended" (whatever the outcome), outcomes, as "failed", "timeout", or other events of jobs, as '
+            '"started", "retrying", "held".'
+        ),
     ] = ("ended",)
+    log_lines: Annotated[
+        int, Meta(ge=0, le=MOST_LOG_LINES, description="So many last lines of the job's log go along.")
+    ] = 0
 
 
 class TaskTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

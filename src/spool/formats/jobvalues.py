@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 
 from spool.core.errors import InvalidValue
-from spool.core.model import OUTCOMES, WarningSignal
+from spool.core.model import WarningSignal
 from spool.core.names import why_not_name
+from spool.core.notices import JOB_WORDS
 from spool.core.units import parse_duration
 from spool.formats.checking import closest
 from spool.formats.toml import show
@@ -24,7 +25,7 @@ WARNING_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "CONT",
 DEFAULT_WARNING_NS = 60_000_000_000
 
 RETRY_OUTCOMES = ("failed", "timeout", "out_of_memory")
-NOTIFY_EVENTS = ("started", "retried", "ended", *sorted(OUTCOMES))
+NOTIFY_EVENTS = JOB_WORDS
 EXECUTORS = ("process", "tmux", "slurm")
 
 SET_BY_SPOOL = frozenset(

@@ -50,6 +50,12 @@ def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, pr
                     for name, entry in value.items()
                     if _is_table(entry, (*path, key, name), problems)
                 }
+            elif isinstance(value, list) and (each := _struct_of_items(hint)) is not None:
+                value = [
+                    salvage(entry, each, (*path, key, at), problems)
+                    for at, entry in enumerate(value)
+                    if _is_table(entry, (*path, key, at), problems)
+                ]
             else:
                 where, why = _explain(value, hint, error)
                 problems.add((*path, key, *where), why)
@@ -86,6 +92,13 @@ def _struct_of_values(hint: Any) -> type[msgspec.Struct] | None:
     for part in _parts(hint):
         if get_origin(part) is dict:
             return _struct_in(get_args(part)[1])
+    return None
+
+
+def _struct_of_items(hint: Any) -> type[msgspec.Struct] | None:
+    for part in _parts(hint):
+        if get_origin(part) is tuple:
+            return _struct_in(get_args(part)[0])
     return None
 
 

@@ -66,7 +66,9 @@ def _rows(shape: dict[str, Any], tables: dict[str, Any], prefix: str) -> list[st
 def _table_of(value: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any] | None:
     """Return the table that a key holds, or that is one of its forms, or that each of its entries is."""
     entries = value.get("additionalProperties")
-    forms = [value, *value.get("anyOf", ()), *value.get("allOf", ()), *([entries] if isinstance(entries, dict) else [])]
+    items = value.get("items")
+    inner = [entry for entry in (entries, items) if isinstance(entry, dict)]
+    forms = [value, *value.get("anyOf", ()), *value.get("allOf", ()), *inner]
     for form in forms:
         if "$ref" in form:
             found: dict[str, Any] = tables[form["$ref"].rpartition("/")[2]]
