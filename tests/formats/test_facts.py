@@ -1,0 +1,60 @@
+"""Events as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from spool.core.events import Event, EventName
+from spool.core.model import Grant, Notify, Request, Result, State
+from spool.formats.facts import facts, render_facts
+
+EVENT = Event(
+    id="train/3/failed",
+    name=EventName.FAILED,
+    at_ns=1_700_000_000_123_456_789,
+    host="box",
+    version="1.2.3",
+    spool_dir="/s",
+    reason="exit code 130",
+    job="train",
+    run=3,
+    attempt=2,
+    user="bob",
+    tags=("big",),
+    request=Request(gpus=1),
+    grant=Grant(1, None, ("GPU-a",), (0,)),
+    result=Result(
+        "train", 3, 2, State.FAILED, "exit code 130", submitted_at_ns=0, exit_code=130, cpu_time_ns=5_000_000
+    ),
+    notify=Notify(("https://user:secret@example.org",), ("ended",)),
+)
+
+
+def test_programs_are_given_all_but_whom_to_tell() -> None:
+    """The whole object, as it is documented: what is unknown is absent, and no address of the job file is in it."""
+    assert json.loads(render_facts(facts(EVENT))) == {
+        "id": "train/3/failed",
+        "event": "failed",
+        "time": "2023-11-14T22:13:20.123456789Z",
+        "host": "box",
+        "version": "1.2.3",
+        "spool_dir": "/s",
+        "reason": "exit code 130",
+        "job": "train",
+        "run": 3,
+        "attempt": 2,
+        "user": "bob",
+        "tags": ["big"],
+        "request": {"cpus": 1, "gpus": 1},
+        "grant": {"cpus": 1, "gpu_uuids": ["GPU-a"], "gpu_indices": [0]},
+        "submitted_at": "1970-01-01T00:00:00.000000000Z",
+        "outcome": "failed",
+        "exit_code": 130,
+        "signal": 2,
+        "cpu_time_ms": 5,
+    }
+
+
+def test_an_object_is_one_line() -> None:
+    """So that a reader of a pipe knows where it ends."""
+    assert render_facts(facts(EVENT)).count(b"\n") == 1
