@@ -14,6 +14,7 @@ from spool.core.errors import InvalidValue, SpoolError
 from spool.executors import NAMES, Launch, Started, by_name
 from spool.executors.base import _own_environment
 from spool.executors.process import ProcessExecutor
+from spool.formats import records
 from spool.formats.wrapper import Assignments, render
 from spool.machine import identity
 from support import wait_for
@@ -68,6 +69,17 @@ def test_an_executor_is_found_by_its_name() -> None:
 def test_it_is_available_here() -> None:
     """On a machine with a shell and /proc nothing is in the way."""
     assert ProcessExecutor().unavailable() is None
+
+
+def test_a_wrapper_is_told_who_it_is(start: Starter) -> None:
+    """Its jid is its identity, and the command's stdin is empty all the same."""
+    started = start("cat; echo ready; exec sleep 60")
+    assert started.pid is not None
+    log = start.root / "0" / "log"
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    jid = records.parse_jid((start.root / "0" / "jid").read_bytes())
+    assert jid == identity.of_process(started.pid)
+    assert log.read_text() == "ready\n"
 
 
 def test_a_wrapper_has_a_session_of_its_own(start: Starter) -> None:

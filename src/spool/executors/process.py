@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,14 +11,13 @@ from functools import cache
 
 from spool.core.errors import SpoolError, cannot
 from spool.executors.base import Launch, Started
-from spool.formats.wrapper import Surroundings
+from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import identity
 
 SHELL = "/bin/sh"
 
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 _NULL_DEVICE = [
-    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
 ]
@@ -50,7 +50,11 @@ class ProcessExecutor:
         """Return what the wrapper's text has to say on this machine."""
         program, reset = reset_of_ignored_signals()
         return Surroundings(
-            pid_namespace=identity.pid_namespace(), host=identity.host(), env_program=program, reset=reset
+            boot_id=identity.boot_id(),
+            pid_namespace=identity.pid_namespace(),
+            host=identity.host(),
+            env_program=program,
+            reset=reset,
         )
 
     def start(self, launch: Launch) -> Started:
@@ -58,18 +62,26 @@ class ProcessExecutor:
 
         Raises SpoolError if the machine has no room for another process.
         """
+        identity_fd = None
         try:
+            identity_fd = os.memfd_create("identity")
             pid = os.posix_spawn(
                 SHELL,
-                [SHELL, launch.script],
+                [SHELL, launch.script, TOLD],
                 launch.inherited(),
-                file_actions=_NULL_DEVICE,
+                file_actions=[(os.POSIX_SPAWN_DUP2, identity_fd, 0), *_NULL_DEVICE],
                 setsid=True,
                 setsigmask=[],
                 setsigdef=self._catchable,
             )
+            # While the shell comes up. If it is faster, it finds nothing and looks for itself.
+            with contextlib.suppress(OSError):
+                os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
         except OSError as error:
             raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=SHELL)) from error
+        finally:
+            if identity_fd is not None:
+                os.close(identity_fd)
         return Started(pid)
 
 

@@ -49,6 +49,9 @@ OWN_VARIABLES = (
 )
 """Every `SPOOL_*` variable that a job may find. The wrapper forgets those that it inherited."""
 
+TOLD = "told"
+"""The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
+
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.
@@ -67,6 +70,7 @@ class Surroundings:
 
     pid_namespace: str
     host: str
+    boot_id: str = ""  # for a wrapper that is told who it is; one that is not finds it out as well
     stdin: str | None = "/dev/null"  # None: as the executor has it
     inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
     env_program: str = "env"
@@ -144,6 +148,7 @@ def _hole(a: Assignments) -> str:
     log = f"{a.metadir}/{JOB_LOG}"
     values = {
         "metadir": a.metadir,
+        "boot": around.boot_id,
         "pid_namespace": around.pid_namespace,
         "host": around.host,
         "workdir": a.workdir,

@@ -8,8 +8,9 @@ set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
 unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
 
+spool_told=${1-} # told: who this process is comes on stdin
 spool_metadir='' # the directory of this run, absolute, as are all paths here
-spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
+spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
 spool_workdir='/'
 spool_stdin='/dev/null' # empty: as this script has it
 spool_stdout=''         # appended to; empty: as this script has it
@@ -25,7 +26,7 @@ spool_environment() { spool_exec "$@"; }
 # --- assignments ---
 # --- end of assignments ---
 
-spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created=''
+spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced=''
 
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
@@ -54,15 +55,21 @@ spool_signal() {
     fi
 }
 
-# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST".
+# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST". A shell reads /proc byte by
+# byte, which takes longer than its own start; so whoever started this one may have said "PID START_TICKS".
 spool_identify() {
-    IFS= read -r spool_line < "/proc/$$/stat" || return 1
-    IFS= read -r spool_boot < /proc/sys/kernel/random/boot_id || return 1
-    # The second field is the program's name in parentheses and may hold anything, so count from its end.
-    # shellcheck disable=SC2086  # to be split; `set -f` is in force
-    set -- ${spool_line##*) }
-    [ "$#" -ge 20 ] || return 1
-    spool_identity="$$ ${20} $spool_boot $spool_pid_namespace $spool_host"
+    spool_pid='' spool_ticks=''
+    if [ "$spool_told" = told ]; then read -r spool_pid spool_ticks; fi
+    if [ "$spool_pid" != "$$" ] || [ -z "$spool_ticks" ]; then
+        IFS= read -r spool_line < "/proc/$$/stat" || return 1
+        IFS= read -r spool_boot < /proc/sys/kernel/random/boot_id || return 1
+        # The second field is the program's name in parentheses and may hold anything, so count from its end.
+        # shellcheck disable=SC2086  # to be split; `set -f` is in force
+        set -- ${spool_line##*) }
+        [ "$#" -ge 20 ] || return 1
+        spool_ticks=${20}
+    fi
+    spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host"
 }
 
 # spool_find PROGRAM: true if it can be executed; else spool_code is 126 or 127 and spool_why says why.
@@ -146,6 +153,10 @@ spool_run() {
     esac
     spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- &
     spool_child=$!
+    if [ -z "$spool_announced" ]; then
+        spool_announced=yes
+        spool_record status running # while the child gets ready
+    fi
     if [ -n "$spool_pending" ]; then
         kill -s "$spool_pending" "$spool_child"
         spool_pending=''
@@ -281,7 +292,6 @@ broken)
     ;;
 esac
 
-spool_record status running
 if [ -n "$spool_cgroup" ]; then
     printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
 fi
