@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,4 +139,5 @@ def kill_session(session: int) -> None:
         if entry.isdigit():
             stat = identity.read_stat(int(entry))
             if stat is not None and stat.session == session and not stat.dead:
-                os.kill(stat.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # its parent has just reaped it
+                    os.kill(stat.pid, signal.SIGKILL)
