@@ -43,6 +43,7 @@ EXPECTED = {
         memory_bytes=100 * GIB,
         memory_reserve=Reserve(share_ppm=25_000),
         executor="tmux",
+        keep_session=True,
         durability="strict",
         autostart=False,
         idle_exit_ns=None,

@@ -34,6 +34,7 @@ JOURNAL = ".journal"
 LOG = "dispatcher.log"
 README = "README"
 LAST_RUNS = "jobs/.last-runs.json"
+TERMINALS = ".tmux"
 
 # The metadir, FORMAT 4.
 SPEC_COPY = "job.toml"
@@ -47,6 +48,7 @@ STATUS = "status"
 RESULT = "result.toml"
 FAILURE = "error"
 SIGNAL = "signal"
+LAUNCH = "launch"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"

@@ -176,6 +176,7 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None

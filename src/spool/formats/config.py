@@ -77,6 +77,7 @@ class Config:
     memory_bytes: int | None = None  # None: what the machine has
     memory_reserve: Reserve = Reserve()
     executor: str = "process"
+    keep_session: bool = False
     durability: str = "grouped"  # or "strict"
     autostart: bool = True
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
@@ -125,6 +126,7 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
         if raw.memory_reserve is UNSET
         else problems.value(("memory_reserve",), reserve, raw.memory_reserve, Reserve()),
         executor=_word(raw.executor, ("executor",), EXECUTORS, problems),
+        keep_session=raw.keep_session,
         durability=_word(raw.durability, ("durability",), ("grouped", "strict"), problems),
         autostart=raw.autostart,
         idle_exit_ns=duration(("idle_exit",), raw.idle_exit) or None,

@@ -139,6 +139,9 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             description="What runs a job that does not say.", extra_json_schema={"enum": ["process", "tmux", "slurm"]}
         ),
     ] = "process"
+    keep_session: Annotated[
+        bool, Meta(description="Whether the sessions of jobs that do not say stay after their end; with tmux.")
+    ] = False
     durability: Annotated[
         str,
         Meta(

@@ -128,6 +128,7 @@ def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problem
         prolog=None if raw.prolog is UNSET else intern(raw.prolog),
         epilog=None if raw.epilog is UNSET else intern(raw.epilog),
         executor=None if raw.executor is UNSET else raw.executor,
+        keep_session=None if raw.keep_session is UNSET else raw.keep_session,
         project=None if raw.project is UNSET else intern(check(("project",), values.label, raw.project, "")),
         tags=_tags(raw.tags, problems) if raw.tags else (),
         comment=None if raw.comment is UNSET else raw.comment,

@@ -248,6 +248,16 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    keep_session: (
+        Annotated[
+            bool,
+            Meta(
+                description="Whether the session of the job stays after its end, to be read; with the executor tmux. "
+                "From the configuration if absent."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     project: Annotated[Text, Meta(description="For people, filters and quotas.")] | UnsetType = UNSET
     tags: Annotated[tuple[Text, ...], Meta(description="For people and filters.")] = ()
     comment: Annotated[str, Meta(description="For people.")] | UnsetType = UNSET
