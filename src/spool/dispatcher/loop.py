@@ -122,6 +122,7 @@ class Dispatcher:
         except OSError as error:
             log.error("cannot write to the journal: %s; some places in the queue are forgotten", error.strerror)
         self.report.write(self.plan, self._machine, paused=self.sight.paused, force=True)
+        self.starter.close()
         self.watch.close()
         self.world.close()
         self.logs.close()
@@ -168,6 +169,8 @@ class Dispatcher:
         if not self._watches_gpus and self.world.gpus is not None:
             self._watches_gpus = True
             self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
+        if limit_ns != 0:
+            self.wakes.no_runs(self.starter.get_ready())
         self.wakes.wait(due_in_ns(self, limit_ns))
 
     # Ends.

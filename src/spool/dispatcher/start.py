@@ -60,6 +60,16 @@ class Starter:
             self._executors[name] = by_name(name)
         return self._executors[name]
 
+    def get_ready(self) -> list[int]:
+        """Have the executors make the next starts shorter; return the pids of what they have waiting for that."""
+        ready = [executor.get_ready() for executor in self._executors.values()]
+        return [pid for pid in ready if pid is not None]
+
+    def close(self) -> None:
+        """Let go of what the executors have waiting."""
+        for executor in self._executors.values():
+            executor.close()
+
     def problem(self, name: str | None) -> str | None:
         """Return why the executor *name* (None: the configured one) cannot start anything, None if it can."""
         name = name or self._settings.executor

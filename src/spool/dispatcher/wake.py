@@ -13,7 +13,7 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from spool.core.lifecycle import Liveness
@@ -96,6 +96,7 @@ class Wakes:
         """Wake when the wrapper of *live* ends."""
         if live.pid is not None:
             self._runs[live.pid] = live
+            self._strangers.discard(live.pid)
             return
         if live.jid is None or live.pidfd is not None:
             return
@@ -120,6 +121,10 @@ class Wakes:
                     self._epoll.unregister(live.pidfd)
             os.close(live.pidfd)
             live.pidfd = None
+
+    def no_runs(self, pids: Iterable[int]) -> None:
+        """Know these children for processes of our own."""
+        self._strangers.update(pids)
 
     def reap(self) -> Iterator[Live]:
         """Yield the runs whose wrapper, a child of ours, has ended: with its exit status and what it used."""

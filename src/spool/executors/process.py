@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, cannot
-from spool.executors.base import Launch, Started
+from spool.executors.base import Launch, Started, own_environment
+from spool.executors.spare import Spare
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import identity
 
@@ -34,6 +36,7 @@ class ProcessExecutor:
 
     def __init__(self) -> None:
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
+        self._spare: Spare | None = None
 
     def unavailable(self) -> str | None:
         """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""
@@ -62,18 +65,14 @@ class ProcessExecutor:
 
         Raises SpoolError if the machine has no room for another process.
         """
+        if launch.environment is None:
+            spare, self._spare = self._spare, None
+            if spare is not None and spare.become(launch.script):
+                return Started(spare.pid)
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            pid = os.posix_spawn(
-                SHELL,
-                [SHELL, launch.script, TOLD],
-                launch.inherited(),
-                file_actions=[(os.POSIX_SPAWN_DUP2, identity_fd, 0), *_NULL_DEVICE],
-                setsid=True,
-                setsigmask=[],
-                setsigdef=self._catchable,
-            )
+            pid = self._spawn([launch.script, TOLD], identity_fd, launch.inherited())
             # While the shell comes up. If it is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
@@ -83,6 +82,30 @@ class ProcessExecutor:
             if identity_fd is not None:
                 os.close(identity_fd)
         return Started(pid)
+
+    def get_ready(self) -> int | None:
+        """Have a shell wait for the next job; return its pid."""
+        if self._spare is None:
+            with contextlib.suppress(OSError):  # the next start will say what is wrong
+                self._spare = Spare(self._spawn, own_environment())
+        return self._spare.pid if self._spare is not None else None
+
+    def close(self) -> None:
+        """End the shell that waits."""
+        if self._spare is not None:
+            self._spare.dismiss()
+            self._spare = None
+
+    def _spawn(self, arguments: list[str], stdin: int, environment: Mapping[str, str]) -> int:
+        return os.posix_spawn(
+            SHELL,
+            [SHELL, *arguments],
+            environment,
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0), *_NULL_DEVICE],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=self._catchable,
+        )
 
 
 @cache
