@@ -60,6 +60,7 @@ CORE_STDLIB = {
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
+    "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "psutil": "machine",
     "pynvml": "machine/nvml.py",

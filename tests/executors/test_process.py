@@ -12,7 +12,7 @@ import pytest
 
 from spool.core.errors import InvalidValue, SpoolError
 from spool.executors import NAMES, Launch, Started, by_name
-from spool.executors.base import _own_environment
+from spool.executors.base import own_environment
 from spool.executors.process import ProcessExecutor
 from spool.formats import records
 from spool.formats.wrapper import Assignments, render
@@ -120,7 +120,7 @@ def test_a_job_can_be_interrupted_although_the_dispatcher_cannot(start: Starter)
 
 def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
-    _own_environment.cache_clear()
+    own_environment.cache_clear()
     started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
     # A program that has just begun has no environment to show for a moment.
     environ = wait_for(Path(f"/proc/{started.pid}/environ").read_bytes).split(b"\0")

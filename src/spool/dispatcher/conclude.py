@@ -46,6 +46,10 @@ class Concluder:
             live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
             self._spool.take_jid(live.name, live.run)
             return self.conclude(live)
+        if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
+            live.failure = "the wrapper ended before it could say who it is"
+            self._spool.take_jid(live.name, live.run)
+            return self.conclude(live)
         # Where the disk was full a stop is on record here alone.
         evidence = replace(evidence, stop=evidence.stop or live.stop_kind)
         live.exit_code = evidence.rc
@@ -73,6 +77,10 @@ class Concluder:
             return False
         live.proof = self._explained(live, proof)
         return True
+
+    def _known_and_gone(self, live: Live) -> bool:
+        """Whether the one process that could be the wrapper, as its executor said, has ended."""
+        return live.jid is not None and self._prober.liveness(live.jid) is Liveness.GONE
 
     def _without_metadir(self, live: Live) -> Evidence:
         """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""

@@ -52,11 +52,15 @@ class Ends:
         suspects, self._suspects = self._suspects, set()
         for key in suspects:
             run = self.table.live.get(key)
-            if run is not None and run.proof is None and self._over(run):
+            if run is None or run.proof is not None:
+                continue
+            if self._over(run):
                 ended.append(run)
                 self.wakes.forget(run)
                 self.stopper.forget(run)
                 self.table.free(run)
+            elif _unwatched(run):
+                self.wakes.watch_run(run)  # its jid may be known by now
         return ended
 
     def _over(self, live: Live) -> bool:
@@ -81,7 +85,7 @@ class Ends:
         live.group = None
 
     def _wrapper_gone(self, live: Live) -> bool:
-        if not live.adopted:
+        if live.pid is not None:
             return live.exit_status is not None
         if live.jid is None:  # it never said who it is: whoever carries the run's mark may be it
             return time.monotonic_ns() >= live.silent_until_ns
@@ -90,4 +94,4 @@ class Ends:
 
 def _unwatched(live: Live) -> bool:
     """Whether no event tells of the end of a run: its wrapper is neither our child nor watched by a pidfd."""
-    return live.proof is None and live.pidfd is None and (live.adopted or live.pid is None)
+    return live.proof is None and live.pidfd is None and live.pid is None

@@ -78,13 +78,16 @@ class Starter:
                 self._problems[name] = self.executor(name).unavailable()
             except InvalidValue:
                 self._problems[name] = f"this version of spool has no executor {name!r}"
+            except ImportError as error:
+                self._problems[name] = f"the Python package {error.name} is not installed"
         return self._problems[name]
 
     def ask_executors_again(self) -> None:
         """Have the next question of an executor answered anew, and tell the table what was waiting for that."""
-        if not any(self._problems.values()):
-            return
+        before = dict(self._problems)
         self._problems.clear()
+        if all(self.problem(name) == problem for name, problem in before.items()):
+            return
         waiting = [self._table.queue[name] for name in self._table.queue]
         for job in waiting:
             if job.executor_problem != self.problem(job.spec.executor):
@@ -128,6 +131,8 @@ class Starter:
                 self._logs.sync()
             for live in prepared:
                 self._launch(live)
+            if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
+                self.ask_executors_again()  # one of them could not tell whether it has started anything
         return prepared, blocked
 
     def _prepare(self, job: Job, grant: Grant, now_ns: int) -> Live | None:
@@ -230,13 +235,14 @@ class Starter:
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
+            keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
         )
         try:
             started = self.executor(live.executor).start(launch)
         except SpoolError as error:
             live.failure = str(error)
             return
-        live.pid = started.pid
+        live.pid, live.jid = started.pid, started.identity
 
 
 def home() -> str:

@@ -71,7 +71,7 @@ class Live:
     executor: str
     view: Running
     pid: int | None = None  # our own child
-    pidfd: int | None = None  # of an adopted wrapper
+    pidfd: int | None = None  # of a wrapper that is not our child
     jid: Jid | None = None
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
@@ -89,7 +89,7 @@ class Live:
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     group: RunGroup | None = None  # the control group that holds it to its memory, where there is one
-    adopted: bool = False  # started by an earlier dispatcher: not our child
+    adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     final: bool = False  # its job has ended with it
 

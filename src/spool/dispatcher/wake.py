@@ -1,8 +1,8 @@
 """Everything that wakes the dispatcher: file events, the ends of processes, signals, and the clock.
 
-The end of a child raises SIGCHLD; the end of an adopted wrapper is told by a pidfd. As a child subreaper the
-dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one short read to be sure
-that nothing is left, not a look at every process of the machine.
+The end of a child raises SIGCHLD; the end of a wrapper that is none (it was adopted, or another program started it)
+is told by a pidfd. As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an
+ended run costs one short read to be sure that nothing is left, not a look at every process of the machine.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ class Wakes:
                 reader()
             elif (live := self._by_fd.get(fd)) is not None:
                 self._ended.add(live.key)
-                if live.adopted:
-                    self._epoll.unregister(fd)
+                self._epoll.unregister(fd)
 
     def wake(self) -> None:
         """End a sleep; from any thread."""
@@ -152,13 +151,13 @@ class Wakes:
             yield live
 
     def ended_runs(self) -> set[tuple[str, int]]:
-        """Return the adopted runs whose wrapper has ended since the last call."""
+        """Return the runs whose wrapper, no child of ours, has ended since the last call."""
         ended, self._ended = self._ended, set()
         return ended
 
     def left_behind(self, live: Live) -> bool:
         """Whether processes of *live* outlived its wrapper."""
-        inherited = children.children_of_self() if self._inherits and not live.adopted else None
+        inherited = children.children_of_self() if self._inherits and live.pid is not None else None
         if inherited is None:
             return bool(processes_of([live], self._spool_dir)[live])
         unknown = inherited - self._runs.keys() - self._strangers

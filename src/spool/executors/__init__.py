@@ -11,6 +11,7 @@ __all__ = ["NAMES", "Executor", "Launch", "Started", "by_name"]
 
 _WHERE = {
     "process": ("spool.executors.process", "ProcessExecutor"),
+    "tmux": ("spool.executors.tmux", "TmuxExecutor"),
 }
 
 NAMES = tuple(_WHERE)

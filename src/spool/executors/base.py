@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from spool.core.model import Jid
 from spool.formats.wrapper import Surroundings
 
 
@@ -20,6 +21,9 @@ class Launch:
     spool_dir: str
     metadir: str
     script: str
+    keep: bool = False
+    """Whether what shows the run on a terminal stays after its end, to be read, where there is such a thing."""
+
     environment: Mapping[str, str] | None = None
     """What the wrapper inherits; None is the environment of this process as it was first asked for."""
 
@@ -29,7 +33,7 @@ class Launch:
         The marks of an outer run are taken away. Those of this one are set, so that the wrapper can be found by
         them from its first moment on.
         """
-        environment = dict(_own_environment()) if self.environment is None else _without_marks(self.environment)
+        environment = dict(own_environment()) if self.environment is None else _without_marks(self.environment)
         environment["SPOOL_DIR"] = self.spool_dir
         environment["SPOOL_JOB"] = self.job
         environment["SPOOL_RUN"] = str(self.run)
@@ -45,7 +49,7 @@ def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def _own_environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     """Return what a dispatcher hands on; it does not change in its life, and asking costs as much as a small file."""
     return _without_marks(os.environ)
 
@@ -56,9 +60,10 @@ _SHELLS_OWN = frozenset({"BASH_VERSION", "SHELLOPTS", "BASHOPTS"})
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A wrapper on its way. What it is, its `jid` will prove; until then this is all that is known."""
+    """A wrapper on its way. What it is, its `jid` will prove; until then this is all that is known, if anything is."""
 
     pid: int | None = None  # of the wrapper, where it is our child
+    identity: Jid | None = None  # of the wrapper, where it is not
 
 
 class Executor(Protocol):
@@ -75,4 +80,19 @@ class Executor(Protocol):
         """Return what the wrapper's text has to say for this executor on this machine."""
 
     def start(self, launch: Launch) -> Started:
-        """Start the wrapper and do not wait for it. Raises SpoolError if nothing was started."""
+        """Start the wrapper and do not wait for it. Raises SpoolError if nothing was started, and never will be.
+
+        Who cannot tell returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.
+        """
+
+    def get_ready(self) -> int | None:
+        """Do what makes the next start shorter; return the pid of a child that waits for that, and is no run's."""
+
+    def close(self) -> None:
+        """Let go of what was made ready."""
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Return the command that puts a person before the terminal of a run. Raises SpoolError if it has none."""
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Close what was kept of these runs, which are over, where there is such a thing. Never raises."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, cannot
@@ -95,6 +95,14 @@ class ProcessExecutor:
         if self._spare is not None:
             self._spare.dismiss()
             self._spare = None
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Raise SpoolError: nothing here has a terminal."""
+        why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
+        raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Do nothing: nothing is kept."""
 
     def _spawn(self, arguments: list[str], stdin: int, environment: Mapping[str, str]) -> int:
         return os.posix_spawn(

@@ -13,6 +13,8 @@ What the script does, in its order, and what it leaves behind (docs/FORMAT.md ha
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
   or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
   those four that the wrapper was sent.
+* In a terminal of its own, INT and QUIT are not passed on, because the terminal's keys send them to the child as
+  well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
 * `status`, and then `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
   full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
 """
@@ -75,6 +77,7 @@ class Surroundings:
     inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
     env_program: str = "env"
     reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
+    terminal: bool = False  # stdin is a terminal of the run's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,7 @@ def _hole(a: Assignments) -> str:
         "cgroup": a.cgroup or "",
         "env": around.env_program,
         "reset": around.reset or "",
+        "terminal": "yes" if around.terminal else "",
     }
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}

@@ -20,6 +20,7 @@ spool_prolog='' spool_epilog=''
 spool_cgroup='' # the cgroup.procs file to enter, if any
 spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
 spool_reset=''
+spool_terminal='' # yes: stdin is a terminal of this run's own
 spool_odd='' # yes: spool_environment hands variables to env that not every shell can export
 spool_environment() { spool_exec "$@"; }
 
@@ -42,16 +43,22 @@ spool_fail() {
 # spool_signal NAME CODE: pass a signal on to the child. CODE is not 0 for those that end the run.
 # The record `signal` is for a child that is so young that it still has this script's own handlers: it would
 # not notice the signal, but looks for the record before it turns into the command.
+# A run whose terminal was taken away is cut off: it ends without an exit code, which is to be lost. What the
+# terminal's keys raise, it has sent to the child already, and a second one would break off what that cleans up.
 # shellcheck disable=SC2317  # the traps call it
 spool_signal() {
     spool_interrupted=yes
+    if [ "$1" = HUP ] && [ -n "$spool_terminal" ] && [ ! -t 0 ]; then exit "$2"; fi
     if [ "$2" -ne 0 ]; then
         spool_ended=$2 spool_pending=$1
         spool_record signal "$1"
     fi
     if [ -n "$spool_child" ]; then
         spool_pending=''
-        kill -s "$1" "$spool_child"
+        case $spool_terminal$1 in
+        yesINT | yesQUIT) ;;
+        *) kill -s "$1" "$spool_child" ;;
+        esac
     fi
 }
 
@@ -151,7 +158,7 @@ spool_run() {
     case $spool_program in
     *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
     esac
-    spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- &
+    spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- 6>&- 7<&- &
     spool_child=$!
     if [ -z "$spool_announced" ]; then
         spool_announced=yes
@@ -316,4 +323,10 @@ until spool_record rc "$spool_code"; do
     if [ ! -d "$spool_metadir" ] || [ "$spool_ended" -ne 0 ]; then break; fi
     sleep 1
 done
+# A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says when
+# it has shown the last of them; the terminal goes with this process.
+if [ -n "$spool_terminal" ]; then
+    exec 6>&-
+    read -r spool_line <&7
+fi
 exit "$spool_code"

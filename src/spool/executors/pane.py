@@ -1,0 +1,158 @@
+"""What a run's terminal begins with: it makes itself what the dispatcher says, then becomes the wrapper.
+
+Run as a script, by path, with nothing but the standard library, for each millisecond of it is one of a start:
+`pane.py LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
+
+Beside the wrapper it leaves a viewer: a process that belongs to no run and copies to the terminal what is written
+to the run's outputs, so that who looks at the terminal sees them, and the outputs have nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+import time
+
+_SHELL = "/bin/sh"
+_TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper, which says by the first that it ends, and waits for the second
+_BLOCK = 1 << 16
+_BEHIND = 1 << 20  # who is further behind than that passes over what nobody could have read
+_SHORTEST_MS, _LONGEST_MS = 20, 500
+_LAST_S = 1.0  # how long the end may wait for a terminal that takes nothing any more
+
+
+def main(launch: str, script: str) -> None:
+    """Become the wrapper *script*, as the file *launch* says."""
+    with open(launch, encoding="ascii") as file:
+        told = json.load(file)
+    os.unlink(launch)
+    leave_viewer(told["outputs"])
+    os.umask(told["umask"])
+    for number, limits in told["limits"].items():
+        try:
+            resource.setrlimit(int(number), tuple(limits))
+        except (OSError, ValueError):  # the server has been given less, and nobody can take that back
+            continue
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    environment = told["environment"]
+    if "TERM" in os.environ:
+        environment["TERM"] = os.environ["TERM"]
+    os.execve(_SHELL, [_SHELL, script], environment)  # noqa: S606  # to become a program is what this is for
+
+
+def leave_viewer(paths: list[str]) -> None:
+    """Start the viewer, in a session of its own and nobody's child. It ends with this process."""
+    outputs = [Output(path) for path in paths]
+    wrapper, to_viewer = os.pipe()
+    from_viewer, shown = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(to_viewer)
+        os.close(from_viewer)
+        os.setsid()
+        if os.fork() == 0:
+            try:
+                # Opened anew: whether a write may wait is then not said for the wrapper's own stdin as well.
+                terminal = os.open(os.ttyname(0), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for fd in range(3):  # an orphan whose stdout is a run's log would be taken for a part of the run
+                    os.dup2(nothing, fd)
+                Viewer(outputs, terminal, wrapper).show()
+            except OSError:  # the terminal is gone
+                os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(wrapper)
+    os.close(shown)
+    ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (to_viewer, from_viewer)]  # out of the way
+    os.close(to_viewer)
+    os.close(from_viewer)
+    for fd, number in zip(ends, (_TO_VIEWER, _FROM_VIEWER), strict=True):
+        os.dup2(fd, number)
+
+
+class Output:
+    """A file that grows, from where it ends now."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._at = 0
+        try:
+            self._at = os.stat(path).st_size
+        except OSError:  # not there yet
+            return
+
+    def read(self) -> bytes:
+        """Return what is new, at most some of it. Of what is no plain file nothing is ever read."""
+        if self._fd is None:
+            try:
+                fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            except OSError:
+                return b""
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                return b""
+            self._fd = fd
+        size = os.fstat(self._fd).st_size
+        note = b""
+        if size < self._at:
+            self._at = 0  # it was cut short, and begins anew
+        if size - self._at > _BEHIND:
+            passed_over = size - _BLOCK - self._at
+            self._at += passed_over
+            note = b"\n[%d bytes are not shown here]\n" % passed_over
+        data = os.pread(self._fd, _BLOCK, self._at)
+        self._at += len(data)
+        return note + data
+
+
+class Viewer:
+    """Copies *outputs* to *terminal* until the other end of the pipe *wrapper* is closed, and nothing is left."""
+
+    def __init__(self, outputs: list[Output], terminal: int, wrapper: int) -> None:
+        self._outputs = outputs
+        self._terminal = terminal
+        self._ended = select.poll()
+        self._ended.register(wrapper, select.POLLIN)
+        self._until: float | None = None  # on the monotonic clock, once the wrapper has ended
+
+    def show(self) -> None:
+        """Do that. Raises OSError if the terminal is gone, or takes nothing any more while the wrapper waits."""
+        pause_ms = _SHORTEST_MS
+        while True:
+            over = self._over(pause_ms)
+            new = [data for output in self._outputs if (data := output.read())]
+            for data in new:
+                self._put(memoryview(data))
+            if over and not new:
+                return
+            pause_ms = 0 if new else max(_SHORTEST_MS, min(2 * pause_ms, _LONGEST_MS))
+
+    def _over(self, pause_ms: int) -> bool:
+        if self._until is None and self._ended.poll(pause_ms):
+            self._until = time.monotonic() + _LAST_S
+        return self._until is not None
+
+    def _put(self, rest: memoryview) -> None:
+        takes = select.poll()
+        takes.register(self._terminal, select.POLLOUT)
+        while rest:
+            try:
+                rest = rest[os.write(self._terminal, rest) :]
+            except BlockingIOError:
+                takes.poll(_LONGEST_MS)
+            if self._over(0) and time.monotonic() > (self._until or 0):
+                raise TimeoutError
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,283 @@
+"""The wrapper in a terminal of its own: a session of a tmux server that serves this spool and nobody else.
+
+The job reads from the terminal, so one can attach and type. It writes to its outputs as under any executor; a viewer
+beside it (`pane.py`) copies them to the terminal. So the log is what the job wrote, byte for byte, without prompt,
+echo or carriage returns, and a job never waits for a terminal that does not read.
+
+All that is asked of tmux is asked with a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is
+then reported until it answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import libtmux
+from libtmux.common import tmux_cmd
+from libtmux.exc import LibTmuxException, TmuxCommandNotFound
+
+from spool.core import layout
+from spool.core.errors import SpoolError, cannot
+from spool.core.model import Jid
+from spool.executors import pane
+from spool.executors.base import Launch, Started
+from spool.executors.process import ProcessExecutor
+from spool.formats.outputs import outputs_of
+from spool.formats.wrapper import Surroundings
+from spool.machine import identity
+
+OLDEST = (3, 2)
+"""The oldest tmux that is used: that of the oldest systems that have our Python."""
+
+LIMIT_S = 3.0
+"""How long a tmux command may take. It takes a few milliseconds."""
+
+_CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
+_LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
+_SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
+_LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+
+
+class TmuxExecutor:
+    """Start wrappers in sessions of a tmux server of the spool's own."""
+
+    name = "tmux"
+
+    def __init__(self) -> None:
+        self._process = ProcessExecutor()
+        self._version: tuple[tuple[str, int, int], str | None] | None = None  # of which program what is wrong with it
+        self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
+
+    def unavailable(self) -> str | None:
+        """Return why no session can be started: tmux is not there, too old, or does not answer."""
+        if (problem := self._process.unavailable()) is not None:
+            return problem
+        program = shutil.which("tmux")
+        if program is None:
+            return "tmux is not installed"
+        try:
+            status = os.stat(program)
+        except OSError as error:
+            return f"{program}: {error.strerror}"
+        key = program, status.st_ino, status.st_mtime_ns
+        if self._version is None or self._version[0] != key:
+            self._version = key, _problem_of_version()
+        return self._version[1] or self._problem_of_server()
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text has to say: its stdin is the terminal, its outputs are the job's."""
+        return replace(self._process.surroundings(), stdin=None, terminal=True)
+
+    def start(self, launch: Launch) -> Started:
+        """Start the wrapper as the first process of a session; a session that was kept of an earlier run is closed.
+
+        Raises SpoolError if tmux says no.
+        """
+        server = server_of(launch.spool_dir)
+        if self._hung is not None:
+            return Started()  # many starts of one pass are not to wait one after the other
+        told = f"{launch.metadir}/{layout.LAUNCH}"
+        session = session_of(launch.job, launch.run)
+        words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
+        words += [sys.executable, "-I", "-S", "-B", pane.__file__, told, str(launch.script)]
+        if launch.keep:
+            words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
+        if launch.run > 1:
+            words += [";", "kill-session", "-t", f"={session_of(launch.job, launch.run - 1)}"]
+        try:
+            _write(told, _inheritance(launch))
+            answer = server.cmd("new-session", *words)
+        except TimeoutError:
+            self._hung = str(server.socket_path), None
+            return Started()
+        except (OSError, LibTmuxException) as error:
+            raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
+        # The last of the commands may fail where the first has not: there was no earlier session.
+        pids = answer.stdout[0].split() if answer.stdout else []
+        if len(pids) != 2:
+            with suppress(OSError):
+                os.unlink(told)
+            why = "; ".join(answer.stderr) or f"it ended with {answer.returncode}"
+            raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
+        return Started(identity=_identity(int(pids[0]), int(pids[1])))
+
+    def get_ready(self) -> int | None:
+        """Do nothing: tmux starts its own processes."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: the server lives as long as its sessions."""
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Return the command that attaches to the run's session. Raises SpoolError if there is none."""
+        what = f"job {job}"
+        program, server = shutil.which("tmux"), server_of(spool_dir)
+        if program is None:
+            raise SpoolError(cannot("attach to", what, "tmux is not installed"))
+        target = f"={session_of(job, run)}"
+        try:
+            found = server.cmd("has-session", "-t", target)
+        except (OSError, LibTmuxException) as error:
+            raise SpoolError(cannot("attach to", what, _words(error), where="tmux")) from error
+        if found.returncode != 0:
+            remedy = f"`spool log {job}` shows its output"
+            raise SpoolError(cannot("attach to", what, f"there is no session of run {run}", remedy=remedy))
+        # tmux refuses to attach from within another tmux unless it is not told of that.
+        words = ("env", "-u", "TMUX", program, "-S", str(server.socket_path), "attach-session")
+        return (*words, *(("-r",) if read_only else ()), "-t", target)
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Close the sessions that were kept of *runs*."""
+        with suppress(OSError, SpoolError, LibTmuxException):
+            server = server_of(spool_dir)
+            if not os.path.exists(str(server.socket_path)):
+                return
+            standing = set(server.cmd("list-sessions", "-F", "#{session_name}").stdout)
+            for session in standing & {session_of(job, run) for job, run in runs}:
+                server.cmd("kill-session", "-t", f"={session}")
+
+    def _problem_of_server(self) -> str | None:
+        """Return that the server hangs as long as it does; it is asked without waiting for the answer."""
+        if self._hung is None:
+            return None
+        socket, asked = self._hung
+        if asked is None:
+            words = [shutil.which("tmux") or "tmux", "-S", socket, "list-sessions"]
+            null = subprocess.DEVNULL
+            asked = subprocess.Popen(words, env=_environment(), stdin=null, stdout=null, stderr=null)
+            self._hung = socket, asked
+        if asked.poll() is None:
+            return f"tmux does not answer on {socket}"
+        self._hung = None
+        return None
+
+
+class Server(libtmux.Server):
+    """A tmux server, every command to which has a time limit, and which knows nothing of an outer run or tmux."""
+
+    def cmd(self, cmd: str, *args: Any, target: str | int | None = None) -> tmux_cmd:
+        """Run a command and return its answer. Raises TimeoutError, OSError, LibTmuxException."""
+        words = ["-S", str(self.socket_path), "-f", str(self.config_file), cmd]
+        if target is not None:
+            words += ["-t", str(target)]
+        return Answer(*words, *map(str, args))
+
+
+class Answer(tmux_cmd):
+    """What tmux answered: `returncode`, and the lines of `stdout` and `stderr`. It has `LIMIT_S` for that."""
+
+    def __init__(self, *words: str) -> None:
+        """Run tmux. Raises TimeoutError, OSError, TmuxCommandNotFound."""
+        program = shutil.which("tmux")
+        if program is None:
+            raise TmuxCommandNotFound
+        self.cmd = [program, *words]
+        try:
+            done = subprocess.run(
+                self.cmd,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it did not answer for {LIMIT_S:g} s") from None
+        self.returncode = done.returncode
+        self.stdout = done.stdout.splitlines()
+        self.stderr = [line for line in done.stderr.splitlines() if line]
+
+
+def server_of(spool_dir: str) -> Server:
+    """Return the tmux server of a spool, whether it runs or not. Raises SpoolError if it can have no socket."""
+    return Server(socket_path=socket_of(spool_dir), config_file=_CONFIGURATION)
+
+
+def socket_of(spool_dir: str) -> str:
+    """Return the path of the server's socket: in the spool, or where that path is too long for one, in /tmp.
+
+    Raises SpoolError if the place in /tmp is somebody else's.
+    """
+    path = layout.Layout(spool_dir).at(layout.TERMINALS)
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    directory = f"/tmp/spool-{os.getuid()}"  # noqa: S108  # who it belongs to is looked at
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        why = "the spool's path is too long for a socket, and this is not a directory of yours alone"
+        raise SpoolError(cannot("use", "tmux", why, where=directory))
+    return f"{directory}/{hashlib.sha256(os.fsencode(os.path.realpath(spool_dir))).hexdigest()[:24]}"
+
+
+def session_of(job: str, run: int) -> str:
+    """Return the name of a run's session: another one for any other run, and one that tmux does not change.
+
+    tmux makes `_` of dots and colons. A job's name has no `~` and no `+`, so `train.v2` can be `train~v2`.
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: "~" if found[0] == "." else f"+{ord(found[0]):x}+", job) + f"/{run}"
+
+
+def _problem_of_version() -> str | None:
+    try:
+        said = Answer("-V").stdout
+    except (OSError, LibTmuxException) as error:
+        return f"tmux cannot be run: {_words(error)}"
+    version = re.search(r"(\d+)\.(\d+)", said[0]) if said else None
+    if version is None or (int(version[1]), int(version[2])) >= OLDEST:
+        return None  # "tmux master" has no number
+    return f"{said[0]} is too old: {'.'.join(map(str, OLDEST))} is needed"
+
+
+def _environment() -> dict[str, str]:
+    """Return what the server and who talks to it inherit. A server with the mark of a run would end with that run."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
+
+
+def _inheritance(launch: Launch) -> dict[str, object]:
+    """Return what the wrapper is to have of this process, and would have of the server."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    with open(launch.script, "rb") as script:
+        outputs = outputs_of(script.read())
+    return {
+        "environment": launch.inherited(),
+        "umask": umask,
+        "limits": {number: resource.getrlimit(number) for number in _LIMITS},
+        "outputs": [path for path in (outputs.stdout, outputs.stderr) if path] if outputs is not None else [],
+    }
+
+
+def _write(path: str, told: dict[str, object]) -> None:
+    """Write what only the one who reads it may see: an environment may have secrets."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        json.dump(told, file)
+
+
+def _identity(pid: int, server: int) -> Jid | None:
+    """Return who the process *pid* is, None if it is not the one that *server* has started: it has ended already."""
+    found = identity.of_process(pid)
+    now = identity.read_stat(pid) if found is not None else None
+    return found if now is not None and now.parent == server else None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TmuxCommandNotFound):
+        return "tmux is not installed"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
