@@ -58,18 +58,25 @@ def test_state_has_the_fields_of_the_page() -> None:
 def test_every_file_of_a_spool_has_a_paragraph() -> None:
     """Each name that the layout spells is explained: those of the root in clause 1, the records in clause 4."""
     root = {layout.CONFIG, layout.PAUSED, layout.HISTORY, layout.STATE, layout.LOCK, layout.JOURNAL, layout.LOG}
-    root |= {layout.README, layout.LAST_RUNS, *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS)}
+    root |= {
+        layout.HOOKS,
+        layout.EVENTS,
+        layout.CURSORS,
+        layout.README,
+        layout.LAST_RUNS,
+        *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS),
+    }
     heads = " ".join(re.findall(r"^\*\*1\.\d+ (.*?)\.?\*\*", PAGE, re.MULTILINE))
     for name in root:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
-    records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, f"{layout.TASKS}/"}
+    records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 
 def test_every_file_is_described_in_the_same_order() -> None:
     """Presence, grammar, default, what if it is wrong: each paragraph about a file has the four, in that order."""
-    for number in [f"1.{n}" for n in range(2, 14)] + [f"4.{n}" for n in range(1, 12)] + ["2.5"]:
+    for number in [f"1.{n}" for n in range(2, 17)] + [f"4.{n}" for n in range(1, 15)] + ["2.5"]:
         marks = re.findall(r"\*(Presence|Grammar|Default|If wrong)\*", clause(number))
         assert marks == ["Presence", "Grammar", "Default", "If wrong"], number
 

@@ -25,7 +25,8 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     """
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
-    from spool.dispatcher.main import serve, set_up_logging
+    from spool.dispatcher.main import serve
+    from spool.listeners.lines import set_up_logging
 
     idle_ns = (parse_duration(idle_exit) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)

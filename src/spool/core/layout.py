@@ -12,6 +12,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _NAME = re.compile(NAME_PATTERN + r"\Z", re.ASCII)
 JOB_SUFFIX = ".toml"
 ERROR_SUFFIX = ".error"
+REASON_SUFFIX = ".reason"
 
 # The state directories, FORMAT 2.
 QUEUED = "queued"
@@ -34,6 +35,9 @@ JOURNAL = ".journal"
 LOG = "dispatcher.log"
 README = "README"
 LAST_RUNS = "jobs/.last-runs.json"
+HOOKS = "hooks"
+EVENTS = "events.jsonl"
+CURSORS = ".listeners"
 TERMINALS = ".tmux"
 
 # The metadir, FORMAT 4.
@@ -48,6 +52,7 @@ STATUS = "status"
 RESULT = "result.toml"
 FAILURE = "error"
 SIGNAL = "signal"
+KEPT = "kept"
 LAUNCH = "launch"
 
 # The metadir of an array, FORMAT 4.
@@ -112,6 +117,10 @@ class Layout:
         """Return the path of the file that says what is wrong with the job file beside it."""
         return f"{self.root}/{place}/{name}{JOB_SUFFIX}{ERROR_SUFFIX}"
 
+    def reason_file(self, name: str) -> str:
+        """Return the path of the file that says why spool itself has held a job."""
+        return f"{self.root}/{HELD}/{name}{JOB_SUFFIX}{REASON_SUFFIX}"
+
     def runs(self, name: str) -> str:
         """Return the directory that holds the metadirs of job *name*."""
         return f"{self.root}/{JOBS}/{name}"
@@ -119,6 +128,10 @@ class Layout:
     def metadir(self, name: str, run: int) -> str:
         """Return the metadir of one start of job *name*."""
         return f"{self.root}/{JOBS}/{name}/{run}"
+
+    def cursor(self, listener: str) -> str:
+        """Return the file that says how far a listener has come with the events."""
+        return f"{self.root}/{CURSORS}/{listener}"
 
     def task_file(self, name: str, run: int, task: str) -> str:
         """Return where the file of the job *task* waits to be issued by the array *name*."""

@@ -86,6 +86,7 @@ class Config:
     max_requeues: int = 3
     prolog: str | None = None
     epilog: str | None = None
+    hook_time_limit_ns: int = 10 * SECOND_NS
     notifier: str | None = None
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notify: tuple[NotifyRule, ...] = ()
@@ -135,6 +136,7 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
         max_requeues=raw.max_requeues,
         prolog=_known(raw.prolog),
         epilog=_known(raw.epilog),
+        hook_time_limit_ns=duration(("hook_time_limit",), raw.hook_time_limit, least_ns=SECOND_NS // 10),
         notifier=_known(raw.notifier),
         contacts={name: _contact(name, to, problems) for name, to in raw.contacts.items()},
         notify=tuple(_rule(table, at, problems) for at, table in enumerate(raw.notify)),

@@ -171,6 +171,10 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     epilog: (
         Annotated[str, Meta(min_length=1, description="Shell text run after every job's own epilog.")] | UnsetType
     ) = UNSET
+    hook_time_limit: Annotated[
+        Duration,
+        Meta(description="How long a hook may run; then it is ended with all that it started, and counts as a no."),
+    ] = "10s"
     notifier: (
         Annotated[
             str,

@@ -1,1 +1,31 @@
-"""Who is told of events. The dispatcher writes them down and knows none of the listeners."""
+"""Who is told of events. The dispatcher writes them down and knows none of the listeners but by these words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from spool.formats.config import Config
+from spool.listeners.base import Answer, Gate, Listener
+
+__all__ = ["CAREFUL", "KINDS", "Answer", "Gate", "Listener", "by_kind"]
+
+_WHERE = {
+    "hooks": ("spool.listeners.hooks", "Hooks"),
+    "plugins": ("spool.listeners.plugins", "Plugins"),
+    "notify": ("spool.listeners.notify", "Notifier"),
+    "metrics": ("spool.listeners.metrics", "Metrics"),
+}
+
+KINDS = tuple(_WHERE)
+"""Every kind of listener; also the names of their cursors."""
+
+CAREFUL = frozenset({"hooks", "plugins"})
+"""Those that run what others wrote. What they are told of is noted down before, lest it kill them again and again."""
+
+
+def by_kind(kind: str, root: str, config: Callable[[], Config]) -> Listener:
+    """Return a new listener for the spool *root*; its module is imported only now. Raises ImportError, KeyError."""
+    module, of_class = _WHERE[kind]
+    made: Listener = getattr(import_module(module), of_class)(root, config)
+    return made

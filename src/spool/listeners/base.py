@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spool.core.events import Event, EventName
 
@@ -46,6 +46,7 @@ class Answer:
     end: str = ""
 
 
+@runtime_checkable
 class Gate(Protocol):
     """A listener that is also asked before a start (`submitting`) and before a cancel (`cancelling`)."""
 

@@ -34,6 +34,11 @@ from spool.machine.identity import PROC, Stat, boot_id, liveness, pid_namespace,
 _MOST_LISTS = 20
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
+HOOK_MARK = "SPOOL_HOOK"
+"""In the environment of a hook, which has the facts of a run in there too and is no part of it."""
+
+_HOOK_MARK = f"{HOOK_MARK}=".encode()
+
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
 
 
@@ -200,11 +205,33 @@ class _Walk:
             environment = read_bytes(f"{self._proc}/{pid}/environ")
         except OSError:
             return None
-        if b"SPOOL_RUN=" not in environment:
+        if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None
-        values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
-        spool, job, run = (os.fsdecode(values.get(key, b"")) for key in (b"SPOOL_DIR", b"SPOOL_JOB", b"SPOOL_RUN"))
-        return (spool, job, run) if spool and job and run else None
+        return _mark_in(environment)
+
+
+def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
+    """Return the processes that carry the mark of a hook of that spool: each pid and mark."""
+    found = []
+    for name in os.listdir(proc):
+        if name.isdigit():
+            try:
+                environment = read_bytes(f"{proc}/{name}/environ")
+            except OSError:
+                continue
+            mark = _mark_in(environment) if _HOOK_MARK in environment else None
+            if mark is not None and mark[0] == spool_dir and mark[2] == "0":
+                found.append((int(name), mark[1]))
+    return found
+
+
+def _mark_in(environment: bytes) -> tuple[str, str, str] | None:
+    values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
+    spool, hook = os.fsdecode(values.get(b"SPOOL_DIR", b"")), os.fsdecode(values.get(HOOK_MARK.encode(), b""))
+    job, run = os.fsdecode(values.get(b"SPOOL_JOB", b"")), os.fsdecode(values.get(b"SPOOL_RUN", b""))
+    if hook:
+        job, run = hook, "0"  # no run has that number
+    return (spool, job, run) if spool and job and run else None
 
 
 def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:

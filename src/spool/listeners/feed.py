@@ -1,0 +1,168 @@
+"""One listener, its thread, and how far it has come."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+
+from spool.core.events import Event
+from spool.listeners.base import Listener
+from spool.store.inbox import Found, Inbox
+
+log = logging.getLogger(__name__)
+
+MOST_OPEN = 10_000  # events that a listener has taken in and not dealt with
+MOST_TRIES = 3  # of telling what the process did not survive
+_LOOK_S = 5.0  # even if nobody says that there is more
+
+
+class Feed:
+    """Tells one listener of every event from its cursor on. *careful*: note each down before it is told."""
+
+    def __init__(self, listener: Listener, inbox: Inbox, *, careful: bool = False) -> None:
+        self._listener = listener
+        self._inbox = inbox
+        self._careful = careful
+        self._wake = threading.Condition()
+        self._news = True
+        self._open: dict[int, None] = {}  # where those events stand that are told and not done, in their order
+        self._read_to = inbox.position
+        self._tries = inbox.tries
+        self._leave_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"spool-{listener.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def more(self) -> None:
+        """Have it look whether there is more; from any thread."""
+        with self._wake:
+            self._news = True
+            self._wake.notify()
+
+    def leave(self, within_s: float) -> None:
+        """Have it leave when it has told all, and *within_s* at the latest."""
+        with self._wake:
+            self._leave_at = time.monotonic() + within_s
+            self._wake.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; return whether it has come."""
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    @property
+    def position(self) -> int:
+        """All before this is done."""
+        with self._wake:
+            return next(iter(self._open), self._read_to)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._news = False
+                told = self._tell_some()
+                due_s = self._tick()
+                self._save()
+                if self._over(idle=not told):
+                    return
+                if not told:
+                    self._sleep(due_s)
+        except Exception:
+            log.exception("the listener %s has come to its end by a mistake of the program", self._listener.name)
+        finally:
+            with suppress(Exception):
+                self._listener.close()
+            self._save()
+            self._inbox.close()
+
+    def _tell_some(self) -> bool:
+        """Tell of what can be read at once; return whether there was anything."""
+        if len(self._open) >= MOST_OPEN:
+            return False
+        try:
+            found = self._inbox.read(self._read_to)
+        except OSError as error:
+            log.error("cannot read the events: %s", error.strerror)
+            return False
+        for one in found:
+            if self._late:
+                return False
+            self._tell(one)
+        return bool(found)
+
+    def _tell(self, one: Found) -> None:
+        event = one.event
+        if event is not None and self._listener.wants(event.name):
+            if self._careful and not self._may_be_told(event, one.at):
+                event = None
+            if event is not None:
+                self._hear(event, one.at)
+        with self._wake:
+            self._read_to = one.end
+        self._tries = 0
+
+    def _may_be_told(self, event: Event, at: int) -> bool:
+        """Note down that an event is about to be told; False if that has ended this process too often."""
+        if self._tries >= MOST_TRIES:
+            log.error(
+                "%s is passed over for event %s: it has ended the process of the listeners %d times",
+                self._listener.name,
+                event.id,
+                self._tries,
+            )
+            return False
+        self._put(at, self._tries + 1)
+        return True
+
+    def _hear(self, event: Event, at: int) -> None:
+        with self._wake:
+            self._open[at] = None
+
+        def done() -> None:
+            with self._wake:
+                self._open.pop(at, None)
+                if self._leave_at is not None or len(self._open) == MOST_OPEN - 1:
+                    self._wake.notify()
+
+        try:
+            self._listener.hear(event, done)
+        except Exception:
+            log.exception("the listener %s failed with event %s", self._listener.name, event.id)
+            done()
+
+    def _tick(self) -> float | None:
+        try:
+            return self._listener.tick()
+        except Exception:
+            log.exception("the listener %s failed", self._listener.name)
+            return _LOOK_S
+
+    @property
+    def _late(self) -> bool:
+        return self._leave_at is not None and time.monotonic() >= self._leave_at
+
+    def _over(self, *, idle: bool) -> bool:
+        return self._leave_at is not None and (self._late or (idle and not self._open and not self._news))
+
+    def _sleep(self, due_s: float | None) -> None:
+        wait_s = _LOOK_S if due_s is None else min(due_s, _LOOK_S)
+        if self._leave_at is not None:
+            wait_s = min(wait_s, self._leave_at - time.monotonic())
+        with self._wake:
+            over = self._leave_at is not None and not self._open
+            if not self._news and not over and wait_s > 0:
+                self._wake.wait(wait_s)
+
+    def _save(self) -> None:
+        position = self.position
+        self._put(position, self._tries if position == self._inbox.position else 0)
+
+    def _put(self, position: int, tries: int) -> None:
+        try:
+            self._inbox.save(position, tries)
+        except OSError as error:
+            log.error("cannot write down how far %s has come: %s", self._listener.name, error.strerror)

@@ -1,0 +1,37 @@
+"""What the lines of the log look like, in the dispatcher and in the process beside it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+# What systemd's journal makes of the first characters of a line (sd-daemon(3)).
+_LEVELS = {
+    logging.DEBUG: "<7>",
+    logging.INFO: "<6>",
+    logging.WARNING: "<4>",
+    logging.ERROR: "<3>",
+    logging.CRITICAL: "<2>",
+}
+
+
+class _Lines(logging.Formatter):
+    """One line for each message; with a time for people, with a level for the journal."""
+
+    def __init__(self, *, journald: bool) -> None:
+        super().__init__("%(message)s" if journald else "%(asctime)s %(levelname)s %(message)s")
+        self._journald = journald
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return _LEVELS.get(record.levelno, "<6>") + text.replace("\n", " ") if self._journald else text
+
+
+def set_up_logging(level: str, *, journald: bool) -> None:
+    """Send the log to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(journald=journald))
+    root = logging.getLogger("spool")
+    root.handlers[:] = [handler]
+    root.propagate = False
+    root.setLevel(level.upper())

@@ -1,0 +1,190 @@
+"""The process of the listeners: a thread for each, and one that hears what the dispatcher says.
+
+Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and goes on from the
+cursors. While one of an earlier dispatcher still tells the last events, this one waits with telling, not with
+answering.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import threading
+import time
+from contextlib import suppress
+
+from spool.core import layout
+from spool.core.events import EventName
+from spool.core.layout import Layout
+from spool.core.model import SECOND_NS
+from spool.formats.listening import Ask, Hello, Kinds, read_told, render
+from spool.listeners import CAREFUL, KINDS, Listener, by_kind
+from spool.listeners.answers import Answers
+from spool.listeners.current import Current
+from spool.listeners.feed import Feed
+from spool.listeners.leftovers import Leftovers
+from spool.machine.children import become_subreaper
+from spool.store.disk import Disk
+from spool.store.inbox import Inbox
+from spool.store.outbox import cursors
+
+log = logging.getLogger(__name__)
+
+_LEAVE_S = 10.0  # and as long as one hook may take: how long after its dispatcher it stays to tell the rest
+_BEAT_S = 1.0
+_LOCK = ".lock"  # beside the cursors: held by who tells
+
+
+def serve(root: str, channel: int) -> int:
+    """Tell the listeners of the spool at *root* of its events until *channel* ends; return the exit code."""
+    return _Process(root, channel).run()
+
+
+class _Process:
+    def __init__(self, root: str, channel: int) -> None:
+        self._root = root
+        self._layout = Layout(root)
+        self._channel = channel
+        self._config = Current(root)
+        self._disk = Disk(f"{root}/{layout.STAGING}")
+        self._listeners: dict[str, Listener] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._lock: int | None = None
+        self._wanted = set(cursors(self._layout))
+        self._problems: list[str] = []
+        self._leftovers = Leftovers(root)
+        self._writing = threading.Lock()
+        self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
+        self._answers = Answers(self._listeners, self._say)
+        self._text = b""
+
+    def run(self) -> int:
+        become_subreaper()  # what hooks leave behind comes to us, and not to the dispatcher
+        stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(stop[1], warn_on_full_buffer=False)
+        self._make()
+        ready = select.poll()
+        ready.register(self._channel, select.POLLIN)
+        ready.register(stop[0], select.POLLIN)
+        leaving = False
+        while not leaving:
+            for fd, _ in ready.poll(_BEAT_S * 1000):
+                if fd != self._channel or not self._hear():
+                    leaving = True
+            self._go_on()
+        self._leave()
+        return 0
+
+    # What the dispatcher says.
+
+    def _hear(self) -> bool:
+        """Take in what was said; False if nobody is there any more."""
+        try:
+            data = os.read(self._channel, 1 << 18)
+        except OSError:
+            return False
+        if not data:
+            return False
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
+            match read_told(line):
+                case Kinds(kinds):
+                    self._wanted |= set(kinds)
+                    self._make()
+                case Ask(number, event):
+                    self._answers.ask(number, event)
+                case _:
+                    pass
+        for feed in self._feeds.values():
+            feed.more()
+        return True
+
+    def _say(self, line: bytes) -> None:
+        if not self._is_socket:
+            return
+        # Whoever asked may be gone.
+        with self._writing, suppress(OSError), socket.socket(fileno=os.dup(self._channel)) as channel:
+            channel.sendall(line)
+
+    # The listeners.
+
+    def _make(self) -> None:
+        """Make the listeners that are wanted and not there, and say who is there."""
+        for kind in KINDS:
+            if kind in self._wanted and kind not in self._listeners:
+                listener = self._made(kind)
+                if listener is not None:
+                    self._listeners[kind] = listener
+                else:
+                    self._wanted.discard(kind)
+        others = [listener for kind, listener in self._listeners.items() if kind != "hooks"]
+        self._say(
+            render(
+                Hello(
+                    wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
+                    asks=tuple(name for name in EventName if self._answers.asks(name, others)),
+                    problems=tuple(self._problems),
+                )
+            )
+        )
+
+    def _made(self, kind: str) -> Listener | None:
+        try:
+            return by_kind(kind, self._root, self._config)
+        except ImportError as error:
+            problem = f"nothing listens as {kind}: {error}"
+        except Exception as error:
+            log.exception("cannot start the listener %s", kind)
+            problem = f"cannot start the listener {kind}: {error}"
+        log.error("%s", problem)
+        self._problems.append(problem)
+        return None
+
+    def _go_on(self) -> None:
+        if self._lock is None and self._take_lock():
+            self._leftovers.end_strangers()
+        if self._lock is not None:
+            for kind, listener in self._listeners.items():
+                if kind not in self._feeds and kind in cursors(self._layout):
+                    feed = Feed(listener, Inbox(self._root, kind, self._disk), careful=kind in CAREFUL)
+                    self._feeds[kind] = feed
+                    feed.start()
+        self._leftovers.reap()
+
+    def _take_lock(self) -> bool:
+        directory = self._layout.at(layout.CURSORS)
+        if not os.path.isdir(directory):
+            return False
+        fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self._lock = fd
+        return True
+
+    def _leave(self) -> None:
+        """Tell what is there, for a limited time."""
+        within_s = _LEAVE_S + self._config().hook_time_limit_ns / SECOND_NS
+        deadline = time.monotonic() + within_s
+        while self._lock is None and time.monotonic() < deadline:
+            self._go_on()
+            if self._lock is None:
+                time.sleep(0.05)
+        self._go_on()
+        for feed in self._feeds.values():
+            feed.leave(_LEAVE_S)
+        for feed in self._feeds.values():
+            while not feed.join(min(0.2, max(0.0, deadline - time.monotonic()))):
+                self._leftovers.reap()
+                if time.monotonic() >= deadline:
+                    break
+        self._leftovers.end_all()

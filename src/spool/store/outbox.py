@@ -1,0 +1,139 @@
+"""`events.jsonl` as the dispatcher writes it, and the cursors of those who read it (FORMAT 15).
+
+The first line says at which position the rest begins. Positions count bytes and only grow: when what everybody has
+read is cut off, the file begins at a later one, and nobody's cursor changes. A cursor is a small file for each
+listener, made by the dispatcher when somebody begins to listen, and moved on by the listener.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from spool.core import layout
+from spool.core.layout import Layout
+from spool.formats.events import parse_base, parse_cursor, render_base, render_cursor
+from spool.store.disk import Disk, open_log
+from spool.store.spool import read_bytes
+
+_MOST = 1 << 30  # of the file that is read at once
+LONG_BYTES = 1 << 20  # worth cutting
+
+
+class Outbox:
+    """The writer's end. Nothing is opened before the first event, or before somebody listens."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._layout = Layout(root)
+        self._disk = disk
+        self._fd: int | None = None
+        self._mutex = threading.Lock()  # the descriptor changes when the file is cut
+        self._torn = False
+        self._base = 0  # the position of the first byte after the first line
+        self._head = 0  # bytes of the first line
+        self._size = 0  # of the file
+
+    @property
+    def end(self) -> int:
+        """The position after the last event."""
+        self._open()
+        return self._base + self._size - self._head
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there is enough in it to look whether all has been read."""
+        return self._size > LONG_BYTES
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines."""
+        fd = self._open()
+        if self._torn:  # the last append did not come to its end: this one begins a line of its own
+            lines = b"\n" + lines
+        self._torn = True
+        try:
+            self._disk.append(fd, lines)
+        finally:
+            self._size = os.fstat(fd).st_size
+        self._torn = False
+
+    def sync(self) -> None:
+        """Wait until every line is on the disk; from any thread."""
+        with self._mutex:
+            if self._fd is not None:
+                self._disk.sync_log(self._fd)
+
+    def begin(self, kind: str) -> bool:
+        """Let listener *kind* hear of everything from now on, unless it listens already; return whether that is new."""
+        if self.cursor(kind) is not None:
+            return False
+        self._disk.ensure_directory(self._layout.at(layout.CURSORS))
+        self._disk.put(self._layout.cursor(kind), render_cursor(self.end, 0))
+        return True
+
+    def cursor(self, kind: str) -> int | None:
+        """Return how far listener *kind* has come; None if it does not listen."""
+        found = parse_cursor(read_bytes(self._layout.cursor(kind)))
+        return found[0] if found is not None else None
+
+    def kinds(self) -> list[str]:
+        """Return who listens, or did when the last dispatcher lived."""
+        return cursors(self._layout)
+
+    def unread(self) -> bool:
+        """Whether somebody has not heard of everything."""
+        if not os.path.lexists(self._layout.at(layout.EVENTS)):
+            return False
+        return any((self.cursor(kind) or 0) < self.end for kind in self.kinds())
+
+    def cut(self) -> None:
+        """Throw away what everybody has read."""
+        positions = [self.cursor(kind) for kind in self.kinds()]
+        if not positions or None in positions or self._fd is None:
+            return
+        keep = min(min(at for at in positions if at is not None), self.end)
+        if keep - self._base < self._size // 2:
+            return
+        path = self._layout.at(layout.EVENTS)
+        data = read_bytes(path, _MOST) or b""
+        rest = data[self._head + keep - self._base :]
+        self._disk.put(path, render_base(keep) + rest)
+        with self._mutex:
+            os.close(self._fd)
+            self._fd = None
+        self._open()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._mutex:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def _open(self) -> int:
+        if self._fd is not None:
+            return self._fd
+        path = self._layout.at(layout.EVENTS)
+        data = read_bytes(path, _MOST)
+        base = parse_base(data) if data else None
+        if data is None or base is None:
+            # No position was ever given away that is greater: a file holds fewer bytes than it is nanoseconds old.
+            base = time.time_ns()
+            data = render_base(base)
+            self._disk.put(path, data)
+        self._base, self._head, self._size = base, data.index(b"\n") + 1, len(data)
+        fd = open_log(path)
+        if not data.endswith(b"\n"):
+            self._disk.append(fd, b"\n")
+            self._size += 1
+        with self._mutex:
+            self._fd = fd
+        return fd
+
+
+def cursors(paths: Layout) -> list[str]:
+    """Return the listeners that have a cursor."""
+    try:
+        return sorted(name for name in os.listdir(paths.at(layout.CURSORS)) if not name.startswith("."))
+    except OSError:
+        return []
