@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
 CORE_STDLIB = {
     "__future__",
     "abc",
+    "array",
     "bisect",
     "collections",
     "contextlib",
@@ -71,6 +72,7 @@ HOMES = {
     "watchdog": "dispatcher/watch.py",
 }
 ABROAD = {
+    ("listeners/apprising.py", "apprise"): "an extra that only those who want to be told of things need",
     ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked.py", "filelock"): "the type of the lock that it holds, for an annotation only",
     ("store/locked.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",

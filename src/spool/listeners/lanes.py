@@ -1,0 +1,175 @@
+"""Letters on their way: each address has a lane with a thread of its own, so that a dead receiver delays no other.
+
+A letter that fails is tried again, ever later, for a bounded time. A receiver that fails is left alone in between,
+whatever waits for it. What piles up for a person is sent as one letter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+
+from spool.listeners.letters import Letter, Transport, UndeliveredError, digest
+from spool.listeners.tallies import LETTERS
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long and how often a letter is tried."""
+
+    first_s: float = 2.0  # until the second try; each later wait is twice the one before
+    longest_s: float = 300.0
+    tries: int = 15
+    for_s: float = 3600.0  # a letter that is older is given up
+    most_waiting: int = 2_000  # for one address; the oldest is given up
+    gather_from: int = 20  # so many that wait for a person are sent as one
+    gather_most: int = 200
+    idle_s: float = 30.0  # a thread with nothing to do leaves
+
+    def after(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row, at least one."""
+        return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    letter: Letter
+    done: Callable[[], None]
+    since: float
+    tries: int = 0
+    due: float = 0.0
+
+
+@dataclass(slots=True)
+class _Work:
+    batch: list[_Waiting] = field(default_factory=list)  # to be sent together
+    stale: list[_Waiting] = field(default_factory=list)  # to be given up
+
+
+class Lane:
+    """What waits for one address."""
+
+    def __init__(self, transport: Transport, patience: Patience | None = None) -> None:
+        self.transport = transport
+        self._patience = patience or Patience()
+        self._change = Condition()
+        self._fresh: deque[_Waiting] = deque()  # never tried, the oldest first
+        self._tried: list[_Waiting] = []
+        self._thread: Thread | None = None
+        self._failures = 0  # of the receiver, in a row
+        self._rests_until = 0.0
+        self._closing = False
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Send *letter* in the background, and call *done* once it has arrived or is given up."""
+        dropped: list[_Waiting] = []
+        with self._change:
+            if len(self._fresh) >= self._patience.most_waiting:
+                dropped = [self._fresh.popleft() for _ in range(1 + len(self._fresh) // 10)]
+            self._fresh.append(_Waiting(letter, done, time.monotonic()))
+            if self._thread is None and not self._closing:
+                self._thread = Thread(target=self._run, name=f"to {self.transport.shown}", daemon=True)
+                self._thread.start()
+            self._change.notify()
+        self._give_up(dropped, "too many wait")
+
+    def close(self) -> None:
+        """Try what was never tried, and leave. What is not delivered then is not done."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
+
+    def join(self, deadline: float) -> None:
+        """Wait until the thread has left, but not longer than until *deadline* (monotonic)."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while self._next(work := _Work()):
+            self._give_up(work.stale, "it could not be told in time")
+            if work.batch:
+                self._deliver(work.batch)
+
+    def _next(self, work: _Work) -> bool:
+        """Wait for letters that are due or too old, and put them into *work*. False: leave."""
+        with self._change:
+            idle_since = time.monotonic()
+            while True:
+                now = time.monotonic()
+                self._take(now, work)
+                if work.batch or work.stale:
+                    return True
+                waits = bool(self._fresh or self._tried)
+                if self._closing or (not waits and now - idle_since >= self._patience.idle_s):
+                    self._thread = None
+                    return False
+                until = idle_since + self._patience.idle_s
+                if waits:
+                    soonest = now if self._fresh else min(waiting.due for waiting in self._tried)
+                    until = max(soonest, self._rests_until)
+                self._change.wait(max(0.001, until - now))
+
+    def _take(self, now: float, work: _Work) -> None:
+        too_old = now - self._patience.for_s
+        work.stale = [waiting for waiting in self._tried if waiting.since < too_old]
+        while self._fresh and self._fresh[0].since < too_old:
+            work.stale.append(self._fresh.popleft())
+        self._tried = [waiting for waiting in self._tried if waiting.since >= too_old]
+        if now < self._rests_until:
+            return
+        due = [] if self._closing else [waiting for waiting in self._tried if waiting.due <= now]
+        gathers = not self.transport.for_programs and len(due) + len(self._fresh) >= self._patience.gather_from
+        work.batch = due[: self._patience.gather_most if gathers else 1]
+        self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
+        while self._fresh and len(work.batch) < (self._patience.gather_most if gathers else 1):
+            work.batch.append(self._fresh.popleft())
+
+    def _deliver(self, batch: list[_Waiting]) -> None:
+        letters = [waiting.letter for waiting in batch]
+        try:
+            self.transport.send(letters[0] if len(letters) == 1 else digest(letters))
+        except UndeliveredError as error:
+            self._failed(batch, error)
+        except Exception as error:
+            # What others' code raises may say anything, also the address.
+            self._failed(batch, UndeliveredError(f"{type(error).__name__} in what sends it"))
+        else:
+            self._failures, self._rests_until = 0, 0.0
+            LETTERS.add("delivered", len(batch))
+            log.debug("told %s of %s", self.transport.shown, letters[0].title)
+            for waiting in batch:
+                waiting.done()
+
+    def _failed(self, batch: list[_Waiting], error: UndeliveredError) -> None:
+        LETTERS.add("failed", len(batch))
+        if error.for_good:
+            self._give_up(batch, str(error))
+            return
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("cannot tell %s of %s: %s; trying again", self.transport.shown, batch[0].letter.title, error)
+        self._rests_until = now + max(
+            self._patience.after(self._failures), min(error.after_s, self._patience.longest_s)
+        )
+        for waiting in batch:
+            waiting.tries += 1
+            waiting.due = now + self._patience.after(waiting.tries)
+        self._tried += [waiting for waiting in batch if waiting.tries < self._patience.tries]
+        self._give_up([waiting for waiting in batch if waiting.tries >= self._patience.tries], str(error))
+
+    def _give_up(self, given_up: list[_Waiting], why: str) -> None:
+        if not given_up:
+            return
+        more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
+        log.error("gave up telling %s of %s%s: %s", self.transport.shown, given_up[0].letter.title, more, why)
+        LETTERS.add("given_up", len(given_up))
+        for waiting in given_up:
+            waiting.done()

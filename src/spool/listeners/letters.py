@@ -1,0 +1,114 @@
+"""What is sent to one address of one event, and the ways that it may fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+_PLAIN = re.compile(r"[\w.+-]+(?:@[\w.-]+)?")
+_NO_SECRET = 4  # what is shorter protects nothing, and would black out half of a sentence
+_LONG = 16  # a piece of a path that nobody is meant to guess
+_WITH_TOKEN_IN_PATH = ("http", "https", "json", "jsons")
+
+
+class UndeliveredError(Exception):
+    """A letter did not arrive; says why, without secrets. *for_good*: another try would fail in the same way."""
+
+    def __init__(self, why: str, *, for_good: bool = False, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.for_good = for_good
+        self.after_s = after_s  # the receiver asks not to be tried earlier than that
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An event, worded for one address."""
+
+    event: str
+    title: str
+    body: str
+    document: dict[str, Any]  # the same for programs
+
+
+class Transport(Protocol):
+    """One way to one address."""
+
+    @property
+    def shown(self) -> str:
+        """The address for the log: without secrets."""
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether each letter must be sent alone, because a program reads it."""
+
+    def send(self, letter: Letter) -> None:
+        """Deliver, within a bounded time, or raise UndeliveredError."""
+
+
+def digest(letters: Sequence[Letter]) -> Letter:
+    """Return many letters to one person as one."""
+    counts: dict[str, int] = {}
+    for letter in letters:
+        counts[letter.event] = counts.get(letter.event, 0) + 1
+    told = ", ".join(f"{count} {event}" for event, count in counts.items())
+    lines = "".join(f"{letter.document.get('time', '')[:19]} {letter.title}\n" for letter in letters)
+    first = letters[0]
+    return Letter(first.event, f"spool: {len(letters)} events: {told}", lines, first.document)
+
+
+def masked(address: str) -> str:
+    """Return an address as it may stand in a log: of an URL no more than its scheme and, of a web hook, its host."""
+    scheme, is_url, _ = address.partition("://")
+    if not is_url:
+        return address if _PLAIN.fullmatch(address) else f"{address[:3]}..."
+    if scheme in _WITH_TOKEN_IN_PATH:
+        try:
+            parts = urlsplit(address)
+            port = f":{parts.port}" if parts.port else ""
+            return f"{scheme}://{parts.hostname}{port}/..."
+        except ValueError:
+            pass
+    return f"{scheme}://..."
+
+
+def scrubbed(text: str, address: str) -> str:
+    """Return *text* without anything of *address* that could be a secret: what others' programs say of it may hold one.
+
+    Of an URL that is its every part but the scheme; of a mail server or a web hook the host may stand.
+    """
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname or ""
+    except ValueError:
+        return "it cannot be understood"
+    rest = address.partition("://")[2] or address
+    pieces = {*re.split(r"[/?&=:@,;#]", rest), *re.split(r"[/?&=:@,;#]", unquote(rest)), rest, unquote(rest)}
+    if parts.scheme in (*_WITH_TOKEN_IN_PATH, "mailto", "mailtos"):
+        pieces.discard(host)
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) >= _NO_SECRET:
+            text = text.replace(piece, "***")
+    return text
+
+
+def has_secret(address: str) -> bool:
+    """Whether an address may hold a secret: a password, or the token of a service."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    if "://" not in address:
+        return False
+    if parts.scheme not in (*_WITH_TOKEN_IN_PATH, "mailto", "mailtos"):
+        return True
+    long = any(len(piece) >= _LONG for piece in parts.path.split("/"))
+    return (
+        parts.password is not None
+        or parts.query.startswith("+")
+        or "&+" in parts.query
+        or "pass=" in parts.query
+        or long
+    )

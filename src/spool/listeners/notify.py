@@ -1,0 +1,178 @@
+"""Messages to people and programs: a listener that sends letters in the background (docs/NOTIFICATIONS.md)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+
+from spool.core.events import Event, EventName
+from spool.core.notices import addressees
+from spool.core.wording import body, headline
+from spool.formats.config import Config
+from spool.formats.facts import facts
+from spool.listeners.lanes import Lane, Patience
+from spool.listeners.letters import Letter, Transport, UndeliveredError, has_secret, masked
+from spool.listeners.logtail import last_lines
+from spool.listeners.secrecy import who_else_reads
+from spool.listeners.shelltext import ShellText
+from spool.listeners.tallies import LETTERS
+from spool.listeners.webhook import SCHEMES, WebHook
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 100_000  # ids of events
+_CLOSE_S = 3.0
+_MOST_STEPS = 8  # from a contact to its address
+
+
+class Notifier:
+    """Tells whoever a job or the configuration names. *config* returns the configuration in force."""
+
+    name = "notify"
+
+    def __init__(self, root: str, config: Callable[[], Config], *, patience: Patience | None = None) -> None:
+        self._root = root
+        self._config = config
+        self._patience = patience
+        self._lanes: dict[tuple[str, str | None], Lane] = {}
+        self._seen: OrderedDict[str, list[Callable[[], None]] | None] = OrderedDict()  # None: done
+        self._lock = Lock()
+        self._complained: set[str] = set()
+
+    def wants(self, name: EventName) -> bool:
+        """All but the looks: which of them a job asks for is in the event."""
+        return name is not EventName.POLLING
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Write a letter to each address and have it sent; *done* when the last has arrived or is given up."""
+        with self._lock:
+            if event.id in self._seen:
+                waiting = self._seen[event.id]
+                if waiting is not None:
+                    waiting.append(done)
+                    return
+                repeated = True
+            else:
+                self._seen[event.id] = [done]
+                repeated = False
+        if repeated:
+            done()
+            return
+        to = self._to(event)
+        if not to:
+            self._done(event.id)
+            return
+        left = _Countdown(len(to), lambda: self._done(event.id))
+        document = facts(event)
+        title = f"spool: {headline(event)}"
+        texts: dict[int, str] = {}
+        for lane, lines in to:
+            if lines not in texts:
+                texts[lines] = body(event, last_lines(event.metadir, lines) if event.metadir else "")
+            lane.put(Letter(event.name.value, title, texts[lines], document), left.one)
+
+    def tick(self) -> float | None:
+        """Nothing is ever due: each address has a thread of its own."""
+        return None
+
+    def close(self) -> None:
+        """Try for a moment to send what has not been tried yet. The rest is told by the next process."""
+        deadline = time.monotonic() + _CLOSE_S
+        for lane in self._lanes.values():
+            lane.close()
+        for lane in self._lanes.values():
+            lane.join(deadline)
+
+    def _done(self, event_id: str) -> None:
+        with self._lock:
+            waiting = self._seen[event_id]
+            self._seen[event_id] = None
+            while len(self._seen) > _REMEMBERED and next(iter(self._seen.values())) is None:
+                self._seen.popitem(last=False)
+        for done in waiting or ():
+            done()
+
+    def _to(self, event: Event) -> list[tuple[Lane, int]]:
+        config = self._config()
+        found: dict[str, int] = {}
+        for named, lines in addressees(event, config.notify).items():
+            for address in self._addresses(named, config):
+                found[address] = max(found.get(address, 0), lines)
+        self._warn_of_readers(event, config)
+        lanes = []
+        for address, lines in found.items():
+            lane = self._lane(address, config.notifier)
+            if lane is not None:
+                lanes.append((lane, lines))
+        return lanes
+
+    def _addresses(self, named: str, config: Config, steps: int = _MOST_STEPS) -> list[str]:
+        """Return what a name stands for: itself, or the addresses of a contact, which may name others."""
+        if named not in config.contacts:
+            return [named.strip()]
+        if not steps:
+            self._complain(f"contacts of the configuration go round in a circle: {masked(named)}")
+            return []
+        return [address for to in config.contacts[named] for address in self._addresses(to, config, steps - 1)]
+
+    def _lane(self, address: str, notifier: str | None) -> Lane | None:
+        is_url = "://" in address
+        key = (address, None if is_url else notifier)
+        lane = self._lanes.get(key)
+        if lane is None:
+            try:
+                transport = _transport(address, notifier)
+            except UndeliveredError as error:
+                LETTERS.add("given_up")
+                self._complain(f"cannot tell {masked(address)} of anything: {error}")
+                return None
+            lane = self._lanes[key] = Lane(transport, self._patience)
+        return lane
+
+    def _complain(self, words: str) -> None:
+        if words not in self._complained:
+            self._complained.add(words)
+            log.error("%s", words)
+
+    def _warn_of_readers(self, event: Event, config: Config) -> None:
+        """Say so, once, where others can read the secrets of a file."""
+        stated = [address for to in config.contacts.values() for address in to]
+        stated += [address for rule in config.notify for address in rule.to]
+        of_job = event.notify.to if event.notify is not None else ()
+        for path in who_else_reads(
+            self._root,
+            in_config=any(map(has_secret, stated)),
+            job=event.job if any(map(has_secret, of_job)) else None,
+        ):
+            self._complain(f"{path} holds secrets, and others can read it; chmod 600 {path}")
+
+
+class _Countdown:
+    """Calls once, when so many have come, from whatever threads."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left, self._then, self._lock = count, then, Lock()
+
+    def one(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._then()
+
+
+def _transport(address: str, notifier: str | None) -> Transport:
+    """Return the way to *address*. Raises UndeliveredError if there is none."""
+    scheme, is_url, _ = address.partition("://")
+    if not is_url:
+        if notifier is None:
+            raise UndeliveredError("it is no URL and none of `contacts`, and the configuration has no `notifier`")
+        return ShellText(notifier, address)
+    from spool.listeners.apprising import Service, understands
+
+    if scheme in SCHEMES and not (scheme == "https" and understands(address)):
+        return WebHook(address)
+    return Service(address)

@@ -1,0 +1,353 @@
+"""Notifications, to a real mail server, a real web server and a real shell."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+
+from receivers import HOST, MailServer, WebServer
+from spool import __version__
+from spool.core.events import Event, EventName
+from spool.core.model import Notify, Result, State
+from spool.core.notices import NotifyRule
+from spool.formats.config import Config
+from spool.listeners import webhook
+from spool.listeners.lanes import Patience
+from spool.listeners.notify import Notifier
+from support import wait_for
+
+SECRET = "s3cr3t-t0ken-of-mine"
+QUICK = Patience(first_s=0.01, longest_s=0.05, tries=200, for_s=60.0, idle_s=0.2)
+RESULT = Result(
+    "train", 3, 1, State.FAILED, "exit code 3", submitted_at_ns=0, started_at_ns=0, ended_at_ns=0, exit_code=3
+)
+FAILED = Event(
+    id="train/3/failed",
+    name=EventName.FAILED,
+    at_ns=1_700_000_000_000_000_000,
+    host="box",
+    version=__version__,
+    spool_dir="/s",
+    reason="exit code 3",
+    job="train",
+    run=3,
+    user="bob",
+    project="vision",
+    result=RESULT,
+)
+
+
+class Told:
+    """A notifier with its configuration, and how many events are done."""
+
+    def __init__(self, root: Path, config: Config, patience: Patience = QUICK) -> None:
+        self.config = config
+        self.notifier = Notifier(str(root), lambda: self.config, patience=patience)
+        self.done: list[str] = []
+
+    def hear(self, event: Event) -> None:
+        self.notifier.hear(event, lambda: self.done.append(event.id))
+
+    def of(self, event: Event, *addresses: str, log_lines: int = 0) -> Event:
+        """Have the job of *event* name these addresses, and hear it."""
+        event = replace(event, notify=Notify(addresses, ("ended",), log_lines))
+        self.hear(event)
+        return event
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    """Return a notifier without a configuration."""
+    made = Told(tmp_path, Config())
+    yield made
+    made.notifier.close()
+
+
+def text_of(mail: EmailMessage) -> str:
+    """Return the plain text of a mail."""
+    body = mail.get_body(("plain",))
+    assert body is not None
+    return str(body.get_content()).replace("\r\n", "\n")
+
+
+def test_a_mail_is_one_that_a_person_likes_to_read(told: Told, mail: MailServer, tmp_path: Path) -> None:
+    """By a real mail server: the subject says it all, the text has the facts and the end of the job's log."""
+    (tmp_path / "log").write_text("one\n10%\r20%\rtwo\n\x1b[31mthree\x1b[0m\n")
+    told.of(
+        replace(FAILED, metadir=str(tmp_path)),
+        f"mailto://{HOST}:{mail.port}?from=spool@example.org&to=bob@example.org",
+        log_lines=2,
+    )
+    wait_for(lambda: told.done)
+    (sent,) = mail.mails
+    assert sent["Subject"] == "spool: train has failed: exit code 3"
+    assert mail.to == ["<bob@example.org>"]
+    assert "user: bob, project vision\nhost: box\ntime: 2023-11-14 22:13:20 UTC\nexit code: 3\n" in text_of(sent)
+    assert text_of(sent).rstrip().endswith("The end of its log:\n\ntwo\nthree")
+    assert sent.get_content_type() == "text/plain"
+
+
+def test_a_dead_mail_server_delays_nobody_and_is_told_when_it_is_back(
+    told: Told, mail: MailServer, web: WebServer
+) -> None:
+    """While it refuses and while it stalls the web hook is told all the same; afterwards the mails arrive."""
+    mail.mode = "dead"
+    to = f"mailto://{HOST}:{mail.port}?from=spool@example.org&to=bob@example.org&cto=0.2&rto=0.2"
+    first = told.of(FAILED, to, f"http://{HOST}:{web.port}/hook")
+    wait_for(lambda: mail.tries > 2)
+    mail.mode = "stalls"
+    before = mail.tries
+    wait_for(lambda: mail.tries > before)
+    told.of(replace(FAILED, id="train/4/failed", run=4), to, f"http://{HOST}:{web.port}/hook")
+    wait_for(lambda: len(web.documents) == 2)
+    assert told.done == []
+    mail.mode = "well"
+    mail.over.set()
+    wait_for(lambda: len(told.done) == 2)
+    assert sorted(told.done) == [first.id, "train/4/failed"]
+    assert len(mail.mails) == 2
+
+
+def test_a_web_hook_gets_the_documented_object(told: Told, web: WebServer) -> None:
+    """The body is the event as JSON with a text for people; who sends it is in the headers."""
+    event = told.of(FAILED, f"http://me:{SECRET}@{HOST}:{web.port}/hook/a%20b?channel=1&+X-Token=a%20b")
+    wait_for(lambda: told.done)
+    ((path, headers, document),) = web.requests
+    assert path == "/hook/a%20b?channel=1"
+    assert headers["User-Agent"] == f"spool/{__version__}"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["X-Spool-Event"] == "failed"
+    assert headers["Idempotency-Key"] == event.id
+    assert headers["X-Token"] == "a b"
+    assert headers["Authorization"].startswith("Basic ")
+    assert document["title"] == "spool: train has failed: exit code 3"
+    assert document["message"].startswith("run: 3\nuser: bob")
+    wanted = {
+        "id",
+        "event",
+        "time",
+        "host",
+        "version",
+        "job",
+        "run",
+        "reason",
+        "outcome",
+        "user",
+        "project",
+        "exit_code",
+    }
+    assert wanted < set(document)
+    assert SECRET not in json.dumps(document)
+
+
+def test_a_web_hook_that_fails_and_stalls_is_told_once_when_it_recovers(
+    told: Told, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5xx, 429 and silence are tried again, with the same id each time, until one of the tries is taken."""
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.2)
+    web.answers = [500, "stall", 429, 503]
+    told.of(FAILED, f"http://{HOST}:{web.port}/hook")
+    wait_for(lambda: told.done)
+    assert [document["id"] for document in web.documents] == [FAILED.id] * 5
+    assert len({headers["Idempotency-Key"] for _, headers, _ in web.requests}) == 1
+
+
+@pytest.mark.parametrize("answer", [400, 404, 410, 302])
+def test_what_a_receiver_will_never_take_is_not_tried_again(
+    told: Told, web: WebServer, answer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A 4xx is an answer; a redirect would carry the secrets elsewhere. Both are reported, and the event is done."""
+    web.answers = [answer]
+    told.of(FAILED, f"http://{HOST}:{web.port}/{SECRET}")
+    wait_for(lambda: told.done)
+    assert len(web.requests) == 1
+    assert f"HTTP {answer}" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
+    """The limit holds for the whole exchange, not only between two bytes of it."""
+    from spool.listeners.letters import Letter, UndeliveredError
+    from spool.listeners.webhook import WebHook
+
+    web.answers = ["drip"]
+    with pytest.raises(UndeliveredError):
+        WebHook(f"http://{HOST}:{web.port}/", limit_s=0.3).send(Letter("failed", "t", "b", {}))
+
+
+def test_tries_are_bounded(tmp_path: Path, web: WebServer, caplog: pytest.LogCaptureFixture) -> None:
+    """After so many tries a letter is given up and the event is done, with a line in the log."""
+    web.answers = [500] * 10
+    told = Told(tmp_path, Config(), replace(QUICK, tries=3))
+    told.of(FAILED, f"http://{HOST}:{web.port}/")
+    wait_for(lambda: told.done)
+    assert len(web.requests) == 3
+    assert "gave up telling" in caplog.text
+    told.notifier.close()
+
+
+def test_a_letter_that_is_too_old_is_given_up(tmp_path: Path, web: WebServer) -> None:
+    """Nobody wants yesterday's news of a receiver that was away for a day."""
+    web.answers = [500] * 1000
+    told = Told(tmp_path, Config(), replace(QUICK, tries=1000, for_s=0.2))
+    told.of(FAILED, f"http://{HOST}:{web.port}/")
+    wait_for(lambda: told.done)
+    told.notifier.close()
+
+
+def test_an_event_that_is_told_again_is_sent_once(told: Told, web: WebServer) -> None:
+    """A repeat is known by its id, also while the first is on its way; each is done."""
+    web.answers = [500, 500]
+    for _ in range(3):
+        told.of(FAILED, f"http://{HOST}:{web.port}/")
+    wait_for(lambda: len(told.done) == 3)
+    told.of(FAILED, f"http://{HOST}:{web.port}/")
+    assert len(told.done) == 4
+    assert [answer for answer in web.documents if answer] == web.documents
+    assert len(web.requests) == 3
+
+
+def test_many_messages_to_a_person_become_one(told: Told, mail: MailServer) -> None:
+    """What piled up while the mail server was away comes as one mail that counts and lists it."""
+    mail.mode = "dead"
+    to = f"mailto://{HOST}:{mail.port}?from=spool@example.org&to=bob@example.org"
+    told.of(FAILED, to)
+    wait_for(lambda: mail.tries > 1)
+    for number in range(60):
+        told.of(replace(FAILED, id=f"{number}", job=f"task-{number}"), to)
+    mail.mode = "well"
+    wait_for(lambda: len(told.done) == 61)
+    assert len(mail.mails) < 10
+    assert any("events: " in mail["Subject"] for mail in mail.mails)
+    everything = "\n".join(text_of(mail) + mail["Subject"] for mail in mail.mails)
+    assert all(f"task-{number} has failed" in everything for number in range(60))
+
+
+def test_each_program_is_told_of_each_event(told: Told, web: WebServer) -> None:
+    """A web hook gets every event alone and in order, however many wait."""
+    for number in range(60):
+        told.of(replace(FAILED, id=f"{number}"), f"http://{HOST}:{web.port}/")
+    wait_for(lambda: len(told.done) == 60)
+    assert [document["id"] for document in web.documents] == [f"{number}" for number in range(60)]
+
+
+def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: Told, tmp_path: Path) -> None:
+    """The shell text has the address as $1 and the event as $2, and the message on its standard input."""
+    told.config = Config(notifier=f'{{ echo "$1 $2"; cat; }} > {tmp_path}/sent')
+    told.of(FAILED, "bob@example.org")
+    wait_for(lambda: told.done)
+    lines = (tmp_path / "sent").read_text().splitlines()
+    assert lines[:4] == ["bob@example.org failed", "spool: train has failed: exit code 3", "", "run: 3"]
+
+
+def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
+    """Its exit code and its last words are the reason; what it left behind is gone."""
+    from spool.listeners.letters import Letter, UndeliveredError
+    from spool.listeners.shelltext import ShellText
+
+    letter = Letter("failed", "t", "b", {})
+    with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
+        ShellText("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(letter)
+    pid = tmp_path / "pid"
+    with pytest.raises(UndeliveredError, match=r"within 0\.2 s"):
+        ShellText(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(letter)
+    wait_for(lambda: not os.path.exists(f"/proc/{int(pid.read_text())}"))
+
+
+def test_contacts_and_rules_of_the_configuration(told: Told, web: WebServer) -> None:
+    """Jobs name a contact, contacts may name others, and rules tell of everybody's jobs; each address is told once."""
+    hook = f"http://{HOST}:{web.port}"
+    told.config = Config(
+        contacts={"bob": (f"{hook}/bob",), "team": ("bob", f"{hook}/team"), "loop": ("loop",)},
+        notify=(
+            NotifyRule(("team",), on=("failed",), users=("bob",)),
+            NotifyRule((f"{hook}/never",), projects=("nlp",)),
+            NotifyRule((f"{hook}/gpus",), on=("gpu_free",)),
+        ),
+    )
+    told.of(FAILED, "bob", "loop")
+    told.hear(replace(FAILED, id="g", name=EventName.GPU_FREE, job=None, user=None, gpu="GPU-a", result=None))
+    wait_for(lambda: len(told.done) == 2)
+    assert sorted(path for path, _, _ in web.requests) == ["/bob", "/gpus", "/team"]
+
+
+def test_what_nobody_asked_for_is_done_at_once(told: Told) -> None:
+    """An event without an addressee needs not be told again."""
+    told.hear(FAILED)
+    assert told.done == [FAILED.id]
+    assert not told.notifier.wants(EventName.POLLING)
+    assert all(told.notifier.wants(name) for name in EventName if name is not EventName.POLLING)
+    assert told.notifier.tick() is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"nosuch://{SECRET}",
+        f"mailto://{SECRET}",
+        f"discord://{SECRET}",
+        f"http://[{SECRET}",
+        f"http://:{SECRET}@",
+        f"mailto:bob:{SECRET}@example.org",
+        f"http://{HOST}:1/{SECRET}?+X-Token={SECRET}",
+        f"slack://{SECRET}/{SECRET}/{SECRET}",
+    ],
+)
+def test_no_secret_of_an_address_is_logged(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with an address, the log says what, names it by its scheme, and has no part of its secret."""
+    caplog.set_level(logging.DEBUG)
+    told = Told(tmp_path, Config(), replace(QUICK, tries=2))
+    told.of(FAILED, address)
+    wait_for(lambda: told.done)
+    told.notifier.close()
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "cannot tell" in said or "gave up telling" in said
+    assert SECRET not in said
+    assert address.partition(":")[0][:3] in said
+
+
+def test_whoever_can_read_the_secrets_is_said(told: Told, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A configuration with secrets that the group may read is reported once; behind a closed door it is nobody's."""
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    told.config = Config(contacts={"me": (f"discord://1/{SECRET}",)})
+    config.chmod(0o644)
+    tmp_path.chmod(0o700)
+    told.hear(FAILED)
+    assert "others can read it" not in caplog.text
+    tmp_path.chmod(0o755)
+    for number in range(3):
+        told.hear(replace(FAILED, id=f"{number}"))
+    assert caplog.text.count(f"chmod 600 {config}") == 1
+
+
+def test_without_apprise_web_hooks_work_and_the_rest_says_what_to_install(
+    told: Told, web: WebServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Apprise is an extra: who does not need it does not notice."""
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    told.of(FAILED, f"http://{HOST}:{web.port}/", "mailto://example.org")
+    wait_for(lambda: told.done)
+    assert len(web.requests) == 1
+    assert "pip install 'spool-scheduler[notify]'" in caplog.text
+
+
+def test_close_sends_what_was_never_tried_and_leaves(tmp_path: Path, web: WebServer) -> None:
+    """That the dispatcher has stopped is told, although there is nobody to tell it after that."""
+    told = Told(tmp_path, Config())
+    told.of(FAILED, f"http://{HOST}:{web.port}/")
+    told.notifier.close()
+    assert told.done
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("to ")]
+    assert threads == []
