@@ -27,8 +27,10 @@ _serial = count(1)
 class Served:
     """One spool, and the dispatcher that serves it (or does not at the moment)."""
 
-    def __init__(self, root: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str] | None = None, executor: str | None = None) -> None:
+        """*executor* runs the jobs whose files do not name another."""
         self.root = root
+        self.executor = executor
         if not root.exists():
             make_spool(root)
         self.environment = {
@@ -108,7 +110,8 @@ class Served:
 
     def text(self, command: str | Sequence[str], **keys: Any) -> bytes:
         """Return a job file; it runs in the spool's parent unless it says otherwise."""
-        return jobfile.dump({"command": command, "workdir": str(self.root.parent), **keys})
+        keys = {"workdir": str(self.root.parent), "executor": self.executor} | keys
+        return jobfile.dump({"command": command} | {key: value for key, value in keys.items() if value is not None})
 
     def drop(self, name: str, command: str | Sequence[str] | bytes, *, place: str = "queued", **keys: Any) -> Path:
         """Put a whole job file into *place* at once, as `mv` from `.tmp/` does."""
@@ -204,7 +207,7 @@ class Served:
     def looked(self) -> None:
         """Return when the dispatcher has certainly seen everything that is there now."""
         name = f"looked-{next(_serial)}"
-        self.drop(name, ["/bin/true"], cpus=0, priority=255)
+        self.drop(name, ["/bin/true"], cpus=0, priority=255, executor=None)
         self.wait_done(name)
 
     def until(self, condition: Callable[[], T], what: str) -> T:
@@ -234,10 +237,20 @@ class Served:
         assert "Traceback" not in self.said(), self.said()[-3000:]
 
     def end_runs(self) -> None:
-        """Kill everything that carries this spool's mark, whatever it is."""
+        """Kill everything that carries this spool's mark, whatever it is, and end its tmux server if it has one."""
         for pid in marked(self.root):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if (self.root / layout.TERMINALS).exists():
+            self.tmux("kill-server")
+
+    def tmux(self, *words: str) -> str:
+        """Ask the spool's own tmux server, and return what it says."""
+        command = ["tmux", "-S", str(self.root / layout.TERMINALS), *words]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout + done.stderr
 
 
 def marked(root: Path, job: str | None = None) -> set[int]:

@@ -1,7 +1,11 @@
-"""Spools with real dispatchers."""
+"""Spools with real dispatchers.
+
+A module that says `EXECUTORS = (...)` has each of its tests that use one run under each of these.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +14,26 @@ import pytest
 from served import Served
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the executor to the tests of the modules that name several."""
+    names = getattr(metafunc.module, "EXECUTORS", ())
+    if names and "executor" in metafunc.fixturenames:
+        metafunc.parametrize("executor", names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def executor(request: pytest.FixtureRequest) -> str | None:
+    """Name what runs the jobs of the test's spool; None is what spool takes by itself."""
+    name: str | None = getattr(request, "param", None)
+    if name == "tmux" and shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    return name
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path, executor: str | None) -> Iterator[Served]:
     """Give a spool of the test's own; the test starts the dispatcher."""
-    spool = Served(tmp_path / "spool")
+    spool = Served(tmp_path / "spool", executor=executor)
     try:
         yield spool
         spool.close()
@@ -25,9 +45,9 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def shared_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def shared_spool(tmp_path_factory: pytest.TempPathFactory, executor: str | None) -> Iterator[Served]:
     """Give the spool of a whole module, for tests that do not disturb each other, with 8 CPUs to give."""
-    spool = Served(tmp_path_factory.mktemp("shared") / "spool")
+    spool = Served(tmp_path_factory.mktemp("shared") / "spool", executor=executor)
     (spool.root / "config.toml").write_text('cpus = 8\nlook_every = "1h"\n')
     spool.start()
     try:

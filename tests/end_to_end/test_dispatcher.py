@@ -16,6 +16,7 @@ import pytest
 from served import Served, alive, marked, overlap
 from support import ROOT, wait_for
 
+_BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
 _BLIND = """
 import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]
@@ -54,6 +55,7 @@ def test_priority_then_arrival_decides(served: Served) -> None:
     assert started == ["gate", "job-1", "job-4", "job-0", "job-2", "job-5", "job-3"]
 
 
+@_BOTH
 def test_nothing_is_given_twice(served: Served) -> None:
     """Forty jobs on three CPUs never run more than three at once, and use all three."""
     _configure(served, "cpus = 3\n")
@@ -229,6 +231,7 @@ def test_an_odd_configuration_file_harms_nobody(shared: Served, kind: str) -> No
     shared.looked()
 
 
+@_BOTH
 def test_term_leaves_jobs_running(served: Served) -> None:
     """TERM, INT: the dispatcher leaves with 0, and what runs goes on."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -255,6 +258,7 @@ def test_a_second_dispatcher_is_refused(served: Served) -> None:
     assert served.lives()
 
 
+@_BOTH
 def test_once_does_one_pass(served: Served) -> None:
     """`--once` starts what fits, and leaves without waiting for it."""
     _configure(served, "cpus = 1\n")
@@ -265,6 +269,7 @@ def test_once_does_one_pass(served: Served) -> None:
     served.end_runs()
 
 
+@_BOTH
 def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
     """`--until-idle` runs what waits, chains and retries included, and leaves; held files do not keep it."""
     served.drop("kept", "true", place="held")

@@ -14,6 +14,8 @@ from plugins.fake_nvml import FakeNvml
 from served import Served, overlap, pids_in
 from support import wait_for
 
+EXECUTORS = ("process", "tmux")
+
 _ECHO = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPUS"'
 
 
@@ -22,11 +24,11 @@ def _uuid(at: int) -> str:
 
 
 @pytest.fixture
-def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[Served]:
     """Give a spool with four GPUs of 80 GiB, whose dispatcher looks at them often."""
     for at in range(4):
         fake_nvml.gpu(_uuid(at), bus=at)
-    spool = Served(tmp_path / "spool", fake_nvml.variables)
+    spool = Served(tmp_path / "spool", fake_nvml.variables, executor)
     (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "200ms"\n')
     try:
         yield spool

@@ -13,6 +13,8 @@ import pytest
 from served import Served, alive, marked, pids_in
 from support import wait_for
 
+EXECUTORS = ("process", "tmux")
+
 # Ways to leave a child behind that a process group or a session does not know of. Each prints the child's pid.
 _ESCAPES = {
     "plain": "sleep 1000 & echo $!",
