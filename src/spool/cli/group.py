@@ -42,6 +42,7 @@ SECTIONS = (
             "gpus": "Show each GPU, who has it, and why it is not given.",
             "reserve": "Keep GPUs for somebody, for a time.",
             "plan": "Show what would start now, and what waits and why.",
+            "stats": "Show what ended runs waited, took and used, by user, day and so on.",
             "simulate": "Simulate a workload, and compare policies.",
         },
     ),
@@ -67,7 +68,8 @@ _ELSEWHERE = {
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
-    "reservations": "reserve list", "predict": "plan",
+    "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
+    "sacct": "ls -a",
 }  # fmt: skip
 # What the world around us does to a file system; any other OSError is a bug and says where.
 _EXPECTED = frozenset(

@@ -60,8 +60,8 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
         jobs=len(outcomes),
         left=len(outcomes) - len(began),
         mean_wait_ns=sum(waits) // len(waits) if waits else None,
-        median_wait_ns=_rank(waits, 50),
-        wait_95_ns=_rank(waits, 95),
+        median_wait_ns=nearest_rank(waits, 50),
+        wait_95_ns=nearest_rank(waits, 95),
         mean_bounded_slowdown=sum(map(_slowdown, began)) / len(began) if began else None,
         utilisation=used / (cpus * makespan) if cpus and makespan else None,
         gpu_utilisation=gpu_used / (gpus * makespan) if gpus and makespan else None,
@@ -96,7 +96,7 @@ def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
 
 
-def _rank(ordered: Sequence[int], percent: int) -> int | None:
+def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
     """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 

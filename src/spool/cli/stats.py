@@ -1,0 +1,226 @@
+"""`spool stats`: what the runs that have ended waited, took and used."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, opened
+from spool.cli.group import tell
+from spool.cli.verb import Verb
+from spool.core.accounting import By, Statistics, Wanted
+from spool.core.errors import InvalidValue, UsageError
+from spool.core.model import OUTCOMES, State
+from spool.core.reasons import count_of
+from spool.core.tally import Totals
+from spool.dispatcher.statistics import Report, moment, report
+
+_NONE = "-"
+
+
+@click.command(cls=Verb)
+@click.option("--by", type=click.Choice([each.value for each in By]), help="A row for each of these.")
+@click.option("--since", metavar="TIME", help='Only runs that ended since then: "7d" (ago), "today", a date, a time.')
+@click.option("--until", metavar="TIME", help="Only runs that ended before then.")
+@click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
+@click.option("-p", "--project", metavar="NAME", help="Only runs of this project.")
+@json_option
+@click.pass_obj
+def command(
+    root: str,
+    by: str | None,
+    since: str | None,
+    until: str | None,
+    user: str | None,
+    project: str | None,
+    as_json: bool,
+) -> int:
+    """Show what the runs that have ended waited, took and used.
+
+    A run belongs to the period in which it ended; hours and peaks are of what was given within the period. CPU-H and
+    GPU-H are hours times what was given, USED is CPU time of what was given, and the peaks are the most in use at one
+    moment. SUCCESS is of jobs, those that were cancelled left out: a job that finished at its second try is one
+    success.
+
+      spool stats --since 7d
+      spool stats --by user --since 2026-01-01 --until 2026-02-01
+      spool stats --by day --json | jq -r '.groups[] | [.day, .gpu_hours] | @tsv'
+
+    By hand: the lines of history.jsonl
+    """
+    now_ns = time.time_ns()
+    wanted = Wanted(_moment("--since", since, now_ns), _moment("--until", until, now_ns), user, project)
+    if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
+        raise UsageError("cannot count runs: --since is not before --until")
+    key = By(by) if by is not None else None
+    found = report(opened(root), wanted, key)
+    if as_json:
+        _print_json(found, wanted, key)
+    elif not found.statistics.total.runs and not found.statistics.groups:
+        tell("no run has ended" + (" that is wanted" if wanted != Wanted() else ""))
+    elif key is None:
+        render.pairs(_pairs(found.statistics))
+    else:
+        _print_table(found.statistics, key)
+    _remark(found)
+    return 0
+
+
+def _moment(option: str, text: str | None, now_ns: int) -> int | None:
+    if text is None:
+        return None
+    try:
+        return moment(text, now_ns)
+    except InvalidValue as error:
+        raise UsageError(f"cannot understand {option}: {error}") from None
+
+
+def _remark(found: Report) -> None:
+    """Say on stderr what was left out."""
+    if found.unreadable:
+        tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
+    if found.statistics.duplicates:
+        tell(f"{count_of(found.statistics.duplicates, 'run')} stood in the history more than once and counted once")
+    if found.statistics.clock_set:
+        tell(f"{count_of(found.statistics.clock_set, 'run')} ended before beginning: the clock was set; not timed")
+    for problem in found.problems:
+        tell(problem)
+
+
+def _print_json(found: Report, wanted: Wanted, by: By | None) -> None:
+    statistics = found.statistics
+    render.as_json(
+        {
+            "version": 1,
+            **render.plain(wanted),
+            "by": by,
+            **render.plain(_Ends(statistics.first_at_ns, statistics.last_at_ns)),
+            "total": statistics.total,
+            "groups": [{by: key, **render.plain(totals)} for key, totals in statistics.groups] if by else [],
+            "unreadable_lines": found.unreadable,
+            "duplicate_runs": statistics.duplicates,
+            "clock_set_runs": statistics.clock_set,
+            "problems": found.problems,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    first_end_at_ns: int | None
+    last_end_at_ns: int | None
+
+
+def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
+    total = statistics.total
+    lines = [
+        ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
+        ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
+        ("outcomes", ", ".join(f"{count} {outcome}" for outcome, count in total.outcomes.items() if count)),
+        ("success", render.percent(total.success_rate) or "(of no job)"),
+        ("run again", f"{total.retries} by retry, {total.requeues} requeued"),
+        ("wait", _times(total.wait_median_ns, total.wait_p90_ns, total.wait_mean_ns)),
+        ("run time", _times(total.run_time_median_ns, total.run_time_p90_ns, None)),
+        ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
+        ("CPU hours", _cpu_hours(total)),
+        ("GPU hours", render.ratio(total.gpu_hours) if total.peak_gpus else ""),
+        ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
+        ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
+        ("most memory", _memory(total)),
+    ]
+    return [(name, value) for name, value in lines if value]
+
+
+def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> str:
+    if median_ns is None:
+        return ""
+    mean = f", mean {render.duration(mean_ns)}" if mean_ns is not None else ""
+    return f"median {render.duration(median_ns)}, 90 % within {render.duration(p90_ns)}{mean}"
+
+
+def _cpu_hours(total: Totals) -> str:
+    given = f"{render.ratio(total.cpu_hours)} given"
+    if total.cpu_used_hours is None:
+        return f"{given}; how much of it was used is unknown" if total.cpu_hours else ""
+    timed = sum(total.outcomes.values())
+    of = f" by the {total.cpu_used_runs} runs of which it is known" if total.cpu_used_runs < timed else ""
+    part = f" ({render.percent(total.cpu_efficiency)})" if total.cpu_efficiency is not None else ""
+    return f"{given}, {render.ratio(total.cpu_used_hours)} used{of}{part}"
+
+
+def _peak(count: int, at_ns: int | None) -> str:
+    return f"{count} at once, first on {render.moment(at_ns)}" if count else ""
+
+
+def _memory(total: Totals) -> str:
+    return f"{render.size(total.peak_memory_bytes)} by {total.peak_memory_job}" if total.peak_memory_job else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One column of the table; of two that do not fit the terminal the one of the lower weight is left out."""
+
+    title: str
+    weight: int
+    text: Callable[[Totals], str]
+
+
+def _outcome(state: State) -> Callable[[Totals], str]:
+    return lambda totals: render.count(totals.outcomes.get(state.value) or None)
+
+
+_SHORT = {State.OUT_OF_MEMORY: "NO MEM", State.UNSCHEDULABLE: "UNSCHED", State.CANCELLED: "CANCEL"}
+_OUTCOME_WEIGHTS = {State.FINISHED: 55, State.FAILED: 54}
+_CELLS = (
+    _Cell("RUNS", 99, lambda each: str(each.runs)),
+    *(
+        _Cell(_SHORT.get(state, state.upper()), _OUTCOME_WEIGHTS.get(state, 35), _outcome(state))
+        for state in State
+        if state in OUTCOMES
+    ),
+    _Cell("SUCCESS", 80, lambda each: render.percent(each.success_rate)),
+    _Cell("RETRIES", 25, lambda each: render.count(each.retries or None)),
+    _Cell("WAIT", 70, lambda each: render.duration(each.wait_median_ns)),
+    _Cell("90 %", 40, lambda each: render.duration(each.wait_p90_ns)),
+    _Cell("MEAN", 15, lambda each: render.duration(each.wait_mean_ns)),
+    _Cell("RUN TIME", 65, lambda each: render.duration(each.run_time_median_ns)),
+    _Cell("90 %", 30, lambda each: render.duration(each.run_time_p90_ns)),
+    _Cell("SUM", 20, lambda each: render.duration(each.run_time_sum_ns)),
+    _Cell("CPU-H", 90, lambda each: render.ratio(each.cpu_hours)),
+    _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
+    _Cell("GPU-H", 90, lambda each: render.ratio(each.gpu_hours) if each.gpu_hours else ""),
+    _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
+    _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
+    _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),
+)
+
+
+def _print_table(statistics: Statistics, by: By) -> None:
+    """Print a row for each group and one for all, without columns that say nothing or do not fit a terminal."""
+    keys = [key if key is not None else _NONE for key, _ in statistics.groups]
+    rows = [totals for _, totals in statistics.groups]
+    if len(rows) > 1:
+        keys.append("all")
+        rows.append(statistics.total)
+    outcomes = {_SHORT.get(state, state.upper()) for state in OUTCOMES} if by is By.STATE else set()
+    columns = [(cell, [cell.text(row) for row in rows]) for cell in _CELLS if cell.title not in outcomes]
+    columns = [(cell, texts) for cell, texts in columns if any(texts)]
+    if sys.stdout.isatty():
+        columns = _fitting(columns, max(map(len, (by, *keys))), shutil.get_terminal_size((80, 24)).columns)
+    heads = [render.Column(by.upper(), wide=True), *(render.Column(cell.title, right=True) for cell, _ in columns)]
+    lines = [[key, *(texts[at] for _, texts in columns)] for at, key in enumerate(keys)]
+    render.table(heads, lines, [""] * len(statistics.groups) + ["bold"] * (len(lines) - len(statistics.groups)))
+
+
+def _fitting(columns: Sequence[tuple[_Cell, list[str]]], first: int, width: int) -> list[tuple[_Cell, list[str]]]:
+    """Return the columns for which there is room, the weightiest first to stay."""
+    kept = list(columns)
+    while len(kept) > 1 and first + sum(2 + max(map(len, (cell.title, *texts))) for cell, texts in kept) > width:
+        kept.remove(min(kept, key=lambda each: each[0].weight))
+    return kept

@@ -1,0 +1,116 @@
+"""The accounting as it lies on the disk: `history.jsonl`, and beside it what was rotated away."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from spool.core import layout
+from spool.core.model import SECOND_NS
+from spool.core.tally import Account
+from spool.formats.accounts import read_account, read_end
+
+_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
+_STEP = 1 << 20
+_GLANCE = 1 << 14  # several lines
+_PACKED = ".gz"
+
+
+class History:
+    """The ended runs of a spool, one after the other, without having many in memory.
+
+    Rotated files are `history.jsonl.*` and `history.jsonl-*`, as logrotate calls them, gzipped or not. They are read in
+    the order of their first lines.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._current = f"{root}/{layout.HISTORY}"
+        self.unreadable = 0  # lines so far that could not be understood
+        self.problems: list[str] = []  # files so far that could not be read to their end
+
+    def since(self, since_ns: int | None) -> Iterator[Account]:
+        """Yield the runs that ended from *since_ns* on, and some before, oldest first. Looks no further back."""
+        files = [*self._rotated(), self._current]
+        firsts = [self._first_end(path) for path in files]
+        order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
+        for place, at in enumerate(order):
+            later = order[place + 1 :]
+            follows = firsts[later[0]] if later else None
+            if since_ns is not None and follows is not None and follows < since_ns - _SLACK_NS:
+                continue  # what comes next begins before: all of this file is older
+            yield from self._read(files[at], since_ns)
+
+    def _rotated(self) -> list[str]:
+        folder, name = os.path.split(self._current)
+        try:
+            listed = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+        return sorted(f"{folder}/{file}" for file in listed if file.startswith((f"{name}.", f"{name}-")))
+
+    def _read(self, path: str, since_ns: int | None) -> Iterator[Account]:
+        try:
+            with _opened(path) as file:
+                if since_ns is not None and not path.endswith(_PACKED):
+                    file.seek(_place_of(file.fileno(), since_ns - _SLACK_NS))
+                for line in file:
+                    account = read_account(line)
+                    if account is not None:
+                        yield account
+                    elif line.endswith(b"\n") and line.strip(b"\0 \r\n"):  # else it may be half written
+                        self.unreadable += 1
+        except FileNotFoundError:
+            return
+        except (OSError, EOFError, zlib.error) as error:
+            self.problems.append(f"cannot read all of {path}: {error}")
+
+    def _first_end(self, path: str) -> int | None:
+        """Return the end of the first run in a file."""
+        try:
+            with _opened(path) as file:
+                for _, line in zip(range(100), file, strict=False):
+                    end = read_end(line)
+                    if end is not None:
+                        return end
+        except (OSError, EOFError, zlib.error):
+            pass
+        return None
+
+
+def _opened(path: str) -> BinaryIO:
+    """Open a regular file; of anything else, a FIFO or a directory, an empty one. Never blocks."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return open(os.devnull, "rb")
+    file = os.fdopen(fd, "rb", _STEP)
+    return cast(BinaryIO, _Unpacked(file)) if path.endswith(_PACKED) else file
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzipped file that closes the one beneath it."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed = packed
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def _place_of(fd: int, since_ns: int) -> int:
+    """Return a place in the file before which all runs ended before *since_ns*: 0, or the begin of a line."""
+    place = os.fstat(fd).st_size
+    while place > 0:
+        place = max(0, place - _STEP)
+        text = os.pread(fd, _GLANCE, place)
+        begin = 0 if place == 0 else text.find(b"\n") + 1
+        end = next((at for at in map(read_end, text[begin:].split(b"\n")[:-1]) if at is not None), None)
+        if end is not None and end < since_ns:
+            return place + begin
+    return 0

@@ -1,0 +1,253 @@
+"""`spool stats`: what the history adds up to."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command
+from spool.core.days import utc_day
+from spool.core.errors import InvalidValue
+from spool.core.model import SECOND_NS as S
+from spool.core.model import Grant, Result, State
+from spool.dispatcher.statistics import local_day, moment
+from spool.formats import ends
+
+T0 = 1_700_000_000 * S
+DAY = 86_400 * S
+
+
+def line(job: str, begin: int | None, end: int, outcome: State = State.FINISHED, **more: Any) -> bytes:
+    """Return a line of history of a run that waited 60 s; instants in seconds after T0."""
+    began = None if begin is None else T0 + begin * S
+    submitted = T0 + (end if begin is None else begin) * S - 60 * S
+    reason = more.pop("reason", "")
+    known: dict[str, Any] = {"user": "alice", "grant": Grant(2, gpu_uuids=("GPU-0",)), "cpu_time_ns": 1800 * S} | more
+    return ends.render_history(Result(job, 1, 1, outcome, reason, submitted, began, T0 + end * S, **known))
+
+
+@pytest.fixture
+def history(spool_root: Path) -> Path:
+    """Write a history of three runs: two of an hour at once, and one that was cancelled before it began."""
+    path = spool_root / "history.jsonl"
+    path.write_bytes(
+        line("a", 0, 3600)
+        + line("b", 1800, 5400, State.FAILED, user="bob", project="vision")
+        + line("c", None, 6000, State.CANCELLED, user="bob", grant=Grant(), cpu_time_ns=None)
+    )
+    return path
+
+
+def counted(spool: Command, *words: object) -> dict[str, Any]:
+    """Return what `spool stats --json` says."""
+    said = spool("stats", "--json", *words)
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_the_sums_in_words(spool: Command, history: Path) -> None:
+    """Without `--by`, a line for each thing that one asks of an accounting."""
+    said = spool("stats")
+    assert (said.code, said.err) == (0, "")
+    lines = dict(text.split("  ", 1) for text in said.out.splitlines())
+    found = {name.strip(): value.strip() for name, value in lines.items()}
+    assert found["runs"] == "3, of 3 jobs that ended for good"
+    assert found["outcomes"] == "1 finished, 1 failed, 1 cancelled"
+    assert found["success"] == "50.0%"
+    assert found["wait"] == "median 1 m 00 s, 90 % within 1 m 00 s, mean 1 m 00 s"
+    assert found["CPU hours"] == "4.00 given, 1.00 used by the 2 runs of which it is known (25.0%)"
+    assert found["GPU hours"] == "2.00"
+    assert found["most CPUs"].startswith("4 at once, first on ")
+    assert found["most GPUs"].startswith("1 at once")
+
+
+def test_json_has_units_in_its_names_and_null_for_unknown(spool: Command, history: Path) -> None:
+    """The keys are documented; what is unknown is null and never 0."""
+    found = counted(spool)
+    assert (found["version"], found["by"], found["groups"], found["since_at"]) == (1, None, [], None)
+    whole = found["total"]
+    assert (whole["runs"], whole["jobs"], whole["outcomes"]["cancelled"], whole["outcomes"]["lost"]) == (3, 3, 1, 0)
+    assert (whole["wait_median_ns"], whole["run_time_sum_ns"]) == (60 * S, 7200 * S)
+    assert (whole["cpu_hours"], whole["cpu_used_hours"], whole["gpu_hours"]) == (4, 1, 2)
+    assert (whole["peak_cpus"], whole["peak_gpus"], whole["peak_memory_bytes"]) == (4, 1, None)
+    assert whole["peak_cpus_at"] == "2023-11-14T22:43:20.000000000Z"
+
+
+def test_a_table_by_user(spool: Command, history: Path) -> None:
+    """A row for each, one for all, and no column that nobody has anything in."""
+    header, bob, alice, whole = spool("stats", "--by", "user").out.splitlines()
+    assert header.split()[:5] == ["USER", "RUNS", "FINISHED", "FAILED", "CANCEL"]
+    assert "LOST" not in header
+    assert "MEM" not in header
+    assert alice.split()[:3] == ["alice", "1", "1"]
+    assert (bob.split()[0], whole.split()[:2]) == ("bob", ["all", "3"])
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("user", {"alice": 1, "bob": 2}),
+        ("project", {"vision": 1, None: 2}),
+        ("state", {"finished": 1, "failed": 1, "cancelled": 1}),
+        ("group", {None: 3}),
+        ("tag", {None: 3}),
+        ("executor", {None: 3}),
+    ],
+)
+def test_grouping(spool: Command, history: Path, by: str, groups: dict[str | None, int]) -> None:
+    """By anything that a line of history says; those that do not say are in a group without a name."""
+    found = counted(spool, "--by", by)
+    assert found["by"] == by
+    assert {each[by]: each["runs"] for each in found["groups"]} == groups
+
+
+def test_days_are_those_of_the_local_clock(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run over midnight in Auckland ends on the second day and has used both; in UTC it is on one."""
+    (spool_root / "history.jsonl").write_bytes(line("a", -12_800, -6_000))  # 18:40 to 20:33 in UTC
+    for zone, days in (("UTC", 1), ("Pacific/Auckland", 1), ("Europe/Athens", 1), ("Asia/Karachi", 2)):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert len(counted(spool, "--by", "day")["groups"]) == days, zone
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    spring = 1_774_700_000 * S  # 28 March 2026; on the 29th the clock goes forward
+    name, start, end = local_day(spring + DAY)
+    assert (name, end - start) == ("2026-03-29", 23 * 3600 * S)
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_since_and_until(spool: Command, history: Path) -> None:
+    """By the end of a run: a date and time, with its offset or local, from then on, and up to but not including."""
+    assert counted(spool, "--since", "2023-11-14T23:43:20Z")["total"]["runs"] == 2
+    assert counted(spool, "--until", "2023-11-14T23:43:20Z")["total"]["runs"] == 1
+    assert counted(spool, "--since", "1000w", "--until", "2023-11-14")["total"]["runs"] == 0
+    assert counted(spool, "--user", "bob", "--project", "vision")["total"]["runs"] == 1
+    said = spool("stats", "--since", "1h")
+    assert (said.code, said.out) == (0, "")
+    assert "no run has ended that is wanted" in said.err
+
+
+def test_moments() -> None:
+    """A duration is so long ago; today and yesterday and a date begin at midnight."""
+    now = T0
+    assert moment("7d", now) == now - 7 * DAY
+    today = local_day(now)[1]
+    assert (moment("today", now), moment("yesterday", now)) == (today, local_day(today - 1)[1])
+    assert moment(local_day(now)[0], now) == today
+    assert moment(f"{utc_day(now)[0]}T00:00:00Z", now) == utc_day(now)[1]
+    with pytest.raises(InvalidValue, match="no unit"):
+        moment("7", now)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--since", "soon"), "cannot understand --since"),
+        (("--until", "2026-13-01"), "cannot understand --until"),
+        (("--since", "1d", "--until", "2d"), "is not before"),
+        (("--by", "moon"), "not one of 'user'"),
+    ],
+)
+def test_mistakes_are_told(spool: Command, words: Any, why: str) -> None:
+    """In one line, with the exit code of a wrong call."""
+    said = spool("stats", *words)
+    assert (said.code, said.out) == (2, "")
+    assert why in said.err
+
+
+def test_an_empty_spool_has_no_figures(spool: Command) -> None:
+    """It says so, and JSON has the same keys as ever."""
+    said = spool("stats")
+    assert (said.code, said.out) == (0, "")
+    assert "no run has ended" in said.err
+    assert spool("stats", "--by", "day").code == 0
+    assert counted(spool)["total"]["success_rate"] is None
+
+
+def test_what_cannot_be_read_is_passed_over_and_told(spool: Command, history: Path) -> None:
+    """Torn lines, another language's, unknown words; not unknown keys, and not a last line that is being written."""
+    good = history.read_bytes()
+    odd = json.loads(line("d", 0, 10)) | {"planet": "earth", "granted_cpus": 1, "user": None}
+    bad = [
+        b'{"job":"x","run":1',
+        b"[]",
+        b"\xff\xfe",
+        b'{"job":"x","run":1,"outcome":"vanished"}',
+        b'{"job":"x","run":1,"outcome":"finished","ended_at":"soon"}',
+        b'{"job":"x","run":1,"outcome":"finished","granted_cpus":-1}',
+        b"[" * 100_000,
+    ]
+    history.write_bytes(b"\n".join(bad) + b"\n\0\0\0\n\n" + good + json.dumps(odd).encode() + b"\n" + good[:40])
+    found = counted(spool)
+    assert (found["total"]["runs"], found["unreadable_lines"]) == (4, len(bad))
+    assert f"{len(bad)} lines of the history could not be read" in spool("stats").err
+
+
+def test_odd_lines_are_told_apart_from_bad_ones(spool: Command, history: Path) -> None:
+    """A line that stands twice counts once, one of the far future has no time, one that ends early is not timed."""
+    far = line("far", 0, 10).replace(b"2023-", b"9999-")
+    history.write_bytes(history.read_bytes() * 2 + line("back", 100, 50) + far)
+    found = counted(spool)
+    assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (5, 3, 1)
+    assert "3 runs stood in the history more than once" in spool("stats").err
+
+
+def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path, history: Path) -> None:
+    """As logrotate leaves them, gzipped or not, whatever they are called; a retry is known across them."""
+    first = line("old", -9000, -8000, State.FAILED, again="retry")
+    middle = line("mid", -7000, -6000)
+    history.with_name("history.jsonl.2.gz").write_bytes(gzip.compress(first))
+    history.with_name("history.jsonl-20231114").write_bytes(middle)
+    later = Result(
+        "old", 2, 2, State.FINISHED, "", T0 - 9060 * S, T0 + 6000 * S, T0 + 6100 * S, user="alice", grant=Grant(1)
+    )
+    history.write_bytes(history.read_bytes() + ends.render_history(later))
+    (spool_root / "history.jsonl.d").mkdir()
+    os.mkfifo(spool_root / "history.jsonl.fifo")
+    history.with_name("history.jsonl.9.gz").write_bytes(gzip.compress(first)[:30])
+    found = counted(spool)
+    assert (found["total"]["runs"], found["total"]["retries"], found["total"]["jobs"]) == (6, 1, 5)
+    assert found["total"]["wait_mean_ns"] == (4 * 60 + 14_000) * S // 5
+    assert len(found["problems"]) == 1
+    assert "history.jsonl.9.gz" in found["problems"][0]
+    assert counted(spool, "--since", "2023-11-14T22:13:20Z")["total"]["runs"] == 4
+
+
+def test_a_period_is_found_without_reading_all(spool: Command, spool_root: Path) -> None:
+    """What lies before the period by more than an hour is not even looked at: lines that are bad there are not told."""
+    bad = b'{"bad"\n' * 10
+    old = b"".join(line(f"o{at}", -900_000 + at, -899_000 + at, reason="x" * 900) for at in range(3000))
+    new = b"".join(line(f"n{at}", at, at + 1) for at in range(10))
+    (spool_root / "history.jsonl").write_bytes(bad + old + new)
+    found = counted(spool, "--since", "2023-11-14T22:13:20Z")
+    assert (found["total"]["runs"], found["unreadable_lines"]) == (10, 0)
+    assert counted(spool)["unreadable_lines"] == 10
+
+
+def test_on_a_terminal_there_are_as_many_columns_as_fit(
+    spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe gets them all; a narrow terminal those that matter most, and no line is broken."""
+    wide = spool("stats", "--by", "user").out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = spool("stats", "--by", "user").out
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", text)) for text in narrow.splitlines()) <= 50
+    assert "GPU-H" in narrow
+    assert "SUM" in wide
+    assert "SUM" not in narrow
+
+
+def test_help_shows_how(spool: Command) -> None:
+    """With examples, and who looks for it under another name is led here."""
+    assert "spool stats --by user" in spool("stats", "--help").out
+    assert "spool stats" in spool("gstats").err
