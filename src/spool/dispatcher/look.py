@@ -19,7 +19,7 @@ from spool.dispatcher.table import FRESH, INVALID, Job, JobFile, Table, Wait
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile, journal
 from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, read_whole
+from spool.store.whole import NotWhole, Seen, in_order_of_making, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -264,19 +264,19 @@ class Look:
 
     # The disk.
 
-    def _scan(self, place: str) -> tuple[set[str], set[str]] | None:
+    def _scan(self, place: str) -> tuple[dict[str, None], set[str]] | None:
+        """Return the jobs whose files are there, and the marks of editors."""
         try:
-            listed = os.listdir(self._layout.at(place))
+            listed = (os.listdir if self._table.jobs else in_order_of_making)(self._layout.at(place))
         except OSError as error:
             log.warning("cannot look into %s/: %s", place, error.strerror)
             return None
-        found: set[str] = set()
-        marks: set[str] = set()
-        complaints: set[str] = set()
+        found: dict[str, None] = {}
+        marks, complaints = set[str](), set[str]()
         for filename in listed:
             name = layout.job_of(filename)
             if name is not None:
-                found.add(name)
+                found[name] = None
             elif filename.startswith("."):
                 marks.add(filename)
             elif (name := layout.job_of_error_file(filename)) is not None:

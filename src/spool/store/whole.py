@@ -50,7 +50,7 @@ class Seen:
 def read_whole(path: str) -> Seen | NotWhole:
     """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks."""
     try:
-        fd = os.open(path, _OPEN)
+        fd = _open(path)
     except FileNotFoundError:
         return NotWhole.GONE
     except OSError as error:
@@ -75,6 +75,20 @@ def read_whole(path: str) -> Seen | NotWhole:
         return NotWhole.UNREADABLE
     finally:
         os.close(fd)
+
+
+def in_order_of_making(directory: str) -> list[str]:
+    """Return the names in a directory by inode: about as they came, and as they lie on the disk. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return [name for _, name in sorted((entry.inode(), entry.name) for entry in entries)]
+
+
+def _open(path: str) -> int:
+    try:
+        # That the time of the last access need not be written saves a fifth of reading a file for the first time.
+        return os.open(path, _OPEN | os.O_NOATIME)
+    except PermissionError:  # it is another user's, or not to be read at all
+        return os.open(path, _OPEN)
 
 
 def _being_written(fd: int, status: os.stat_result) -> bool:
