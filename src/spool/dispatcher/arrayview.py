@@ -33,5 +33,6 @@ def array_views(table: Table) -> dict[str, JobView]:
             tags=array.spec.tags,
             since_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
+            array=True,
         )
     return views

@@ -70,8 +70,8 @@ class Dispatcher:
         self.table.executor_problem = self.starter.problem
         self.stopper = Stopper(spool.root)
         self.limits = Limits(self.table, self.stopper, self.order_stop)
-        self.report = Report(spool, self.table)
         self.watch = Watch()
+        self.report = Report(spool, self.table, self.watch)
         self.wakes = Wakes(spool.root)
         self.ends = Ends(self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)

@@ -42,6 +42,7 @@ def serve(
         try:
             dispatcher = Dispatcher(spool)
             logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
+            logging.getLogger("spool").addHandler(dispatcher.report.counts)
             dispatcher.open()
             log.info("dispatcher serves %s", spool.root)
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
@@ -49,6 +50,7 @@ def serve(
         finally:
             if dispatcher is not None:
                 dispatcher.close()
+                logging.getLogger("spool").removeHandler(dispatcher.report.counts)
             spool.release()
         # A submit that came between the last look and the release of the lock has seen a dispatcher live.
         if told or once or not set(spool.names(QUEUED)) - known:
@@ -60,7 +62,9 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
     full = False
     while not dispatcher.wakes.leaving:
         try:
+            began_ns = time.perf_counter_ns()
             more = dispatcher.turn()
+            dispatcher.report.counts.passed(time.perf_counter_ns() - began_ns)
         except OSError as error:
             if once or not disk_is_full(error):
                 raise

@@ -11,7 +11,9 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.plan import Plan
 from spool.dispatcher.arrayview import array_views
+from spool.dispatcher.counts import Counts
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
+from spool.dispatcher.watch import Watch
 from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
 from spool.machine import identity
 from spool.store.disk import disk_is_full
@@ -25,9 +27,12 @@ _SHARE = 200  # writing may cost one part in so many of the time
 class Report:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, spool: LockedSpool, table: Table) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, watch: Watch) -> None:
         self._spool = spool
         self._table = table
+        self._watch = watch
+        self.counts = Counts()
+        self._written_of = (0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
         self._wanted = True
@@ -47,6 +52,8 @@ class Report:
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
         """Write the file if it is out of date and its time has come."""
         now = time.monotonic_ns()
+        troubles = (self._watch.overflows, self.counts.errors)
+        self._wanted |= troubles != self._written_of
         if not force and not (self._wanted and now >= self._next_ns):
             if now >= self._beat_ns:
                 self._beat(now)
@@ -61,7 +68,7 @@ class Report:
             self._next_ns = now + SECOND_NS
             return
         cost = time.perf_counter_ns() - begun
-        self._wanted = False
+        self._wanted, self._written_of = False, troubles
         self._next_ns = now + max(_AT_MOST_EVERY_NS, _SHARE * cost)
         self._beat_ns = now + _HEARTBEAT_NS
 
@@ -92,6 +99,9 @@ class Report:
             paused=paused,
             problems=tuple(self.problems),
             machine=self._machine(machine) if machine is not None else None,
+            passes=self.counts.passes(),
+            events_lost=self._watch.overflows,
+            errors=self.counts.errors,
             jobs=jobs,
         )
 

@@ -52,6 +52,7 @@ class Watch:
     def __init__(self) -> None:
         self.hints: list[tuple[str, str]] = []
         self.lost = False  # events were lost, or a directory was replaced: everything must be looked at
+        self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._inotify: _Inotify | None = None
         self._places: dict[int, str] = {}
@@ -106,6 +107,7 @@ class Watch:
 
     def on_queue_overflow(self) -> None:
         """Have everything looked at: the kernel dropped events."""
+        self.overflows += 1
         self.lost = True
 
 

@@ -25,6 +25,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     since_ns: int | None = None
     started_at_ns: int | None = None
+    array: bool = False  # it stands for its tasks, which are jobs themselves
 
 
 class GpuView(Struct, frozen=True, kw_only=True):
@@ -51,6 +52,16 @@ class MachineView(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuView, ...] = ()
 
 
+class PassesView(Struct, frozen=True, kw_only=True):
+    """How long the passes of this dispatcher took."""
+
+    count: int = 0
+    sum_ns: int = 0
+    last_ns: int = 0
+    bounds_ns: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()  # how many took at most so long, each counted once; the last: longer than all
+
+
 class StateView(Struct, frozen=True, kw_only=True):
     """The whole view. It is as old as `at_ns`; the time of the file itself is the dispatcher's last heartbeat."""
 
@@ -64,6 +75,9 @@ class StateView(Struct, frozen=True, kw_only=True):
     paused: bool = False
     problems: tuple[str, ...] = ()
     machine: MachineView | None = None
+    passes: PassesView | None = None
+    events_lost: int = 0  # how often the kernel dropped file events
+    errors: int = 0  # that this dispatcher has logged
     jobs: dict[str, JobView] = field(default_factory=dict)
 
 
