@@ -27,5 +27,6 @@ _PLACES = {
     "release": ("held",),
     "requeue": ("running", "done"),
     "edit": ("queued", "held"),
+    "attach": ("running",),
     "why": ("queued", "held"),
 }

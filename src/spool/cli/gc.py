@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import click
 
 from spool.cli import render
 from spool.cli.common import json_option, opened
 from spool.cli.verb import Verb
-from spool.core.errors import UsageError
+from spool.core.errors import SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.dispatcher.settings import Settings
+from spool.executors import by_name
 from spool.store.collecting import Keep, Removal, plan_removal, remove
 from spool.store.spool import Spool
 
@@ -47,9 +49,28 @@ def command(
         raise UsageError("cannot clean up: nothing says what is old; give --older-than, --keep-runs or --max-size")
     removal = plan_removal(spool, keep, time.time_ns())
     if not dry_run:
+        started = _executors(spool, removal)
         removal = remove(spool, removal)
+        _close_sessions(spool, removal, started)
     _print(spool, removal, dry_run=dry_run, as_json=as_json)
     return 0
+
+
+def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
+    """Return what started each run that is to go."""
+    grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in removal.runs)
+    return {(name, run): grant.executor for name, run, grant in grants if grant is not None}
+
+
+def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int], str]) -> None:
+    """Close what is kept on terminals of the runs that are gone."""
+    gone: dict[str, list[tuple[str, int]]] = {}
+    for old in removed.runs:
+        if (executor := started.get((old.name, old.run))) is not None:
+            gone.setdefault(executor, []).append((old.name, old.run))
+    for executor, runs in gone.items():
+        with suppress(SpoolError, ImportError):  # one of another version of spool
+            by_name(executor).forget(spool.root, runs)
 
 
 def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:

@@ -26,6 +26,7 @@ SECTIONS = (
             "show": "Show everything about a job.",
             "why": "Say why a job does not run yet.",
             "log": "Show or follow a job's output.",
+            "attach": "Go to the terminal of a job that runs in one.",
             "wait": "Wait until jobs have ended, and exit with their code.",
             "cancel": "Cancel jobs, whether they wait or run.",
             "hold": "Keep jobs from running until they are released.",

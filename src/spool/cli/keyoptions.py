@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from spool.cli.completing import complete_names
-from spool.cli.options import FLAG, OPTIONS, Option, Values
+from spool.cli.options import FLAG, OPTIONS, WORD, Option, Values
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +24,8 @@ _INSTEAD = {
     "rows": "Makes many jobs: one for each row of a table; its first line has the keys. {key} is replaced.",
     "array": "Makes many jobs of one: their indices, with a step :2, at most 4 of them at once %4.",
 }
+
+_WORDS = {"tmux": "Run it in a terminal, to which `spool attach` goes: the same as --executor tmux."}
 
 
 class KeyOption(click.Option):
@@ -60,7 +62,12 @@ def key_options(function: F) -> F:
 
 def _click_option(option: Option) -> Callable[[F], F]:
     def add(function: F) -> F:
-        if option.kind == FLAG:
+        if option.kind == WORD:
+            value, said = option.metavar, _WORDS[option.metavar]
+            made = click.option(*option.flags, option.word, cls=KeyOption, flag_value=value, default=None, help=said)(
+                function
+            )
+        elif option.kind == FLAG:
             made = click.option("/".join(option.flags), option.word, cls=KeyOption, default=None)(function)
         else:
             made = click.option(

@@ -18,6 +18,7 @@ DURATION = "duration"
 NAMES = "names"  # a,b,c; may be repeated
 PAIRS = "pairs"  # KEY=VALUE; may be repeated
 FLAG = "flag"
+WORD = "word"  # stands for a value of the key, its metavar
 
 
 class Option:
@@ -35,6 +36,8 @@ class Option:
     @property
     def word(self) -> str:
         """The option's name in a program: `retry_max` of the key `retry.max`."""
+        if self.kind == WORD:
+            return self.metavar
         return self.key.replace(".", "_")
 
 
@@ -66,6 +69,8 @@ OPTIONS = (
     Option("--prolog", "prolog", TEXT, "SHELL-TEXT"),
     Option("--epilog", "epilog", TEXT, "SHELL-TEXT"),
     Option("--executor", "executor", TEXT, "process|tmux|slurm"),
+    Option("--tmux", "executor", WORD, "tmux"),
+    Option("--keep-session --no-keep-session", "keep_session", FLAG, ""),
     Option("--group", "group", TEXT, "NAME"),
     Option("--group-limit", "group_limit", COUNT, "N"),
     Option("--array", "array", TEXT, "0-99:2%4"),
@@ -96,7 +101,8 @@ def read(
     *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError
     for what is no option.
     """
-    known = {flag: (option.key, option.kind != FLAG) for option in OPTIONS for flag in option.flags}
+    known = {flag: (option.key, option.kind not in (FLAG, WORD)) for option in OPTIONS for flag in option.flags}
+    words = {flag: option.metavar for option in OPTIONS if option.kind == WORD for flag in option.flags}
     known.update(also or {})
     values: Values = {}
     at = 0
@@ -113,7 +119,7 @@ def read(
         if not wants:
             if value or equals:
                 raise UnclearError(f"{flag} takes no value")
-            value = "false" if flag.startswith("--no-") else "true"
+            value = words.get(flag) or ("false" if flag.startswith("--no-") else "true")
         elif not value and not equals:
             at += 1
             if at == len(arguments):
@@ -209,6 +215,7 @@ _READERS: dict[str, Callable[[list[str]], object]] = {
     NAMES: _names,
     PAIRS: _variables,
     FLAG: lambda given: given[-1] == "true",
+    WORD: _last,
 }
 _SPECIAL: dict[str, Callable[[list[str]], object]] = {
     "depends_on": _dependencies,

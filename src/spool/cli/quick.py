@@ -19,6 +19,7 @@ _MAX_BYTES = 100_000
 _COUNTS = {"gpus": 1_000, "cpus": 100_000, "priority": 255}
 _AMOUNTS = {"memory": "KMGT", "gpu_memory": "KMGT", "time_limit": "smhd"}
 _LABELS = frozenset({"project", "tags"})
+_EXECUTORS = ("process", "tmux")
 
 
 def submit(arguments: Sequence[str]) -> int | None:
@@ -101,6 +102,10 @@ def _is_right(key: str, value: object) -> bool:
     if key in _LABELS:
         labels = [value] if isinstance(value, str) else value
         return isinstance(labels, list) and all(label.strip() and len(label) <= 100 for label in labels)
+    if key == "executor":
+        return value in _EXECUTORS
+    if key == "keep_session":
+        return isinstance(value, bool)
     if key == "workdir":
         return isinstance(value, str) and value.startswith("/") and "$" not in value
     return key == "command"

@@ -1,0 +1,80 @@
+"""`spool attach`: go to the terminal of a job."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import click
+
+from spool.cli.common import job_name, opened
+from spool.cli.completing import complete_names
+from spool.cli.verb import Verb
+from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.lifecycle import Verdict
+from spool.executors import by_name
+from spool.machine.identity import MachineProber
+from spool.store.spool import Spool
+
+
+@click.command(cls=Verb)
+@click.argument("name", shell_complete=complete_names)
+@click.option("-r", "--read-only", is_flag=True, help="Look only: what is typed does not reach the job.")
+@click.option("--run", type=int, metavar="N", help="Of this run. Default: the newest.")
+@click.option("--dry-run", is_flag=True, help="Print the command that would be executed.")
+@click.pass_obj
+def command(root: str, name: str, read_only: bool, run: int | None, dry_run: bool) -> int:
+    """Go to the terminal of a job that runs in one: to look, and to type what it reads.
+
+    Ctrl-B D leaves the terminal; the job goes on. Only jobs submitted with --tmux have one. That of a job that has
+    ended is closed, unless the job has keep_session = true.
+
+      spool submit --tmux --name ask -- python ask.py
+      spool attach ask
+
+    By hand: tmux -S ~/.spool/.tmux attach -t =ask/1
+    """
+    spool = opened(root)
+    name = job_name(name)
+    number = _run_of(spool, name, run)
+    argv = _command(spool, name, number, read_only=read_only)
+    if dry_run:
+        print(shlex.join(argv))
+        return 0
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        remedy = f"`spool log -f {name}` needs none"
+        raise SpoolError(cannot("attach to", f"job {name}", "there is no terminal here", remedy=remedy))
+    return subprocess.run(argv, check=False).returncode
+
+
+def _command(spool: Spool, name: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+    """Return what to execute. Raises SpoolError if there is nothing to attach to."""
+    grant = spool.grant(name, run)
+    what = f"job {name}"
+    if grant is None:
+        raise SpoolError(cannot("attach to", what, f"run {run} was never started"))
+    try:
+        return by_name(grant.executor).attach(spool.root, name, run, read_only=read_only)
+    except SpoolError:
+        proof = spool.prove(name, run, MachineProber())
+        if proof.verdict is not Verdict.ENDED:
+            raise
+        why, remedy = f"run {run} is over ({proof.outcome})", f"`spool log {name}` shows its output"
+        raise SpoolError(cannot("attach to", what, why, remedy=remedy)) from None
+    except ImportError as error:
+        why = f"the Python package {error.name} is not installed"
+        raise SpoolError(cannot("attach to", what, why)) from error
+
+
+def _run_of(spool: Spool, name: str, run: int | None) -> int:
+    runs = spool.runs(name)
+    if run is not None and run not in runs:
+        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
+        raise NoSuchJob(cannot("attach to", f"run {run} of job {name}", has))
+    newest = run if run is not None else spool.latest_run(name)
+    if newest is None:
+        if not spool.places(name):
+            raise NoSuchJob(cannot("attach to", f"job {name}", "no job of that name is in the spool"))
+        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
+    return newest
