@@ -5,7 +5,7 @@ A room is summed afresh from the runs in every pass; nothing in it outlives the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, tzinfo
 
 from spool.core import reservations as reserved
@@ -38,6 +38,7 @@ class Room:
         self.runs: dict[str, Running] = {}
         self.cpus = 0
         self.memory_bytes = 0
+        self.cpu_holders = self.memory_holders = 0  # so many runs have some of it
         self.available_bytes = machine.memory_available_bytes
         self.tally = Tally(policy)
         self.cards = Cards(machine, policy)
@@ -63,20 +64,23 @@ class Room:
     def claim(self, run: Running) -> None:
         """Count what *run* holds."""
         self.runs[run.name] = run
-        grant = run.grant
-        self.cpus += grant.cpus
-        self.memory_bytes += grant.memory_bytes or 0
+        self._add(run.grant, 1)
         self.tally.add(run)
         self.cards.claim(run)
 
     def release(self, run: Running) -> None:
         """Count it no more."""
         del self.runs[run.name]
-        grant = run.grant
-        self.cpus -= grant.cpus
-        self.memory_bytes -= grant.memory_bytes or 0
+        self._add(run.grant, -1)
         self.tally.add(run, -1)
         self.cards.release(run)
+
+    def _add(self, grant: Grant, sign: int) -> None:
+        memory = grant.memory_bytes or 0
+        self.cpus += sign * grant.cpus
+        self.memory_bytes += sign * memory
+        self.cpu_holders += sign * (grant.cpus > 0)
+        self.memory_holders += sign * (memory > 0)
 
     def start(self, run: Running) -> None:
         """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
@@ -140,11 +144,11 @@ class Room:
             return None
         free = self.machine.memory_bytes - self.memory_bytes
         if need > free:
+            holders, held = self.memory_holders, self.memory_bytes
             return Reason(
                 "memory",
                 lambda: (
-                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
-                    + self._held(lambda grant: grant.memory_bytes or 0, show_size)
+                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free" + _held(holders, show_size(held))
                 ),
             )
         available = self.available_bytes
@@ -164,9 +168,8 @@ class Room:
         free = self.machine.cpus - self.cpus
         if need <= free or not need:
             return None
-        return Reason(
-            "cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + self._held(lambda grant: grant.cpus, str)
-        )
+        holders, held = self.cpu_holders, self.cpus
+        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
 
     def gpus(self, job: Waiting) -> Reason | None:
         """Enough GPUs have room, whoever they are kept for."""
@@ -276,11 +279,11 @@ class Room:
             for index in each.gpu_indices
         }
 
-    def _held(self, of: Callable[[Grant], int], show: Callable[[int], str]) -> str:
-        holders = [held for held in (of(run.grant) for run in self.runs.values()) if held]
-        if not holders:
-            return ""
-        return f" ({count_of(len(holders), 'run')} hold{'s' if len(holders) == 1 else ''} {show(sum(holders))})"
+
+def _held(holders: int, amount: str) -> str:
+    if not holders:
+        return ""
+    return f" ({count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {amount})"
 
 
 def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
