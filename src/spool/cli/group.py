@@ -25,6 +25,7 @@ SECTIONS = (
             "ls": "List the jobs that wait, run, or ended a short while ago.",
             "show": "Show everything about a job.",
             "why": "Say why a job does not run yet.",
+            "seff": "Compare what a job asked for with what it used.",
             "log": "Show or follow a job's output.",
             "attach": "Go to the terminal of a job that runs in one.",
             "wait": "Wait until jobs have ended, and exit with their code.",

@@ -1,0 +1,142 @@
+"""`spool seff`: what a job asked for, what it used, and what to ask for next time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from spool.cli import render
+from spool.cli.common import job_name, json_option, opened
+from spool.cli.completing import complete_names
+from spool.cli.verb import Verb
+from spool.core.efficiency import Advice, Spread, Summary
+from spool.core.reasons import count_of
+from spool.core.units import format_duration, format_size, show_size
+from spool.dispatcher.comparing import OfArray, OfRun, compare
+
+_UNKNOWN = "unknown"
+
+
+@click.command(cls=Verb)
+@click.argument("name", shell_complete=complete_names)
+@click.option("--run", type=click.IntRange(1), metavar="N", help="This run. Default: the newest.")
+@json_option
+@click.pass_obj
+def command(root: str, name: str, run: int | None, as_json: bool) -> int:
+    """Compare what a job asked for with what it used, and say what to ask for next time.
+
+    Of an array, all its tasks together. A job that still runs is shown as far as it has come. What is not known is
+    said to be unknown: CPU time of a run that outlived its dispatcher, peak memory of one that was smaller than the
+    dispatcher itself. How much of its GPUs a job used is not recorded.
+
+    The last line is for the next job file: the peak of the memory and a fifth, as many CPUs as were busy, the run time
+    and a half.
+
+      spool seff train
+      spool seff train --run 2
+      spool seff sweep --json | jq .advice.memory_bytes
+
+    By hand: cat jobs/train/1/result.toml
+    """
+    found = compare(opened(root), job_name(name), run)
+    if as_json:
+        render.as_json({"version": 1, **_json(found)})
+    else:
+        render.pairs(line for line in (_of_run(found) if isinstance(found, OfRun) else _of_array(found)) if line[1])
+    return 0
+
+
+def _json(found: OfRun | OfArray) -> dict[str, object]:
+    if isinstance(found, OfArray):
+        return {"job": found.job, "array": True, **render.plain(found.summary)}
+    used = render.plain(found.used)
+    return {
+        "job": used.pop("job"),
+        "array": False,
+        **used,
+        "so_far": not found.used.ended,
+        "memory_now_bytes": found.memory_now_bytes,
+        **render.plain(found.compared),
+        "runs": render.plain(found.runs),
+    }
+
+
+def _of_run(found: OfRun) -> list[tuple[str, str]]:
+    used, compared = found.used, found.compared
+    so_far = "" if used.ended else " so far"
+    others = f" of {len(found.runs)}" if len(found.runs) > 1 else ""
+    lines = [("job", f"{used.job}, run {used.run}{others}, {used.state}{', so far' if so_far else ''}")]
+    if used.run_time_ns is None:
+        return [*lines, ("", "; ".join(compared.advice.notes))]
+    return [
+        *lines,
+        ("CPUs", f"{used.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
+        ("CPU time", render.cpu_time(used.cpu_time_ns) + so_far if used.cpu_time_ns is not None else _UNKNOWN),
+        ("memory", _memory(found)),
+        ("GPUs", _gpus(used.gpus, compared.gpu_hours) + so_far if used.gpus else ""),
+        ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
+        *_next_time(compared.advice),
+    ]
+
+
+def _busy(cpus: float | None, part: float | None) -> str:
+    if cpus is None:
+        return f"used {_UNKNOWN}"
+    return f"{cpus:.2f} busy on average" + (f": {render.percent(part)}" if part is not None else "")
+
+
+def _memory(found: OfRun) -> str:
+    used, share = found.used, found.compared.memory_efficiency
+    asked = f"{show_size(used.memory_bytes)} given, " if used.memory_bytes is not None else "no limit, "
+    if found.memory_now_bytes is not None:
+        return f"{asked}{show_size(found.memory_now_bytes)} in use now"
+    if used.peak_memory_bytes is None:
+        return f"{asked}peak {_UNKNOWN}"
+    of = " by its largest process" if used.memory_bytes is None else ""
+    part = f": {render.percent(share)}" if share is not None else ""
+    return f"{asked}{show_size(used.peak_memory_bytes)} at most{of}{part}"
+
+
+def _gpus(count: int, hours: float | None) -> str:
+    return f"{count_of(count, 'GPU')}, {render.ratio(hours)} GPU hours"
+
+
+def _time(ran_ns: int, limit_ns: int | None, part: float | None) -> str:
+    of = f" of {render.duration(limit_ns)}: {render.percent(part)}" if limit_ns is not None else ", no limit"
+    return f"{render.duration(ran_ns)}{of}"
+
+
+def _next_time(advice: Advice) -> list[tuple[str, str]]:
+    keys = [
+        f"cpus = {advice.cpus}" if advice.cpus is not None else "",
+        f'memory = "{format_size(advice.memory_bytes)}"' if advice.memory_bytes is not None else "",
+        f'time_limit = "{format_duration(advice.time_limit_ns)}"' if advice.time_limit_ns is not None else "",
+    ]
+    return [*(("note", note) for note in advice.notes), ("next time", "\n".join(filter(None, keys)))]
+
+
+def _of_array(found: OfArray) -> list[tuple[str, str]]:
+    whole: Summary = found.summary
+    states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
+    limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"
+    given = whole.memory_bytes.most
+    return [
+        ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {states}"),
+        ("CPUs", f"{whole.cpus.most or 0} given to each, {_busy(whole.cpus_used, whole.cpu_efficiency)}"),
+        (
+            "memory",
+            (f"{show_size(given)} given to each, " if given is not None else "no limit, ")
+            + _spread(whole.peak_memory_bytes, whole.run_time_ns, show_size),
+        ),
+        ("GPU hours", render.ratio(whole.gpu_hours) if whole.gpu_hours else ""),
+        ("time", _spread(whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
+        *_next_time(whole.advice),
+    ]
+
+
+def _spread(spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:
+    if spread.median is None or spread.most is None:
+        return _UNKNOWN
+    of = f" (of the {spread.known} of {ended.known} of which it is known)" if spread.known < ended.known else ""
+    return f"median {show(spread.median)}, {show(spread.most)} at most{of}"

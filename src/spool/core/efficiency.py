@@ -1,0 +1,217 @@
+"""What a run asked for against what it used, and what to ask for next time.
+
+The advice is for whoever writes the next job file: the peak of the memory and a fifth, as many CPUs as were busy, the
+run time and a half, each rounded up to a number that one would write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spool.core.measures import nearest_rank
+from spool.core.model import SECOND_NS, State
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
+_ENOUGH_NS = 10 * SECOND_NS  # a shorter run says nothing of its CPUs: most of it is beginning and ending
+_SIZE_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB))
+_LARGEST_STEP = 4 * _GIB
+_TIME_STEPS_NS = (
+    (10 * _MINUTE_NS, _MINUTE_NS),
+    (2 * _HOUR_NS, 5 * _MINUTE_NS),
+    (12 * _HOUR_NS, 30 * _MINUTE_NS),
+    (72 * _HOUR_NS, _HOUR_NS),
+)
+_LONGEST_STEP_NS = 6 * _HOUR_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: what it was given, and what is known of what it used. None is unknown, or not asked for."""
+
+    job: str
+    run: int
+    state: State
+    cpus: int = 0
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_memory_bytes: int | None = None
+    time_limit_ns: int | None = None
+    run_time_ns: int | None = None  # so far, if it goes on; None: it never started
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether what was used is final."""
+        return self.state.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to ask for next time; None where the run does not tell. `notes` say why not, or what to keep in mind."""
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    time_limit_ns: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Used, of what was given: parts of one, None where either is unknown or nothing was given."""
+
+    cpus_used: float | None  # CPUs that were busy on average
+    cpu_efficiency: float | None  # above 1: more than it was given
+    memory_efficiency: float | None
+    time_limit_used: float | None
+    gpu_hours: float | None
+    advice: Advice
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The same of many tasks. None of each where it is known of none."""
+
+    known: int
+    median: int | None
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An array's tasks together; of each the newest run. The advice is what the neediest task wants."""
+
+    tasks: int
+    states: dict[str, int]
+    cpus: Spread
+    memory_bytes: Spread
+    time_limit_ns: int | None
+    run_time_ns: Spread
+    cpu_time_ns: Spread
+    peak_memory_bytes: Spread
+    cpus_used: float | None
+    cpu_efficiency: float | None
+    gpu_hours: float
+    advice: Advice
+
+
+def efficiency(run: Run) -> Efficiency:
+    """Compare what *run* was given with what it used."""
+    wall_ns = run.run_time_ns
+    busy = None if run.cpu_time_ns is None or not wall_ns else run.cpu_time_ns / wall_ns
+    return Efficiency(
+        cpus_used=busy,
+        cpu_efficiency=busy / run.cpus if busy is not None and run.cpus else None,
+        memory_efficiency=_part(run.peak_memory_bytes, run.memory_bytes),
+        time_limit_used=_part(wall_ns, run.time_limit_ns),
+        gpu_hours=None if wall_ns is None else run.gpus * wall_ns / _HOUR_NS,
+        advice=_advice(run, busy),
+    )
+
+
+def _part(used: int | None, given: int | None) -> float | None:
+    return used / given if used is not None and given else None
+
+
+def _advice(run: Run, busy: float | None) -> Advice:
+    if not run.ended:
+        return Advice(notes=("it has not ended: ask again then",))
+    if run.run_time_ns is None:
+        return Advice(notes=("it never started",))
+    if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
+        return Advice(notes=(f"it did not come to its end ({run.state}), so it does not tell what it needs",))
+    notes: list[str] = []
+    memory, time_limit = run.peak_memory_bytes, run.run_time_ns
+    if run.state is State.OUT_OF_MEMORY:
+        notes.append("its memory was not enough, and how much would be is not known: try twice as much")
+        memory = 2 * max(memory or 0, run.memory_bytes or 0)
+    elif memory is None:
+        notes.append("its peak of memory is not known; without `memory` it is not told below some tens of MiB")
+    elif run.state is State.TIMEOUT:
+        memory = None
+    else:
+        memory += memory // 5
+        if run.memory_bytes is None:
+            notes.append(
+                "the memory is that of its largest process alone; with `memory` stated, all of them are watched"
+            )
+    if run.state is State.TIMEOUT:
+        notes.append("its time was not enough, and how much would be is not known: try twice as much")
+        time_limit = 2 * max(time_limit, run.time_limit_ns or 0)
+    elif run.state is State.OUT_OF_MEMORY:
+        time_limit = 0
+    else:
+        time_limit += time_limit // 2
+    cpus = None
+    if busy is None:
+        notes.append("its CPU time is not known")
+    elif run.run_time_ns < _ENOUGH_NS:
+        notes.append("it ran too short to tell how many CPUs it needs")
+    elif run.cpus:
+        cpus = max(1, math.ceil(busy - 0.1))
+    return Advice(
+        cpus=cpus,
+        memory_bytes=rounded_size(memory) if memory else None,
+        time_limit_ns=rounded_time(time_limit) if time_limit else None,
+        notes=tuple(notes),
+    )
+
+
+def rounded_size(size_bytes: int) -> int:
+    """Return the next larger size that one would write: "192M", "1.5G", "20G"."""
+    return _up(size_bytes, next((step for below, step in _SIZE_STEPS if size_bytes <= below), _LARGEST_STEP))
+
+
+def rounded_time(duration_ns: int) -> int:
+    """Return the next longer time that one would write: "4m", "1h30m", "14h"."""
+    return _up(duration_ns, next((step for below, step in _TIME_STEPS_NS if duration_ns <= below), _LONGEST_STEP_NS))
+
+
+def _up(number: int, step: int) -> int:
+    return max(-(-number // step), 1) * step
+
+
+def summary(runs: Sequence[Run], waiting: int = 0) -> Summary:
+    """Compare for an array: the newest run of each task that has one, and how many have none yet."""
+    compared = [(run, efficiency(run)) for run in runs]
+    timed = [run for run in runs if run.cpu_time_ns is not None and run.run_time_ns]
+    busy_ns = sum(run.cpu_time_ns or 0 for run in timed)
+    wall_ns = sum(run.run_time_ns or 0 for run in timed)
+    given_ns = sum(run.cpus * (run.run_time_ns or 0) for run in timed)
+    states = Counter(run.state.value for run in runs)
+    if waiting:
+        states[State.QUEUED.value] += waiting
+    advice = [each.advice for _, each in compared]
+    notes = Counter(note for run, each in compared if run.ended for note in each.advice.notes)
+    return Summary(
+        tasks=len(runs) + waiting,
+        states={state.value: states[state.value] for state in State if states[state.value]},
+        cpus=_spread([run.cpus for run in runs if run.cpus]),
+        memory_bytes=_spread([run.memory_bytes for run in runs]),
+        time_limit_ns=max((run.time_limit_ns for run in runs if run.time_limit_ns is not None), default=None),
+        run_time_ns=_spread([run.run_time_ns for run in runs if run.ended]),
+        cpu_time_ns=_spread([run.cpu_time_ns for run in runs if run.ended]),
+        peak_memory_bytes=_spread([run.peak_memory_bytes for run in runs if run.ended]),
+        cpus_used=busy_ns / wall_ns if wall_ns else None,
+        cpu_efficiency=busy_ns / given_ns if given_ns else None,
+        gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
+        advice=Advice(
+            cpus=_most([each.cpus for each in advice]),
+            memory_bytes=_most([each.memory_bytes for each in advice]),
+            time_limit_ns=_most([each.time_limit_ns for each in advice]),
+            notes=tuple(f"{count} of {len(runs)}: {note}" for note, count in notes.most_common()),
+        ),
+    )
+
+
+def _spread(values: Sequence[int | None]) -> Spread:
+    known = sorted(value for value in values if value is not None)
+    return Spread(len(known), nearest_rank(known, 50), known[-1] if known else None)
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

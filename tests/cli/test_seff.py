@@ -1,0 +1,160 @@
+"""`spool seff`: what a job asked for against what it used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command, put_job
+from spool.core import layout
+from spool.core.model import SECOND_NS as S
+from spool.core.model import Grant, Request, Result, State
+from spool.formats import ends, records
+from spool.formats.tasks import ArrayRecord, render_array
+
+T0 = 1_700_000_000 * S
+G = 1 << 30
+HOUR = 3600 * S
+
+
+def ended(root: Path, job: str, run: int = 1, outcome: State = State.FINISHED, **more: Any) -> Result:
+    """File a run of an hour with 4 CPUs, 8 GiB and a GPU, as a dispatcher does: records and a line of history."""
+    grant = Grant(4, 8 * G, ("GPU-0",), (0,))
+    known: dict[str, Any] = {
+        "submitted_at_ns": T0, "started_at_ns": T0, "ended_at_ns": T0 + HOUR, "cpu_time_ns": 2 * HOUR,
+        "peak_memory_bytes": 2 * G, "request": Request(4, 8 * G, 1), "grant": grant,
+    } | more  # fmt: skip
+    result = Result(job, run, 1, outcome, "", **known)
+    metadir = root / "jobs" / job / str(run)
+    metadir.mkdir(parents=True)
+    (metadir / layout.SPEC_COPY).write_text('command = "true"\ncpus = 4\ntime_limit = "2h"\n')
+    (metadir / layout.GRANT).write_bytes(records.render_grant(records.GrantRecord(job, run, grant=result.grant)))
+    (metadir / layout.RESULT).write_bytes(ends.render_result(result))
+    with (root / "history.jsonl").open("ab") as history:
+        history.write(ends.render_history(result))
+    put_job(root, job, place="done")
+    return result
+
+
+def told(spool: Command, *words: object) -> dict[str, Any]:
+    """Return what `spool seff --json` says."""
+    said = spool("seff", "--json", *words)
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
+    """A line for each thing that was asked for, and lines for the next job file."""
+    ended(spool_root, "train")
+    assert spool("seff", "train").out.splitlines() == [
+        "job        train, run 1, finished",
+        "CPUs       4 given, 2.00 busy on average: 50.0%",
+        "CPU time   2 h 00 m",
+        "memory     8 GiB given, 2 GiB at most: 25.0%",
+        "GPUs       1 GPU, 1.00 GPU hours",
+        "time       1 h 00 m of 2 h 00 m: 50.0%",
+        "next time  cpus = 2",
+        '           memory = "2560M"',
+        '           time_limit = "1h30m"',
+    ]
+
+
+def test_json_has_units_in_its_names(spool: Command, spool_root: Path) -> None:
+    """The keys are documented; what is unknown is null and never 0."""
+    ended(spool_root, "train", cpu_time_ns=None, peak_memory_bytes=None)
+    found = told(spool, "train")
+    assert (found["version"], found["job"], found["run"], found["state"]) == (1, "train", 1, "finished")
+    assert (found["cpus"], found["memory_bytes"], found["gpus"], found["time_limit_ns"]) == (4, 8 * G, 1, 2 * HOUR)
+    assert (found["run_time_ns"], found["gpu_hours"], found["time_limit_used"]) == (HOUR, 1, 0.5)
+    for key in ("cpu_time_ns", "cpu_efficiency", "cpus_used", "peak_memory_bytes", "memory_efficiency"):
+        assert found[key] is None, key
+    assert (found["so_far"], found["advice"]["cpus"]) == (False, None)
+    text = spool("seff", "train").out
+    assert "CPU time   unknown" in text
+    assert "peak unknown" in text
+
+
+def test_the_newest_run_or_the_one_that_is_named(spool: Command, spool_root: Path) -> None:
+    """The first run failed; the second is what is shown unless told otherwise."""
+    ended(spool_root, "train", 1, State.FAILED, again="retry")
+    ended(spool_root, "train", 2)
+    assert (told(spool, "train")["run"], told(spool, "train")["runs"]) == (2, [1, 2])
+    assert told(spool, "train.toml", "--run", 1)["state"] == "failed"
+    assert "run 1 of 2, failed" in spool("seff", "train", "--run", 1).out
+
+
+def test_a_run_whose_records_were_removed_is_in_the_history(spool: Command, spool_root: Path) -> None:
+    """All but its time limit, which no line of history has."""
+    ended(spool_root, "train")
+    for path in (spool_root / "jobs" / "train" / "1").iterdir():
+        path.unlink()
+    (spool_root / "jobs" / "train" / "1").rmdir()
+    (spool_root / "jobs" / "train").rmdir()
+    for words in (("train",), ("train", "--run", 1)):
+        found = told(spool, *words)
+        assert (found["cpu_efficiency"], found["memory_efficiency"], found["time_limit_ns"]) == (0.5, 0.25, None)
+
+
+def test_a_clock_that_was_set_gives_no_time(spool: Command, spool_root: Path) -> None:
+    """A run that ended before it began has no run time, and nothing that follows from one."""
+    ended(spool_root, "train", ended_at_ns=T0 - 5 * S)
+    assert told(spool, "train")["run_time_ns"] is None
+    assert spool("seff", "train").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("nobody",), 3, "no job of that name"),
+        (("waits",), 3, "it has not run yet"),
+        (("waits", "--run", 2), 3, "it has not run yet"),
+        (("train", "--run", 7), 3, "its runs are 1"),
+        (("train", "--run", 0), 2, "range"),
+        (("a/../b*",), 3, "no job can have that name"),
+    ],
+)
+def test_mistakes_are_told(spool: Command, spool_root: Path, words: Any, code: int, why: str) -> None:
+    """In one line, with the exit code of its class."""
+    ended(spool_root, "train")
+    put_job(spool_root, "waits")
+    said = spool("seff", *words)
+    assert (said.code, said.out) == (code, "")
+    assert why in said.err
+
+
+def test_a_job_that_was_cancelled_before_it_began(spool: Command, spool_root: Path) -> None:
+    """It says that it never started, and no number."""
+    ended(spool_root, "train", 1, State.CANCELLED, started_at_ns=None, grant=Grant(), cpu_time_ns=None,
+          peak_memory_bytes=None)  # fmt: skip
+    assert spool("seff", "train").out.splitlines()[1].strip() == "it never started"
+
+
+def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> None:
+    """From the history and the tasks' own records, of each task the newest run since the array was expanded."""
+    ended(spool_root, "sweep_0", started_at_ns=T0 - 50 * HOUR, ended_at_ns=T0 - 49 * HOUR, cpu_time_ns=0)
+    metadir = spool_root / "jobs" / "sweep" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / layout.SPEC_COPY).write_text('command = "true"\narray = "0-3"\ntime_limit = "2h"\n')
+    (metadir / layout.ARRAY).write_bytes(render_array(ArrayRecord("sweep", 1, 4, expanded_at_ns=T0)))
+    ended(spool_root, "sweep_0", 2)
+    ended(spool_root, "sweep_1", 1, State.FAILED, again="retry")
+    ended(spool_root, "sweep_1", 2, peak_memory_bytes=4 * G)
+    ended(spool_root, "sweep_2", 1, State.TIMEOUT, ended_at_ns=T0 + 2 * HOUR)
+    ended(spool_root, "sweep_9")  # of no array
+    found = told(spool, "sweep")
+    assert (found["array"], found["tasks"], found["states"]) == (True, 4, {"queued": 1, "finished": 2, "timeout": 1})
+    assert found["peak_memory_bytes"] == {"known": 3, "median": 2 * G, "most": 4 * G}
+    assert (found["gpu_hours"], found["cpu_efficiency"]) == (4, 6 / 16)
+    assert (found["advice"]["memory_bytes"], found["advice"]["time_limit_ns"]) == (5 * G, 4 * HOUR)
+    lines = spool("seff", "sweep").out.splitlines()
+    assert lines[0] == "array      sweep, 4 tasks: 1 queued, 2 finished, 1 timeout"
+    assert lines[2] == "memory     8 GiB given to each, median 2 GiB, 4 GiB at most"
+
+
+def test_help_shows_how(spool: Command) -> None:
+    """With examples."""
+    assert "spool seff train --run 2" in spool("seff", "--help").out

@@ -1,0 +1,148 @@
+"""What was asked for against what was used, and the advice that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.efficiency import Run, efficiency, rounded_size, rounded_time, summary
+from spool.core.model import SECOND_NS as S
+from spool.core.model import State
+from spool.core.units import format_duration, format_size, parse_duration, parse_size
+
+G = 1 << 30
+M = 1 << 20
+HOUR = 3600 * S
+TRAIN = Run(
+    "train", 1, State.FINISHED, cpus=8, memory_bytes=16 * G, gpus=2, time_limit_ns=8 * HOUR, run_time_ns=2 * HOUR,
+    cpu_time_ns=5 * HOUR, peak_memory_bytes=4 * G,
+)  # fmt: skip
+
+
+def test_what_a_run_used_of_what_it_was_given() -> None:
+    """Five CPU hours in two hours are 2.5 CPUs, of 8 given; two GPUs for two hours are four GPU hours."""
+    found = efficiency(TRAIN)
+    assert (found.cpus_used, found.cpu_efficiency) == (2.5, 2.5 / 8)
+    assert (found.memory_efficiency, found.time_limit_used, found.gpu_hours) == (0.25, 0.25, 4)
+
+
+def test_the_advice_is_what_it_used_and_some_more_in_numbers_that_one_would_write() -> None:
+    """4.8 GiB become 5G, three hours stay three, and 2.5 CPUs become 3."""
+    advice = efficiency(TRAIN).advice
+    assert (advice.cpus, advice.time_limit_ns, advice.notes) == (3, 3 * HOUR, ())
+    assert advice.memory_bytes == 5 * G
+
+
+def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
+    """A run that outlived its dispatcher: no CPU time, no efficiency, no advice on CPUs; the reason is told."""
+    found = efficiency(replace(TRAIN, cpu_time_ns=None, peak_memory_bytes=None))
+    assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency) == (None, None, None)
+    assert (found.advice.cpus, found.advice.memory_bytes, found.advice.time_limit_ns) == (None, None, 3 * HOUR)
+    assert any("CPU time is not known" in note for note in found.advice.notes)
+    assert any("peak of memory is not known" in note for note in found.advice.notes)
+
+
+def test_what_was_not_asked_for_has_no_part() -> None:
+    """No limit, no percentage; a job of no CPUs divides by nothing; unwatched, only one process is known."""
+    found = efficiency(Run("job", 1, State.FINISHED, run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=G))
+    assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency, found.time_limit_used) == (
+        1, None, None, None,
+    )  # fmt: skip
+    assert any("largest process alone" in note for note in found.advice.notes)
+    assert found.advice.cpus is None
+
+
+def test_a_job_that_took_more_cpus_than_it_was_given_is_told_to_ask_for_them() -> None:
+    """Nothing pins a job to its CPUs, so the efficiency may be above one."""
+    found = efficiency(replace(TRAIN, cpus=2, cpu_time_ns=15 * HOUR))
+    assert found.cpu_efficiency == 3.75
+    assert found.advice.cpus == 8
+
+
+def test_a_short_run_says_nothing_of_its_cpus() -> None:
+    """Most of nine seconds is beginning and ending."""
+    assert efficiency(replace(TRAIN, run_time_ns=9 * S, cpu_time_ns=9 * S)).advice.cpus is None
+    assert efficiency(replace(TRAIN, run_time_ns=10 * S, cpu_time_ns=10 * S)).advice.cpus == 1
+    assert efficiency(replace(TRAIN, run_time_ns=0, cpu_time_ns=0)).cpus_used is None
+
+
+def test_a_run_that_met_a_limit_is_told_to_double_it() -> None:
+    """How much would have been enough, nobody knows."""
+    late = efficiency(replace(TRAIN, state=State.TIMEOUT, run_time_ns=8 * HOUR)).advice
+    assert (late.time_limit_ns, late.memory_bytes, late.cpus) == (16 * HOUR, None, 1)
+    full = efficiency(replace(TRAIN, state=State.OUT_OF_MEMORY, peak_memory_bytes=16 * G + 5)).advice
+    assert (full.memory_bytes, full.time_limit_ns) == (rounded_size(32 * G + 10), None)
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.LOST, State.RUNNING, State.STOPPING])
+def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> None:
+    """What it used so far is shown all the same."""
+    found = efficiency(replace(TRAIN, state=state))
+    advice = found.advice
+    assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (None, None, None)
+    assert len(advice.notes) == 1
+    assert found.cpus_used == 2.5
+
+
+def test_a_run_that_never_started_used_nothing() -> None:
+    """It has no numbers at all."""
+    found = efficiency(Run("job", 1, State.CANCELLED))
+    assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
+
+
+def test_the_tasks_of_an_array_together() -> None:
+    """The busy CPUs are weighed by time, the advice is that of the neediest, and unknown is counted apart."""
+    tasks = [
+        TRAIN,
+        replace(TRAIN, job="b", run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=8 * G),
+        replace(TRAIN, job="c", state=State.FAILED, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
+        replace(TRAIN, job="d", state=State.RUNNING, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
+    ]
+    found = summary(tasks, waiting=6)
+    assert (found.tasks, found.states) == (10, {"queued": 6, "running": 1, "finished": 2, "failed": 1})
+    assert (found.cpus_used, found.cpu_efficiency) == (2, 0.25)
+    assert (found.peak_memory_bytes.known, found.peak_memory_bytes.median, found.peak_memory_bytes.most) == (
+        2, 4 * G, 8 * G,
+    )  # fmt: skip
+    assert (found.run_time_ns.known, found.run_time_ns.most, found.gpu_hours) == (3, 2 * HOUR, 10)
+    advice = found.advice
+    assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (3, 10 * G, 3 * HOUR)
+    assert advice.notes == ("1 of 4: it did not come to its end (failed), so it does not tell what it needs",)
+
+
+def test_an_array_of_which_nothing_ran_has_no_numbers() -> None:
+    """Nothing is divided by nothing."""
+    found = summary([], waiting=3)
+    assert (found.tasks, found.states, found.cpus_used, found.run_time_ns.median) == (3, {"queued": 3}, None, None)
+    assert found.advice.cpus is None
+
+
+@pytest.mark.parametrize(
+    ("used", "written"),
+    [("1B", "64M"), ("65M", "128M"), ("1G", "1G"), ("1025M", "1280M"), ("5G", "5G"), ("5121M", "5632M"),
+     ("17G", "17G"), ("66G", "68G")],
+)  # fmt: skip
+def test_sizes_are_rounded_up(used: str, written: str) -> None:
+    """To 64 MiB below a GiB, and in larger steps above."""
+    assert format_size(rounded_size(parse_size(used))) == written
+
+
+@pytest.mark.parametrize(
+    ("took", "written"),
+    [("1s", "1m"), ("61s", "2m"), ("11m", "15m"), ("1h58m", "2h"), ("2h01m", "2h30m"), ("13h30m", "14h"),
+     ("73h", "3d6h")],
+)  # fmt: skip
+def test_times_are_rounded_up(took: str, written: str) -> None:
+    """To a minute below ten, and in larger steps above."""
+    assert format_duration(rounded_time(parse_duration(took))) == written
+
+
+@given(st.integers(1, 1 << 45), st.integers(1, 1 << 45))
+def test_rounding_never_goes_down_and_keeps_the_order(one: int, other: int) -> None:
+    """What is rounded is no less, at most a quarter and a smallest step more, and more stays no less."""
+    for rounded, least in ((rounded_size, 64 * M), (rounded_time, 60 * S)):
+        assert one <= rounded(one) <= one * 5 // 4 + least
+        assert (one <= other) <= (rounded(one) <= rounded(other))

@@ -1,0 +1,81 @@
+"""Jobs that really ran, a dispatcher that is killed between them, and what the accounting makes of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+from served import Served
+
+EXECUTORS = ("process",)
+EATS = f"{sys.executable} -c 'b = bytearray(150 << 20); b[::4096] = b[::4096]; print(\"fed\", flush=True); input()'"
+
+
+def said(served: Served, *words: str) -> dict[str, Any]:
+    """Return the JSON that a command prints."""
+    done = served.spool(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_what_real_jobs_used_is_known_and_what_is_not_is_null(served: Served) -> None:
+    """Peak memory and CPU time of runs under one dispatcher; of one that outlived its dispatcher, no CPU time."""
+    (served.root / "config.toml").write_text("cpus = 4\n")
+    served.start()
+    served.drop("eats", [sys.executable, "-c", "b = bytearray(150 << 20); sum(range(3_000_000))"], cpus=2)
+    served.drop("fails", "exit 3", retry={"max": 1})
+    served.wait_done("eats", "fails")
+    found = said(served, "seff", "eats")
+    assert found["peak_memory_bytes"] >= 150 << 20
+    assert found["cpu_time_ns"] > 0
+    assert found["cpu_efficiency"] > 0
+    assert found["advice"]["memory_bytes"] >= 180 << 20
+
+    gate = served.root.parent / "gate"
+    served.drop("outlives", f"echo up; until [ -e {gate} ]; do sleep 0.05; done", memory="1G", time_limit="1h")
+    served.says("outlives", "up")
+    served.kill()
+    now = said(served, "seff", "outlives")
+    assert (now["state"], now["so_far"], now["time_limit_ns"]) == ("running", True, 3600 * 10**9)
+    assert now["memory_now_bytes"] > 0
+    assert now["run_time_ns"] > 0
+    assert now["cpu_time_ns"] is not None
+    served.start()
+    gate.touch()
+    served.wait_done("outlives")
+    after = said(served, "seff", "outlives")
+    assert (after["state"], after["cpu_time_ns"], after["cpu_efficiency"]) == ("finished", None, None)
+    assert "CPU time   unknown" in served.spool("seff", "outlives").stdout
+
+    whole = said(served, "stats", "--since", "1d", "--by", "state")
+    assert (whole["total"]["runs"], whole["total"]["jobs"], whole["total"]["retries"]) == (4, 3, 1)
+    assert whole["total"]["success_rate"] == 2 / 3
+    assert (whole["total"]["cpu_used_runs"], whole["unreadable_lines"]) == (3, 0)
+    assert {each["state"]: each["runs"] for each in whole["groups"]} == {"finished": 2, "failed": 2}
+    assert 2 <= whole["total"]["peak_cpus"] <= 4
+
+
+def test_an_array_and_a_run_over_its_memory(served: Served) -> None:
+    """The tasks are summed up while one still runs; a job that was ended for its memory is told to ask for twice."""
+    (served.root / "config.toml").write_text("cpus = 8\n")
+    served.start()
+    gate = served.root.parent / "gate"
+    command = f"[ $SPOOL_ARRAY_INDEX != 2 ] || until [ -e {gate} ]; do sleep 0.05; done"
+    served.drop("sweep", command, array="0-2", time_limit="1h")
+    served.drop("greedy", f"tail -f /dev/null | {EATS}", memory="100M")
+    served.wait_done("greedy", "sweep_0", "sweep_1")
+    served.pid("sweep_2")  # it has begun
+    found = said(served, "seff", "sweep")
+    assert (found["tasks"], found["states"]) == (3, {"running": 1, "finished": 2})
+    assert (found["time_limit_ns"], found["run_time_ns"]["known"]) == (3600 * 10**9, 2)
+    gate.touch()
+    served.wait_done("sweep")
+    assert said(served, "seff", "sweep")["states"] == {"finished": 3}
+    greedy = said(served, "seff", "greedy")
+    assert greedy["state"] == "out_of_memory"
+    assert greedy["memory_efficiency"] > 1
+    assert greedy["advice"]["memory_bytes"] >= 200 << 20
+    assert served.stop(signal.SIGTERM) == 0
