@@ -129,7 +129,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         if closed:
             self._closed[name] = closed
         else:
-            insort(shape.ready, place(job))
+            _insert(shape.ready, place(job))
         deadline = deadline_ns(job)
         if deadline is not None:
             insort(self._deadlines, (deadline, name))
@@ -267,6 +267,14 @@ class WaitingQueue(Mapping[str, Waiting]):
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
     project = job.spec.project
     return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
+
+
+def _insert(ready: list[Place], one: Place) -> None:
+    """Insert in order; at the end, where those belong that come in order, without a search."""
+    if not ready or ready[-1] < one:
+        ready.append(one)
+    else:
+        insort(ready, one)
 
 
 def _discard(ordered: list[_Entry], entry: _Entry) -> None:
