@@ -239,6 +239,8 @@ def abandon(made: Dispatcher) -> None:
     """Take away what a killed process would have lost: its descriptors and its lock. The disk stays as it is."""
     made.watch.close()
     made.wakes.close()
+    made.logs.events.close()
+    made.telling.listening.close()
     for fd in (made.logs._journal, made.logs._history):
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -97,6 +97,11 @@ def job_of_error_file(filename: str) -> str | None:
     return job_of(filename[: -len(ERROR_SUFFIX)]) if filename.endswith(ERROR_SUFFIX) else None
 
 
+def job_of_reason_file(filename: str) -> str | None:
+    """Return the job of which a file of this name says why it is held, or None if it is none."""
+    return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
+
+
 class Layout:
     """The paths of one spool."""
 

@@ -92,7 +92,7 @@ class ArrayFiles:
                 continue
             if job.wait.clock_at_ns is not None:  # a time held does not count as waiting
                 job.wait.clock_at_ns += max(0, now_ns - max(since, job.wait.clock_at_ns))
-                self._look.remember(job)
+                self._look.clocks.remember(job)
                 self._table.settle(job)
         self._changed(array, "released")
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
+from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Result, State, Stop, StopKind
 from spool.dispatcher.array import Array, array_of
@@ -140,8 +141,10 @@ class Arrays:
             job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
             array.open.add(task)
             self._outcomes.forget(task)
-            self._look.remember(job)
+            self._look.clocks.remember(job)
             self._look.examine(QUEUED, task)
+            if job.queued is not None:
+                self._finisher.telling.file(EventName.QUEUED, job, job.queued, now_ns)
         return False
 
     # What became of the tasks.
@@ -245,6 +248,8 @@ class Arrays:
             request=spec.request,
             host=identity.host(),
         )
+        self._finisher.telling.end(result, spec)
+        self._finisher.telling.flush()
         spool.put_record(name, run, layout.RESULT, ends.render_result(result))
         spool.put_record(name, run, layout.STATUS, records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))

@@ -20,6 +20,8 @@ def due_in_ns(of: Dispatcher, limit_ns: int | None) -> int | None:
         of.moves.next_due_ns(),
         of.arrays.next_due_ns(),
         of.ends.next_due_ns(),
+        of.noticing.next_due_ns(),
+        of.telling.listening.next_due_ns(),
     )
     waits = [moment - now for moment in moments if moment is not None]
     if (due_in := of.limits.next_due_ns()) is not None:

@@ -12,11 +12,13 @@ from dataclasses import replace
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import Grant, Result, State, StopKind
+from spool.core.model import Grant, Result, Spec, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.settings import Settings
+from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
+from spool.dispatcher.telling import Telling
 from spool.formats import ends, journal, records
 from spool.machine import identity
 from spool.store.locked import LockedSpool
@@ -35,7 +37,9 @@ class Finisher:
         revisit: Callable[[Job], None],
         outcome: Callable[[str, State], None],
         settings: Settings,
+        telling: Telling,
     ) -> None:
+        self.telling = telling
         self._spool = spool
         self._table = table
         self._revisit = revisit
@@ -74,6 +78,8 @@ class Finisher:
         account(b"".join(lines))
         for live, result in results:
             live.result = result
+            self.telling.end(result, live.spec)
+        self.telling.flush()
         for live, result in results:
             if live.key in self._table.live:
                 self._move(self._table.job(live.name), live, result)
@@ -144,8 +150,13 @@ class Finisher:
                 again_at_ns=None,
             )
         self._put_unstarted(result, text, account)
+        self._tell(result, live.spec)
         spool.file_away(name, RUNNING, text)
         self._outcome(name, result.outcome)
+
+    def _tell(self, result: Result, spec: Spec | None) -> None:
+        self.telling.end(result, spec)
+        self.telling.flush()
 
     def _put_unstarted(self, result: Result, text: bytes | None, account: Callable[[bytes], None]) -> None:
         """Write down the end of a job that never started, as far as that is not done."""
@@ -214,11 +225,14 @@ class Finisher:
         text = spool.job_text(place, name)
         result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
         self._put_unstarted(result, text, account)
+        file = job.queued or job.held
+        self._tell(result, file.spec if file is not None else spec_of_text(text, name))
         if place != DONE:
             spool.file_away(name, place, text)
         self._outcome(name, result.outcome)
         self.lines.append(journal.Left(name))
         job.queued = job.held = job.wait = None
+        job.parked = False
         job.series = FRESH
         self._table.settle(job)
 

@@ -14,10 +14,13 @@ from spool.core import layout
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
+from spool.dispatcher.clocks import Clocks
+from spool.dispatcher.refusals import Refusals
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import FRESH, INVALID, Job, JobFile, Table, Wait
+from spool.dispatcher.table import INVALID, Job, JobFile, Table
+from spool.dispatcher.telling import Telling
 from spool.dispatcher.texts import Texts
-from spool.formats import jobfile, journal
+from spool.formats import jobfile
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, Seen, in_order_of_making, read_whole
 
@@ -28,16 +31,17 @@ FORGET_NS = 2_000_000_000  # a file that comes back within this time was never g
 
 
 class Look:
-    """The dispatcher's eyes. `lines` are the journal lines that what was seen gives rise to."""
+    """The dispatcher's eyes. What they see of the places in the queue goes to `clocks`."""
 
-    def __init__(self, spool: LockedSpool, table: Table, settings: Settings) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, settings: Settings, telling: Telling) -> None:
         self._spool = spool
         self._layout = spool.layout
         self._table = table
         self._texts = Texts(spool, settings)
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
         self._vanished, self._gone = dict[str, int](), list[str]()
-        self.lines: list[journal.Line] = []
+        self.clocks = Clocks(table, telling)
+        self._refusals = Refusals(spool)
         self.strays: set[str] = set()  # files in running/ that belong to no live run
         self.moved: set[str] = set()  # live runs whose file in running/ changed
         self.arrays_moved: set[str] = set()  # arrays in progress whose file may have changed
@@ -97,7 +101,7 @@ class Look:
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns:
                 del self._vanished[name]
-                self.forget(name)
+                self.clocks.forget(name)
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`due` has something to do, on the monotonic clock."""
@@ -209,6 +213,7 @@ class Look:
         if place == QUEUED:
             job.queued = file
         else:
+            self._see_why_held(job, file)
             job.held = file
         # Whatever it was before (open in an editor, being written), it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
@@ -221,46 +226,15 @@ class Look:
         else:
             self._vanished.pop(name, None)
             job.last_inode = (job.queued or job.held or _NO_FILE).inode
-            self._clock(job, now)
+            self.clocks.see(job, now)
         self._table.settle(job)
 
-    def _clock(self, job: Job, now: int) -> None:
-        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
-        file = job.queued or job.held
-        assert file is not None
-        runs = job.queued is not None
-        if job.wait is None:
-            live = job.live
-            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
-                # moved out of running/ by a person: the same submission goes on
-                arrived = live.wait.arrived_at_ns
-                job.series = live.series
-            else:
-                arrived = min(file.changed_at_ns, now)
-                job.series = FRESH
-            job.wait = Wait(arrived, 0, now if runs else None)
-        elif runs and job.wait.clock_at_ns is None:
-            job.wait = Wait(job.wait.arrived_at_ns, job.wait.waited_ns_before, now)
-        elif not runs and job.wait.clock_at_ns is not None:
-            waited = job.wait.waited_ns_before + max(0, now - job.wait.clock_at_ns)
-            job.wait = Wait(job.wait.arrived_at_ns, waited, None)
-        else:
-            return
-        self.remember(job)
-
-    def remember(self, job: Job) -> None:
-        """Note the job's place and clock for the journal."""
-        wait = job.wait
-        if wait is not None:
-            self.lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
-
-    def forget(self, name: str) -> None:
-        """Forget the place of a job that is in no directory any more: it will not come back as the same submission."""
-        job = self._table.jobs.get(name)
-        if job is not None and job.queued is None and job.held is None and job.wait is not None:
-            job.wait, job.series = None, FRESH
-            self.lines.append(journal.Left(name))
-            self._table.settle(job)
+    def _see_why_held(self, job: Job, file: JobFile | None) -> None:
+        """See whether spool itself has held the job; edited, removed or released it is a job like any other."""
+        why = self._refusals.why(job.name, file) if file is not None else ""
+        if job.why_held and not why:
+            self._refusals.withdraw(job.name)
+        job.why_held = why
 
     # The disk.
 
@@ -272,7 +246,7 @@ class Look:
             log.warning("cannot look into %s/: %s", place, error.strerror)
             return None
         found: dict[str, None] = {}
-        marks, complaints = set[str](), set[str]()
+        marks, complaints, reasons = set[str](), set[str](), set[str]()
         for filename in listed:
             name = layout.job_of(filename)
             if name is not None:
@@ -281,6 +255,9 @@ class Look:
                 marks.add(filename)
             elif (name := layout.job_of_error_file(filename)) is not None:
                 complaints.add(name)
+            elif (name := layout.job_of_reason_file(filename)) is not None:
+                reasons.add(name)
+        self._refusals.sweep(reasons - found.keys())
         for name in complaints:
             job = self._table.jobs.get(name)
             file = (job.queued if place == QUEUED else job.held) if job is not None else None

@@ -10,20 +10,22 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop
-from spool.core.plan import Plan, View, decide
+from spool.core.plan import Plan
+from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
+from spool.dispatcher.gates import Gates
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
 from spool.dispatcher.moves import Moves
+from spool.dispatcher.noticing import Noticing
 from spool.dispatcher.recover import Recovery, recall, worth_remembering
 from spool.dispatcher.report import Report
 from spool.dispatcher.restore import restore_results
@@ -33,6 +35,7 @@ from spool.dispatcher.sight import Sight
 from spool.dispatcher.start import Starter
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Job, Live, Table
+from spool.dispatcher.telling import Telling
 from spool.dispatcher.usage import Usage
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
@@ -44,8 +47,6 @@ from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
-
-LOCAL_ZONE = datetime.now().astimezone().tzinfo or UTC
 
 
 class Dispatcher:
@@ -61,12 +62,13 @@ class Dispatcher:
         self.world = World(spool, self.table, self.settings)
         self.usage = Usage(spool, self.table)
         self.bookings = Bookings(spool)
-        self.look = Look(spool, self.table, self.settings)
+        self.telling = Telling(spool, self.settings, self.logs)
+        self.look = Look(spool, self.table, self.settings, self.telling)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(spool, self.table, self._revisit, self._ended_as, self.settings)
+        self.finisher = Finisher(spool, self.table, self._revisit, self._ended_as, self.settings, self.telling)
         groups = run_groups.find()
         self.groups = groups if isinstance(groups, RunGroups) else None
-        self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups)
+        self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling)
         self.table.executor_problem = self.starter.problem
         self.stopper = Stopper(spool.root)
         self.limits = Limits(self.table, self.stopper, self.order_stop)
@@ -76,15 +78,17 @@ class Dispatcher:
         self.ends = Ends(self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
         self.arrays = Arrays(
-            spool, self.table, self.look, self.finisher, self.logs, self.outcomes, self.order_stop, self._flush
+            spool, self.table, self.look, self.finisher, self.logs, self.outcomes, self.order_stop, self.flush
         )
         self.sight = Sight(self)
+        self.noticing = Noticing(self)
+        self.gates = Gates(self)
+        self.acting = Acting(self)
         self.report.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.sight.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self.plan: Plan | None = None
-        self._decided: tuple[int, object] | None = None  # what the plan was made of
         self._watches_gpus = False
-        self._machine: Machine | None = None
+        self.machine: Machine | None = None
         self.busy_at_ns = time.monotonic_ns()
 
     # Life.
@@ -93,8 +97,10 @@ class Dispatcher:
         """Find out how things stand: adopt what runs, finish what was cut off."""
         self.spool.sweep_staging()
         self.sight.open()
+        self.wakes.watch_files(self.telling.listening.fileno(), self.telling.listening.read)
         memory = recall(self.logs.read_journal())
         recovery = Recovery(self.spool, self.table, self.prober)
+        self.telling.open(memory.told)
         restore_results(self.spool, memory, self.prober.boot_id())
         recovery.unfinished_moves(memory)
         recovery.runs(memory)
@@ -104,7 +110,7 @@ class Dispatcher:
         for live in self.table.live.values():
             if self.groups is not None:
                 live.group = self.groups.existing(live.name, live.run)
-            self._watch_run(live)
+            self.watch_run(live)
         # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
         gc.disable()
         self.sight.look_at_everything()
@@ -112,19 +118,23 @@ class Dispatcher:
         gc.enable()
         self.moves.settle_places()
         self.arrays.count(self.clock())
-        self.look.lines = []  # all of it is in what follows
-        self.logs.compact(worth_remembering(self.table, self.prober.boot_id()))
+        self.noticing.begins()
+        self.telling.flush()
+        self.look.clocks.lines = []  # all of it is in what follows
+        self._compact()
 
     def close(self) -> None:
         """Leave; what runs goes on."""
+        self.noticing.leaves()
         try:
-            self._flush()
+            self.flush()
         except OSError as error:
             log.error("cannot write to the journal: %s; some places in the queue are forgotten", error.strerror)
-        self.report.write(self.plan, self._machine, paused=self.sight.paused, force=True)
+        self.report.write(self.plan, self.machine, paused=self.sight.paused, force=True)
         self.starter.close()
         self.watch.close()
         self.world.close()
+        self.telling.close()
         self.logs.close()
         self.wakes.close()
 
@@ -144,6 +154,7 @@ class Dispatcher:
     def turn(self) -> bool:
         """Do one pass; return whether another has something to do at once."""
         self.sight.see()
+        self.gates.hear()
         ended = self.ends.collect()
         for live in ended:
             live.ended_at_ns = self.clock()  # before what starts in its place: the accounting shows nobody twice
@@ -153,16 +164,23 @@ class Dispatcher:
         more = self.arrays.work(self.clock(), paused=self.sight.paused)
         if self.settings.config.policy.on_failure == "pause":
             self._file()  # nothing is to start after the first that failed
-        started = self._decide_and_start()
+        started = self.acting.work()
         self._file()
-        self._flush()
+        self.noticing.turn(self.machine)
+        self.flush()
+        self.telling.tick()
         if self.logs.long:
-            self.logs.compact(worth_remembering(self.table, self.prober.boot_id()))
+            self._compact()
         if started or ended or self.table.version != version:
             self.busy_at_ns = time.monotonic_ns()
             self.report.changed()
-        self.report.write(self.plan, self._machine, paused=self.sight.paused)
+        self.report.write(self.plan, self.machine, paused=self.sight.paused)
         return more or bool(ended) or self.table.version != version
+
+    @property
+    def asking(self) -> bool:
+        """Whether somebody is asked about a start or a cancel, and has not answered."""
+        return self.gates.waiting
 
     def sleep(self, limit_ns: int | None = None) -> None:
         """Wait until there is a reason to look, at most *limit_ns*."""
@@ -178,8 +196,10 @@ class Dispatcher:
     def _file(self) -> None:
         """Do the paperwork of what has ended; what an error leaves undone is done by the next call."""
         if self._unfiled:
+            self.noticing.ended(self._unfiled)
             self.finisher.file(self._unfiled, self.logs.account, self.clock())
             filed, self._unfiled = self._unfiled, []
+            self.gates.forget(filed)
             for live in filed:
                 self._after(live)
 
@@ -193,65 +213,10 @@ class Dispatcher:
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
             self.sight.failed(live.name, f"{proof.outcome}: {proof.reason}")
 
-    # Decide and act.
+    # Runs.
 
-    def _decide_and_start(self) -> bool:
-        now = self.clock()
-        machine = self._machine = self.world.machine(now)
-        if machine.gpus and machine.gpu_problem is None:
-            self.bookings.machine_has(frozenset(gpu.index for gpu in machine.gpus))
-        made_of = (self.table.version, machine)
-        plan = self.plan
-        if plan is not None and made_of == self._decided and (plan.next_at_ns is None or now < plan.next_at_ns):
-            return False
-        plan = decide(
-            View(
-                machine=machine,
-                queue=self.table.queue,
-                held=self.table.held,
-                running=tuple(live.view for live in self.table.live.values() if live.proof is None),
-                ended=self.outcomes,
-                arrays=self.arrays.names,
-                held_arrays=self.table.held_arrays,
-                reservations=self.bookings.standing,
-                usage=self.usage.at(now, self.settings.config.policy),
-                paused=self.sight.paused,
-                zone=LOCAL_ZONE,
-                protected=plan.protected if plan is not None else None,
-            ),
-            now,
-            self.settings.config.policy,
-        )
-        self.plan = plan
-        self._decided = None  # until all of it is done: after an error it is made again
-        self.report.changed()
-        for ending in plan.endings:
-            job = self.table.jobs.get(ending.name)
-            if job is not None and job.live is None and (job.queued is not None or job.held is not None):
-                place = QUEUED if job.queued is not None else HELD
-                log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
-                self.finisher.end_unstarted(job, place, ending.outcome, str(ending.reason), self.logs.account, now)
-        if not plan.starts:
-            self._decided = made_of
-            return False
-        # What a look found goes to the journal before a start that follows from it.
-        self._flush()
-        runs, blocked = self.starter.start(plan.starts, now)
-        for live in runs:
-            self._watch_run(live)
-            self.outcomes.forget(live.name)
-            self.arrays.names.forget(live.name)
-            self.report.blocked.pop(live.name, None)
-        for one in blocked:
-            if self.report.blocked.get(one.name) != one.why:
-                log.error("cannot start job %s: %s", one.name, one.why)
-            job = self.table.job(one.name)
-            job.blocked = self.report.blocked[one.name] = one.why
-            self.table.settle(job)  # it keeps nobody else waiting, and is tried again after the next look
-        self._decided = made_of
-        return True
-
-    def _watch_run(self, live: Live) -> None:
+    def watch_run(self, live: Live) -> None:
+        """Look after a run from now on: its end, its limits, whether it is to be stopped."""
         log.log(
             logging.INFO if live.adopted else logging.DEBUG,
             "job %s run %d: %s",
@@ -264,14 +229,19 @@ class Dispatcher:
             return
         self.wakes.watch_run(live)
         self.limits.add(live)
+        self.noticing.watch_run(live)
         if live.adopted:
             self.ends.suspect(live)
             self.look.moved.add(live.name)
-        if live.stop is not None:
+        if live.stop is not None and self.gates.may_stop(live, live.stop):
+            self.noticing.stopping(live, live.stop)
             self.stopper.add(live, live.stop.at_ns)
 
     def order_stop(self, live: Live, stop: Stop) -> None:
-        """Record that *live* is to be stopped, and begin to stop it."""
+        """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled."""
+        if not self.gates.may_stop(live, stop):
+            return
+        self.noticing.stopping(live, stop)
         if not self.spool.order_stop(live.name, live.run, stop):
             stop = self.spool.stop(live.name, live.run) or stop
         live.stop = stop
@@ -293,8 +263,15 @@ class Dispatcher:
 
     # Memory.
 
-    def _flush(self) -> None:
-        lines = self.look.lines + self.finisher.lines
+    def flush(self) -> None:
+        """Write down what the next dispatcher has to know, what listeners are told first."""
+        self.telling.flush()
+        lines = self.look.clocks.lines + self.finisher.lines + self.telling.notes
         if lines:
             self.logs.remember(lines)
-            self.look.lines, self.finisher.lines = [], []
+            self.look.clocks.lines, self.finisher.lines, self.telling.notes = [], [], []
+
+    def _compact(self) -> None:
+        lines = worth_remembering(self.table, self.prober.boot_id())
+        self.logs.compact(lines + self.telling.worth_remembering())
+        self.telling.notes = []

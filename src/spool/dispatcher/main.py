@@ -15,6 +15,7 @@ from spool.store.locked import LockedSpool
 log = logging.getLogger(__name__)
 
 _WAIT_FOR_ROOM_S = 0.5
+_TELLING_S = 30.0
 
 
 def serve(
@@ -52,6 +53,10 @@ def serve(
                 dispatcher.close()
                 logging.getLogger("spool").removeHandler(dispatcher.report.counts)
             spool.release()
+        if once or until_idle:
+            dispatcher.telling.listening.join(
+                _TELLING_S
+            )  # so that what was to be told has been, where that is possible
         # A submit that came between the last look and the release of the lock has seen a dispatcher live.
         if told or once or not set(spool.names(QUEUED)) - known:
             log.info("dispatcher leaves; what runs goes on")
@@ -77,7 +82,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        if once or (until_idle and (dispatcher.idle or dispatcher.stuck)):
+        if (once and not dispatcher.asking) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None
         if idle_exit_ns is not None:

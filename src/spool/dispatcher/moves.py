@@ -130,11 +130,11 @@ class Moves:
             if job.wait is None or job.queued is not None or job.held is not None or job.live is not None:
                 continue
             if job.name in self.table.arrays:
-                self.look.forget(job.name)
+                self.look.clocks.forget(job.name)
                 continue
             if os.path.lexists(self.spool.layout.job_file(DONE, job.name)):
                 self.finisher.end_unstarted(
                     job, DONE, State.CANCELLED, "moved to done/ before it started", self.logs.account, time.time_ns()
                 )
             else:
-                self.look.forget(job.name)
+                self.look.clocks.forget(job.name)

@@ -38,6 +38,7 @@ class Memory:
     open: dict[tuple[str, int], journal.Started] = field(default_factory=dict)  # started and not over
     over: dict[tuple[str, int], tuple[journal.Started, journal.Over]] = field(default_factory=dict)
     closed: dict[str, journal.Started] = field(default_factory=dict)  # the newest that is over for good
+    told: set[str] = field(default_factory=set)  # what listeners were told of, and is not over
 
 
 def recall(lines: list[journal.Line]) -> Memory:
@@ -48,6 +49,8 @@ def recall(lines: list[journal.Line]) -> Memory:
             case journal.Waits():
                 memory.waits[line.job] = line
                 memory.closed.pop(line.job, None)  # the same file may have been queued again
+            case journal.Told(told, over):
+                (memory.told.discard if over else memory.told.add)(told)
             case journal.Left():
                 memory.waits.pop(line.job, None)
             case journal.Started():
@@ -113,6 +116,7 @@ class Recovery:
         for name, line in memory.waits.items():
             job = self._table.job(name)
             job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+            job.parked = line.clock_at_ns is None
             if name in ran_before and job.live is None:
                 job.series = self._series(name, line.arrived_at_ns)
 

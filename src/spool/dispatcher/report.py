@@ -118,7 +118,7 @@ class Report:
         request = file.spec.request
         return JobView(
             state=state,
-            reason=job.blocked or (str(reason) if reason is not None else ""),
+            reason=job.blocked or job.asked or job.why_held or (str(reason) if reason is not None else ""),
             attempt=job.series.attempt,
             priority=file.spec.priority,
             cpus=request.cpus,
@@ -138,7 +138,7 @@ class Report:
         request = live.spec.request
         return JobView(
             state=state,
-            reason=f"{live.stop.kind} by {live.stop.by}" if live.stop is not None else "",
+            reason=f"{live.stop.kind} by {live.stop.by}" if live.stop is not None else live.kept,
             run=live.run,
             attempt=live.series.attempt,
             priority=live.spec.priority,

@@ -39,6 +39,7 @@ class Sight:
         """Begin to watch the directories."""
         watch, at = self._of.watch, self._spool.layout.at
         watch.start({place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root})
+        watch.also(layout.HOOKS, at(layout.HOOKS))
         if watch.problem is not None:
             log.warning("%s; looking every %d s or so instead", watch.problem, POLL_NS // SECOND_NS)
         self._of.wakes.watch_files(watch.fileno(), watch.read)
@@ -52,6 +53,8 @@ class Sight:
         for place, filename in hints:
             if place == RESERVATIONS:
                 booked = True
+            elif layout.HOOKS in (place, filename):
+                reload = True
             elif place:
                 of.look.hint(place, filename)
             elif filename in (layout.CONFIG, layout.PAUSED):
@@ -89,7 +92,7 @@ class Sight:
                     continue
                 if job.wait.clock_at_ns is not None:
                     job.wait.clock_at_ns += pause_ns
-                    of.look.remember(job)
+                    of.look.clocks.remember(job)
                     of.table.settle(job)
 
     def failed(self, name: str, why: str) -> None:
@@ -109,7 +112,10 @@ class Sight:
             of.world.configuration_changed()
             of.logs.strict = of.settings.config.durability == "strict"
             of.table.version += 1
-        of.report.problems = [problem for problem in (of.settings.problem, of.watch.problem) if problem]
+        of.watch.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
+        of.telling.look()
+        problems = (of.settings.problem, of.watch.problem, *of.telling.problems)
+        of.report.problems = [problem for problem in problems if problem]
         self.see_pause()
         of.report.changed()
 

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError
+from spool.core.events import EventName
 from spool.core.model import Grant, Running, Spec
 from spool.core.plan import Start
+from spool.dispatcher.paths import expanded, home, output_path
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, Live, Table, user_name
+from spool.dispatcher.telling import Telling
 from spool.executors import Executor, Launch, by_name
 from spool.formats import journal, records, wrapper
+from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.run_groups import RunGroups
 from spool.store.disk import disk_is_full
@@ -44,8 +48,16 @@ class Starter:
     """Turns the starts of a plan into live runs."""
 
     def __init__(
-        self, spool: LockedSpool, table: Table, logs: Logs, settings: Settings, groups: RunGroups | None
+        self,
+        spool: LockedSpool,
+        table: Table,
+        logs: Logs,
+        settings: Settings,
+        groups: RunGroups | None,
+        telling: Telling,
     ) -> None:
+        self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
+        self._telling = telling
         self._spool = spool
         self._table = table
         self._logs = logs
@@ -110,6 +122,7 @@ class Starter:
             if self._spool.is_between(start.name):
                 blocked.append(Blocked(start.name, "its file has a name in held/ as well: remove one of the two"))
                 continue
+            self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
             try:
                 live = self._prepare(job, start.grant, now_ns)
             except OSError as error:
@@ -119,6 +132,9 @@ class Starter:
             if live is not None:
                 prepared.append(live)
         if prepared:
+            for live in prepared:
+                self._telling.run(EventName.SUBMITTED, live, now_ns)
+            self._telling.flush()
             self._logs.remember(
                 [
                     journal.Started(
@@ -243,36 +259,6 @@ class Starter:
             live.failure = str(error)
             return
         live.pid, live.jid = started.pid, started.identity
-
-
-def home() -> str:
-    """Return the home directory of whoever runs this process."""
-    return os.path.expanduser("~")
-
-
-def expanded(path: str) -> str:
-    """Return *path* with `~` and variables expanded; a relative one is taken from the home directory."""
-    return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
-
-
-def output_path(template: str | None, live: Live) -> str | None:
-    """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
-
-    A relative path is taken from the workdir.
-    """
-    if template is None:
-        return None
-    index = str(live.spec.task.index) if live.spec.task is not None else ""
-    values = {"%n": live.name, "%r": str(live.run), "%a": index, "%%": "%"}
-    out, rest = [], template
-    while "%" in rest:
-        before, _, after = rest.partition("%")
-        word = "%" + after[:1]
-        out.append(before + values.get(word, word))
-        rest = after[1:]
-    path = "".join(out) + rest
-    workdir = expanded(live.spec.workdir) if live.spec.workdir else home()
-    return os.path.normpath(os.path.join(workdir, os.path.expanduser(os.path.expandvars(path))))
 
 
 def _both(first: str | None, second: str | None) -> str | None:

@@ -92,6 +92,7 @@ class Live:
     adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     final: bool = False  # its job has ended with it
+    kept: str = ""  # why it was not cancelled
 
     @property
     def key(self) -> tuple[str, int]:
@@ -116,6 +117,9 @@ class Job:
     series: Series = FRESH
     last_inode: int | None = None  # of the file that waited last
     blocked: str | None = None  # why it could not be started when that was tried
+    asked: str = ""  # what its start waits for, while somebody is asked about it
+    parked: bool = False  # it was held when it was last seen
+    why_held: str = ""  # why spool itself has held it
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from watchdog.observers.inotify_c import (
     CallbackId,
@@ -56,6 +57,7 @@ class Watch:
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._inotify: _Inotify | None = None
         self._places: dict[int, str] = {}
+        self._also: dict[str, int] = {}  # directories that came later
 
     def start(self, directories: Mapping[str, str]) -> None:
         """Watch *directories* (a key for each path). Where that cannot be done, `problem` says why."""
@@ -73,6 +75,20 @@ class Watch:
         kind = file_system_of(next(iter(directories.values())))
         if kind.startswith(_REMOTE):
             self.problem = f"a {kind} file system raises no events for changes made by another host"
+
+    def also(self, key: str, directory: str) -> None:
+        """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
+        if self._inotify is None or not os.path.isdir(directory):
+            return
+        with suppress(OSError):
+            below = [f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(".d")]
+            for path in (directory, *filter(os.path.isdir, below)):
+                if path not in self._also:
+                    mask = Mask(_MASK | InotifyConstants.IN_ATTRIB)
+                    wd = self._inotify.add_callback(os.fsencode(path), mask, self, CallbackId(1))
+                    if wd != -1:
+                        self._places[wd] = key
+                        self._also[path] = wd
 
     def fileno(self) -> int | None:
         """Return the descriptor that becomes readable when there are events, None if there is none."""
@@ -103,6 +119,7 @@ class Watch:
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """Have everything looked at: a watched directory is gone."""
         self._places.pop(wd, None)
+        self._also = {path: other for path, other in self._also.items() if other != wd}
         self.lost = True
 
     def on_queue_overflow(self) -> None:

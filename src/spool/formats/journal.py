@@ -47,7 +47,14 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over", gc=False):
     outcome: str = ""  # empty: it never started, or it was no run
 
 
-Line = Waits | Left | Started | Over
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
+    """Listeners were told of something that lasts and that no file says, or it is over and nothing to remember."""
+
+    id: str
+    over: bool = False
+
+
+Line = Waits | Left | Started | Over | Told
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 

@@ -1,4 +1,4 @@
-"""The two logs of a dispatcher, `.journal` and `history.jsonl`, and when what they say is on the disk.
+"""The logs of a dispatcher, `.journal`, `history.jsonl` and `events.jsonl`, and when what they say is on the disk.
 
 Appending puts a line out of reach of a crash of the dispatcher; only a sync puts it out of reach of a power cut.
 By default syncs are grouped: a thread of this module's own makes them, so that none stands in the way of the next
@@ -15,6 +15,7 @@ from spool.core import layout
 from spool.formats import journal
 from spool.store.disk import open_log
 from spool.store.locked import LockedSpool
+from spool.store.outbox import Outbox
 from spool.store.spool import read_bytes
 
 GROUP_S = 0.04  # with the sync itself, 50 ms
@@ -28,6 +29,7 @@ class Logs:
         self._spool = spool
         self._disk = spool.disk
         self.strict = strict
+        self.events = Outbox(spool.root, spool.disk)  # opened when somebody listens
         self._history = open_log(spool.layout.at(layout.HISTORY))
         self._journal = open_log(spool.layout.at(layout.JOURNAL))
         self._lines = 0
@@ -60,8 +62,14 @@ class Logs:
             self._append(self._history, lines)
             self._changed()
 
+    def tell(self, lines: bytes) -> None:
+        """Append whole lines to what the listeners are told."""
+        self.events.append(lines)
+        self._changed()
+
     def sync(self) -> None:
         """Wait until every line is on the disk."""
+        self.events.sync()
         with self._mutex:
             self._disk.sync_log(self._journal)
             self._disk.sync_log(self._history)
@@ -96,6 +104,7 @@ class Logs:
         self.sync()
         os.close(self._journal)
         os.close(self._history)
+        self.events.close()
 
     def _append(self, fd: int, data: bytes) -> None:
         """Append whole lines; after an append that failed half way the next begins a line of its own."""

@@ -1,0 +1,207 @@
+"""Asking before a start and before a cancel, without waiting for the answer (FORMAT 15.3).
+
+A job whose start is asked about keeps its place in the plan, and the room that it is to have, and starts in the pass
+after the answer. A run whose cancel is asked about goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spool.core import layout
+from spool.core.events import EventName
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import SECOND_NS, Stop, StopKind
+from spool.core.plan import Start
+from spool.dispatcher import happenings
+from spool.dispatcher.refusals import Refusals
+from spool.dispatcher.table import Job, Live
+from spool.formats.listening import Reply
+
+if TYPE_CHECKING:
+    from spool.dispatcher.loop import Dispatcher
+
+log = logging.getLogger(__name__)
+
+ASKED = "hook submitting: asked"
+_GOOD_FOR_NS = 60 * SECOND_NS  # a yes; what it was given for may be over by then
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start that is asked about. `of` tells the version of the job that it is about."""
+
+    of: tuple[object, ...]
+    number: int
+    reply: Reply | None = None
+    at_ns: int = 0  # when the reply came, monotonic
+
+
+@dataclass(slots=True)
+class _Cancel:
+    live: Live
+    stop: Stop
+    number: int
+
+
+class Gates:
+    """The questions that are open, and the answers that wait for their use."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._of = dispatcher
+        self._telling = dispatcher.telling
+        self._refusals = Refusals(dispatcher.spool)
+        self._starts: dict[str, _Start] = {}
+        self._cancels: dict[tuple[str, int], _Cancel] = {}
+        self._allowed: set[tuple[str, int]] = set()  # runs whose cancel nobody minds
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is still to come."""
+        return bool(self._cancels) or any(start.reply is None for start in self._starts.values())
+
+    def hear(self) -> None:
+        """Take in the answers that came since the last pass."""
+        telling = self._telling
+        if not telling.settled:
+            telling.settled = True
+            self._settle()
+        replies, telling.replies = telling.replies, []
+        for reply in replies:
+            for name, start in list(self._starts.items()):
+                if start.number == reply.number:
+                    self._answered(name, start, reply)
+            for cancel in list(self._cancels.values()):
+                if cancel.number == reply.number:
+                    self._stop_or_keep(cancel, reply)
+
+    def allowed(self, starts: tuple[Start, ...], now: int) -> tuple[Start, ...]:
+        """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others."""
+        if EventName.SUBMITTING not in self._telling.asked:
+            return starts
+        return tuple(start for start in starts if self._may_start(start, now))
+
+    def may_stop(self, live: Live, stop: Stop) -> bool:
+        """Whether the run may be stopped now; if that is to be asked first, it is asked, and goes on until then."""
+        if stop.kind is not StopKind.CANCEL or EventName.CANCELLING not in self._telling.asked:
+            return True
+        if live.key in self._allowed or f"{live.name}:{live.run}:{EventName.CANCELLING}" in self._telling.known:
+            return True
+        live.stop = None
+        if live.key not in self._cancels:
+            why = f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+            event = happenings.of_run(EventName.CANCELLING, live, self._of.spool.root, self._of.clock(), why)
+            self._cancels[live.key] = _Cancel(live, stop, self._telling.listening.ask(event))
+        return False
+
+    def forget(self, lives: Iterable[Live]) -> None:
+        """Have nothing more to do with runs that are over."""
+        for live in lives:
+            self._allowed.discard(live.key)
+            cancel = self._cancels.pop(live.key, None)
+            if cancel is not None:
+                self._telling.listening.forget(cancel.number)
+
+    # Starts.
+
+    def _may_start(self, start: Start, now: int) -> bool:
+        job = self._of.table.jobs.get(start.name)
+        if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+            return True  # it will not be started, and the starter knows why
+        of = _version(job)
+        asked = self._starts.get(start.name)
+        if asked is not None and asked.of == of:
+            if asked.reply is None:
+                return False
+            if asked.reply.no is not None:
+                self._refuse(job, asked.reply.no)
+                return False
+            if time.monotonic_ns() - asked.at_ns < _GOOD_FOR_NS:
+                del self._starts[start.name]
+                self._of.starter.texts[start.name] = asked.reply
+                return True
+        if asked is not None:
+            self._telling.listening.forget(asked.number)
+        event = happenings.of_file(EventName.SUBMITTING, job, job.queued, self._of.spool.root, now)
+        number = self._telling.listening.ask(replace(event, grant=start.grant))
+        self._starts[start.name] = _Start(of, number)
+        job.asked = ASKED
+        return False
+
+    def _answered(self, name: str, start: _Start, reply: Reply) -> None:
+        start.reply, start.at_ns = reply, time.monotonic_ns()
+        job = self._of.table.jobs.get(name)
+        self._of.table.version += 1  # the plan is made anew, and what is allowed starts
+        if job is None or job.queued is None or job.live is not None or start.of != _version(job):
+            del self._starts[name]
+            return
+        job.asked = ""
+        if reply.no is not None:
+            self._refuse(job, reply.no)
+
+    def _refuse(self, job: Job, why: str) -> None:
+        """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
+        of = self._of
+        if not self._refusals.hold(job.name, why):
+            job.blocked = of.report.blocked[job.name] = why
+            of.table.settle(job)
+            return
+        log.info("job %s is held: %s", job.name, why)
+        self._starts.pop(job.name, None)
+        of.look.examine(QUEUED, job.name)
+        of.look.examine(HELD, job.name)
+
+    def _settle(self) -> None:
+        """After a change of who is to be asked: what nobody asks about any more need not wait."""
+        if EventName.SUBMITTING not in self._telling.asked:
+            for name in self._starts:
+                if (job := self._of.table.jobs.get(name)) is not None:
+                    job.asked = ""
+            self._starts.clear()
+        if EventName.CANCELLING not in self._telling.asked:
+            for cancel in list(self._cancels.values()):
+                self._stop_or_keep(cancel, Reply(cancel.number))
+        self._of.table.version += 1
+
+    # Cancels.
+
+    def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
+        live = cancel.live
+        self._cancels.pop(live.key, None)
+        if live.proof is not None or live.key not in self._of.table.live:
+            return
+        if reply.no is None:
+            self._allowed.add(live.key)
+            self._of.order_stop(live, cancel.stop)
+        else:
+            self._keep(live, reply.no)
+
+    def _keep(self, live: Live, why: str) -> None:
+        """Drop a cancel: the run goes on, its file comes back to `running/`, and a record says why."""
+        spool, name = self._of.spool, live.name
+        log.info("job %s run %d is not cancelled: %s", name, live.run, why)
+        live.kept = why
+        # Cut off before its last step this is a cancel still, and is asked about again.
+        spool.put_record(name, live.run, layout.KEPT, f"{why}\n".encode())
+        spool.disk.discard(spool.layout.record(name, live.run, layout.STOP))
+        running = spool.layout.job_file(RUNNING, name)
+        if not os.path.lexists(running):
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                if spool.holds(live.inode, name, DONE, mtime_ns=live.mtime_ns):
+                    spool.disk.move(spool.layout.job_file(DONE, name), running)
+                else:
+                    spool.disk.publish(running, spool.record(name, live.run, layout.SPEC_COPY) or b"")
+        self._of.look.moved.add(name)
+        self._of.table.version += 1
+
+
+def _version(job: Job) -> tuple[object, ...]:
+    file, wait = job.queued, job.wait
+    assert file is not None
+    return file.inode, file.mtime_ns, file.size, job.series, wait.arrived_at_ns if wait is not None else 0

@@ -1,0 +1,256 @@
+"""The process of the listeners, as the dispatcher sees it: a child that may die, hang and be slow.
+
+Nothing here waits. What is said goes into a socket that is never blocked on; what was asked is asked again when the
+process was another one meanwhile, and counts as refused when it has ended with it too often.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from spool.core.events import Event
+from spool.core.model import SECOND_NS
+from spool.dispatcher.background import environment
+from spool.formats.listening import Ask, Hello, Kinds, More, Reply, Told, read_said, render
+
+log = logging.getLogger(__name__)
+
+_PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
+_WELL_NS = 60 * SECOND_NS  # a process that has lived so long was well
+_MOST_TRIES = 3
+_AT_ONCE = 64
+_PATIENCE_NS = 30 * SECOND_NS  # with an answer, beyond what hooks may take
+
+
+@dataclass(slots=True)
+class _Question:
+    event: Event
+    tries: int = 0
+    sent_at_ns: int | None = None
+
+
+class Listening:
+    """Starts the process when it is first wanted, and again when it is gone.
+
+    *answered* is handed every reply, *greeted* what each new process says of itself.
+    """
+
+    def __init__(self, root: str, answered: Callable[[Reply], None], greeted: Callable[[Hello | None], None]) -> None:
+        self._root = root
+        self._answered = answered
+        self._greeted = greeted
+        self._ready = select.epoll()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._in = b""
+        self._out = b""
+        self._kinds: tuple[str, ...] = ()
+        self._wanted = False
+        self._questions: dict[int, _Question] = {}
+        self._number = 0
+        self._born_ns = 0
+        self._deaths = 0  # in a row
+        self._again_ns = 0
+        self.limit_ns = 10 * SECOND_NS  # that hooks may take
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the process, None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`read` has something to do; the same for life."""
+        return self._ready.fileno()
+
+    def listen(self, kinds: Iterable[str]) -> None:
+        """Have a process, with listeners of these *kinds* at least."""
+        self._wanted = True
+        added = set(kinds) - set(self._kinds)
+        if added:
+            self._kinds = (*self._kinds, *sorted(added))
+            self._say(Kinds(self._kinds))
+
+    def more(self) -> None:
+        """Tell it that there are events to be read."""
+        if not self._out:  # it has not read yet what was said before
+            self._say(More())
+
+    def ask(self, event: Event) -> int:
+        """Ask whether it may be; return the number that the reply will have."""
+        self._number += 1
+        self._questions[self._number] = _Question(event)
+        self._wanted = True
+        self._send_questions()
+        return self._number
+
+    def forget(self, number: int) -> None:
+        """Have no answer to a question any more."""
+        self._questions.pop(number, None)
+
+    def next_due_ns(self) -> int | None:
+        """Return when :meth:`tick` has something to do, on the monotonic clock."""
+        if self._wanted and self._process is None:
+            return self._again_ns
+        sent = [one.sent_at_ns for one in self._questions.values() if one.sent_at_ns is not None]
+        return min(sent) + self._patience_ns if sent else None
+
+    def tick(self) -> None:
+        """Start the process if that is due; end one that does not answer."""
+        now = time.monotonic_ns()
+        due = self.next_due_ns()
+        if due is None or now < due:
+            return
+        if self._process is not None:
+            log.error("the process of the listeners does not answer, and is ended")
+            self._process.kill()
+            self._gone()
+        else:
+            self._start()
+
+    def read(self) -> None:
+        """Take in what the process says, or that it is gone; hand it what it had no room for."""
+        channel = self._channel
+        if channel is None:
+            return
+        with suppress(OSError):  # no more for now, or for ever
+            while data := channel.recv(1 << 18):
+                self._in += data
+        self._write()
+        *lines, self._in = self._in.split(b"\n")
+        for line in lines:
+            self._take(line)
+        if self._channel is channel and _has_ended(channel):
+            self._gone()
+
+    def close(self) -> None:
+        """Let go of it: it tells what there is to tell, and leaves."""
+        if self._channel is not None:
+            if self._out:
+                with suppress(OSError):
+                    self._channel.settimeout(0.2)
+                    self._channel.sendall(self._out)
+            self._channel.close()
+            self._channel = None
+        self._ready.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has left, after :meth:`close`."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    @property
+    def _patience_ns(self) -> int:
+        return self.limit_ns * 4 + _PATIENCE_NS
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "spool.listeners", self._root],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C at the dispatcher's terminal is not meant for it
+                    cwd="/",
+                    env=environment(),
+                )
+            except OSError as error:
+                ours.close()
+                log.error("cannot start the process of the listeners: %s", error.strerror)
+                self._count_death()
+                return
+        ours.setblocking(False)
+        self._channel = ours
+        self._born_ns = time.monotonic_ns()
+        self._in = b""
+        self._out = render(Kinds(self._kinds)) + render(More())
+        self._ready.register(ours, select.EPOLLIN)
+        self._write()
+        self._send_questions()
+
+    def _take(self, line: bytes) -> None:
+        match read_said(line):
+            case Hello() as hello:
+                self._greeted(hello)
+            case Reply() as reply if reply.number in self._questions:
+                del self._questions[reply.number]
+                self._answered(reply)
+                self._send_questions()
+            case _:
+                pass
+
+    def _gone(self) -> None:
+        """See to what follows from the end of the process."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.poll()
+        log.error("the process of the listeners has ended; another one is started")
+        self._greeted(None)
+        self._count_death()
+        for number, question in list(self._questions.items()):
+            if question.sent_at_ns is not None:
+                question.sent_at_ns = None
+                question.tries += 1
+            if question.tries >= _MOST_TRIES:
+                del self._questions[number]
+                why = f"it has ended the process that asks {question.tries} times"
+                self._answered(Reply(number, no=f"hook {question.event.name}: {why}"))
+
+    def _count_death(self) -> None:
+        now = time.monotonic_ns()
+        self._deaths = 1 if now - self._born_ns > _WELL_NS else self._deaths + 1
+        self._again_ns = now + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
+
+    def _send_questions(self) -> None:
+        """Ask what is open. After a death one by one, so that the guilty one is found."""
+        if self._channel is None:
+            return
+        most = 1 if any(one.tries for one in self._questions.values()) else _AT_ONCE
+        room = most - sum(one.sent_at_ns is not None for one in self._questions.values())
+        for number, question in self._questions.items():
+            if room <= 0:
+                return
+            if question.sent_at_ns is None:
+                room -= 1
+                question.sent_at_ns = time.monotonic_ns()
+                self._say(Ask(number, question.event))
+
+    def _say(self, message: Told) -> None:
+        if self._channel is not None:
+            self._out += render(message)
+            self._write()
+
+    def _write(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            while self._out:
+                self._out = self._out[self._channel.send(self._out) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, as the next read will tell
+            self._out = b""
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self._out else 0)
+        self._ready.modify(self._channel, wanted)
+
+
+def _has_ended(channel: socket.socket) -> bool:
+    """Whether there is nobody at the other end any more, and nothing left to read."""
+    try:
+        return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

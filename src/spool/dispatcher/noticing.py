@@ -1,0 +1,187 @@
+"""What no step of the dispatcher's makes happen, and listeners want to hear of: it is noticed in passing.
+
+That wrappers have begun, that runs go on, that reservations begin and end, that GPUs are free again, and that there is
+a dispatcher. What lasts is noted in the journal, so that the next dispatcher neither leaves it out nor tells it anew.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from spool.core.events import EventName
+from spool.core.lifecycle import Liveness
+from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
+from spool.core.reservations import is_active
+from spool.dispatcher import happenings
+from spool.dispatcher.table import Live
+
+if TYPE_CHECKING:
+    from spool.dispatcher.loop import Dispatcher
+
+_SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
+_POLL_NS = 60 * SECOND_NS
+_RESERVED, _GPU, _DISPATCHER = "reservation", "gpu", "dispatcher"
+
+
+class Noticing:
+    """The part of a dispatcher that notices. Where nobody listens it does nothing."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._of = dispatcher
+        self._telling = dispatcher.telling
+        self._root = dispatcher.spool.root
+        self._silent: dict[tuple[str, int], Live] = {}  # runs that are to be told as started, and have no jid yet
+        self._look_at_ns = 0
+        self._pause_ns = _SOON_NS
+        self._poll_at_ns = time.monotonic_ns() + _POLL_NS
+
+    def next_due_ns(self) -> int | None:
+        """Return when there is something to look for, on the monotonic clock."""
+        due = [self._look_at_ns] if self._silent else []
+        if EventName.POLLING in self._telling.wanted and self._of.table.live:
+            due.append(self._poll_at_ns)
+        if self._wants_reservations:
+            at = self._of.clock()
+            turns = [moment for one in self._of.bookings.standing for moment in (one.start_at_ns, one.end_at_ns)]
+            due += [time.monotonic_ns() + moment - at for moment in turns if moment > at]
+        return min(due, default=None)
+
+    def turn(self, machine: Machine | None) -> None:
+        """Tell of what is so now and was not before."""
+        self._see_started()
+        wanted = self._telling.wanted
+        if not wanted:
+            return
+        if EventName.POLLING in wanted:
+            self._see_going_on()
+        if self._wants_reservations:
+            self._see_reservations(self._of.clock())
+        if EventName.GPU_FREE in wanted and machine is not None and machine.gpu_problem is None:
+            self._see_gpus(machine, self._of.clock())
+
+    # The dispatcher.
+
+    def begins(self) -> None:
+        """Tell that the dispatcher serves, and that the one before it was killed."""
+        telling, now = self._telling, self._of.clock()
+        for key in [key for key in telling.known if key.startswith(f"{_DISPATCHER}:")]:
+            if telling.wants(EventName.DISPATCHER_STOPPED):
+                why = "it was killed, or the machine went down"
+                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, key, self._root, now, why))
+            telling.forget(key)
+        key = f"{_DISPATCHER}:{now}"
+        if telling.wants(EventName.DISPATCHER_STARTED):
+            telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, key, self._root, now))
+        if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
+            telling.note(key)
+
+    def leaves(self) -> None:
+        """Tell that the dispatcher leaves."""
+        telling = self._telling
+        for key in [key for key in telling.known if key.startswith(f"{_DISPATCHER}:")]:
+            if telling.wants(EventName.DISPATCHER_STOPPED):
+                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, key, self._root, self._of.clock()))
+            telling.forget(key)
+
+    # Runs.
+
+    def watch_run(self, live: Live) -> None:
+        """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
+        telling = self._telling
+        if telling.wants(EventName.STARTED, live.spec) and _key(live, EventName.STARTED) not in telling.known:
+            self._silent[live.key] = live
+            self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
+
+    def stopping(self, live: Live, stop: Stop) -> None:
+        """Tell that a run is about to be cancelled, before that is on record."""
+        telling, key = self._telling, _key(live, EventName.CANCELLING)
+        if stop.kind is not StopKind.CANCEL or key in telling.known:
+            return
+        if telling.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in telling.asked:
+            telling.run(EventName.CANCELLING, live, self._of.clock(), _by(stop))
+            telling.note(key)
+            telling.flush()
+
+    def ended(self, lives: list[Live]) -> None:
+        """Tell that those have started of which that was not noticed before they were over."""
+        for live in lives:
+            if self._silent.pop(live.key, None) is not None and self._has_begun(live):
+                self._telling.run(EventName.STARTED, live, self._of.clock())
+        for live in lives:
+            for name in (EventName.STARTED, EventName.CANCELLING):
+                self._telling.forget(_key(live, name))
+
+    def _has_begun(self, live: Live) -> bool:
+        if live.jid is not None or live.exit_code is not None:
+            return True
+        return isinstance(self._of.spool.jid(live.name, live.run), Jid)
+
+    def _see_started(self) -> None:
+        now = time.monotonic_ns()
+        if not self._silent or now < self._look_at_ns:
+            return
+        for live in list(self._silent.values()):
+            found = self._of.spool.jid(live.name, live.run)
+            if isinstance(found, Jid):
+                self._telling.run(EventName.STARTED, live, self._of.clock())
+                self._telling.note(_key(live, EventName.STARTED))
+            if found is not Liveness.ABSENT:
+                self._silent.pop(live.key)
+        self._pause_ns = min(2 * self._pause_ns, _LATER_NS)
+        self._look_at_ns = now + self._pause_ns
+
+    def _see_going_on(self) -> None:
+        now = time.monotonic_ns()
+        if now < self._poll_at_ns:
+            return
+        self._poll_at_ns = now + _POLL_NS
+        at_ns = self._of.clock()
+        for live in self._of.table.live.values():
+            if live.proof is None and live.key not in self._silent:
+                minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
+                self._telling.run(EventName.POLLING, live, at_ns, part=str(minutes))
+
+    # Reservations and GPUs.
+
+    @property
+    def _wants_reservations(self) -> bool:
+        return bool(self._telling.wanted & {EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
+
+    def _see_reservations(self, now: int) -> None:
+        telling = self._telling
+        standing = {f"{_RESERVED}:{one.name}:{one.created_at_ns}": one for one in self._of.bookings.standing}
+        for key, one in standing.items():
+            if key not in telling.known and is_active(one, now):
+                if telling.wants(EventName.RESERVATION_STARTED):
+                    name = EventName.RESERVATION_STARTED
+                    telling.tell(happenings.of_reservation(name, key, one.name, self._root, now, one))
+                telling.note(key)
+        for key in [key for key in telling.known if key.startswith(f"{_RESERVED}:")]:
+            left = standing.get(key)
+            if left is None or not is_active(left, now):
+                if telling.wants(EventName.RESERVATION_ENDED):
+                    name, booked = EventName.RESERVATION_ENDED, key.split(":")[1]
+                    telling.tell(happenings.of_reservation(name, key, booked, self._root, now, left))
+                telling.forget(key)
+
+    def _see_gpus(self, machine: Machine, now: int) -> None:
+        telling = self._telling
+        granted = {uuid for live in self._of.table.live.values() if live.proof is None for uuid in live.grant.gpu_uuids}
+        taken = {key.split(":")[1]: key for key in telling.known if key.startswith(f"{_GPU}:")}
+        for gpu in machine.gpus:
+            is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None
+            key = taken.get(gpu.uuid)
+            if is_taken and key is None:
+                telling.note(f"{_GPU}:{gpu.uuid}:{now}")
+            elif not is_taken and key is not None:
+                telling.tell(happenings.of_spool(EventName.GPU_FREE, key, self._root, now, gpu=gpu.uuid))
+                telling.forget(key)
+
+
+def _key(live: Live, name: EventName) -> str:
+    return f"{live.name}:{live.run}:{name}"
+
+
+def _by(stop: Stop) -> str:
+    return f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")

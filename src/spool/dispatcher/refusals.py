@@ -1,0 +1,61 @@
+"""Why spool itself has held a job: `held/NAME.toml.reason` (FORMAT 15.3), from the no until it is released."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from spool.core import layout
+from spool.core.layout import HELD, QUEUED
+from spool.dispatcher.table import JobFile
+from spool.store.locked import LockedSpool
+from spool.store.spool import read_bytes
+
+_MOST = 4096
+
+
+class Refusals:
+    """The reasons on the disk."""
+
+    def __init__(self, spool: LockedSpool) -> None:
+        self._spool = spool
+
+    def hold(self, name: str, why: str) -> bool:
+        """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
+        disk, path = self._spool.disk, self._spool.layout.reason_file(name)
+        if os.path.lexists(self._spool.layout.job_file(HELD, name)):
+            return False
+        # In this order a crash leaves a reason without a job, which the next look takes away.
+        disk.put(path, f"{why}\n".encode())
+        try:
+            disk.move(self._spool.layout.job_file(QUEUED, name), self._spool.layout.job_file(HELD, name))
+        except FileExistsError:
+            disk.discard(path)
+            return False
+        except FileNotFoundError:  # it was moved or deleted meanwhile
+            disk.discard(path)
+        return True
+
+    def why(self, name: str, file: JobFile) -> str:
+        """Return why spool has held this version of a job's file, "" if it has not."""
+        return why_held(self._spool.layout, name, file.mtime_ns)
+
+    def withdraw(self, name: str) -> None:
+        """Take the reason away: the job is no longer held by us."""
+        self._spool.disk.discard(self._spool.layout.reason_file(name))
+
+    def sweep(self, names: Iterable[str]) -> None:
+        """Take away the reasons of *names*, which are not held."""
+        for name in names:
+            self.withdraw(name)
+
+
+def why_held(paths: layout.Layout, name: str, mtime_ns: int) -> str:
+    """Return why spool has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
+    path = paths.reason_file(name)
+    try:
+        if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
+            return ""
+    except OSError:
+        return ""
+    return " ".join((read_bytes(path, _MOST) or b"").decode("utf-8", "replace").split())

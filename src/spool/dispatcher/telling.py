@@ -1,0 +1,194 @@
+"""Telling the listeners what happens: whether anybody wants to hear of it, and that it is written down in time.
+
+Each event is appended to `events.jsonl` before the last step that the next dispatcher would not do again, so that
+none is lost (FORMAT 15.2). Where nobody listens, the question costs a look into an empty set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from spool.core.events import Event, EventName
+from spool.core.model import Result, Spec
+from spool.dispatcher import happenings
+from spool.dispatcher.listening import Listening
+from spool.dispatcher.settings import Settings
+from spool.dispatcher.table import Job, JobFile, Live
+from spool.formats import journal
+from spool.formats.events import render_event
+from spool.formats.listening import Hello, Reply
+from spool.listeners.hookfiles import NONE, HookFiles, find_hooks
+from spool.listeners.installed import plugins_installed
+from spool.store.locked import LockedSpool
+from spool.store.logs import Logs
+
+log = logging.getLogger(__name__)
+
+_EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # what those may want who have not said yet
+_ASKED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
+
+
+class Telling:
+    """What the dispatcher tells. `wanted` are the events that somebody listens to, whatever a job says of itself."""
+
+    def __init__(self, spool: LockedSpool, settings: Settings, logs: Logs) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._logs = logs
+        self.wanted: frozenset[EventName] = frozenset()
+        self.asked: frozenset[EventName] = frozenset()  # may be said no to
+        self.problems: tuple[str, ...] = ()
+        self.known: set[str] = set()  # ids that the journal has
+        self.listening = Listening(spool.root, self._answered, self._greeted)
+        self._hooks: HookFiles = NONE
+        self._has_plugins = plugins_installed()
+        self._kinds: frozenset[str] = frozenset()
+        self._hello: Hello | None = None
+        self._by_jobs = False  # whether a job has said whom to tell
+        self._lines: list[bytes] = []
+        self.notes: list[journal.Line] = []  # what the journal is to be told, after the events are written down
+        self._news = False
+        self.replies: list[Reply] = []
+        self.settled = True  # False: who is to be asked has changed
+
+    # Who listens.
+
+    def open(self, known: Iterable[str]) -> None:
+        """Find out who listens; *known* is what the journal remembers of what was told."""
+        self.known = set(known)
+        self.look()
+        outbox = self._logs.events
+        kinds = outbox.kinds()
+        if kinds:
+            if outbox.unread():
+                self.listening.listen(kinds)
+            outbox.cut()
+
+    def look(self) -> None:
+        """Look who listens: what lies in `hooks/`, what the configuration says."""
+        hooks = find_hooks(self._spool.root)
+        if hooks.problems != self._hooks.problems:
+            for problem in hooks.problems:
+                log.warning("%s", problem)
+        config = self._settings.config
+        self.listening.limit_ns = config.hook_time_limit_ns
+        here = {
+            "hooks": bool(hooks.paths),
+            "plugins": self._has_plugins,
+            "notify": bool(config.notify) or self._by_jobs,
+            "metrics": config.metrics is not None,
+        }
+        kinds = frozenset(kind for kind, listens in here.items() if listens)
+        if hooks == self._hooks and kinds == self._kinds:
+            return
+        self._hooks = hooks
+        if kinds - self._kinds - {"hooks"}:
+            self._hello = None  # it will say anew what it wants
+        self._begin(kinds)
+        self._kinds = kinds
+        self._settle()
+
+    def tick(self) -> None:
+        """See to the process, and tell it of what is new."""
+        self.listening.tick()
+        if self._news:
+            self._news = False
+            self.listening.more()
+            if self._logs.events.is_long:
+                self._logs.events.cut()
+
+    def _begin(self, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self._logs.events.begin(kind)
+        if kinds:
+            self.listening.listen(kinds)
+
+    def _settle(self) -> None:
+        """Work out what is wanted from what is known of those who listen."""
+        hooked = {EventName(name) for name in self._hooks.paths}
+        others = self._kinds - {"hooks"}
+        if not others:
+            wanted = frozenset[EventName]()
+        elif self._hello is None:
+            wanted = _EVERYTHING
+        else:
+            wanted = frozenset(EventName(name) for name in self._hello.wants)
+        self.wanted = frozenset(hooked - _ASKED) | wanted
+        asked = hooked & _ASKED
+        if "plugins" in self._kinds:
+            asked |= _ASKED if self._hello is None else {EventName(name) for name in self._hello.asks}
+        self.asked = frozenset(asked)
+        self.problems = (*self._hooks.problems, *(self._hello.problems if self._hello is not None else ()))
+        self.settled = False
+
+    def _greeted(self, hello: Hello | None) -> None:
+        if hello is not None:
+            known = frozenset(EventName)
+            self._hello = Hello(
+                tuple(name for name in hello.wants if name in known),
+                tuple(name for name in hello.asks if name in known),
+                hello.problems,
+            )
+            self._settle()
+
+    def _answered(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+    # What happens.
+
+    def wants(self, name: EventName, spec: Spec | None = None) -> bool:
+        """Whether anybody wants to hear of that, of a job with that *spec*."""
+        return name in self.wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
+
+    def run(self, name: EventName, live: Live, at_ns: int, reason: str = "", *, part: str = "") -> None:
+        """Tell something of a run that is alive."""
+        if self.wants(name, live.spec):
+            self.tell(happenings.of_run(name, live, self._spool.root, at_ns, reason, part=part))
+
+    def end(self, result: Result, spec: Spec | None) -> None:
+        """Tell how a run, or a job that never ran, has ended."""
+        name = EventName(result.outcome) if result.again is None else EventName.RETRYING
+        if self.wants(name, spec):
+            self.tell(happenings.of_end(result, spec, self._spool.root))
+
+    def file(self, name: EventName, job: Job, file: JobFile, at_ns: int, reason: str = "") -> None:
+        """Tell something of a job that waits or is held."""
+        if self.wants(name, file.spec):
+            self.tell(happenings.of_file(name, job, file, self._spool.root, at_ns, reason))
+
+    def tell(self, event: Event) -> None:
+        """Have *event* written down by the next :meth:`flush`."""
+        if event.notify is not None and not self._by_jobs:
+            self._by_jobs = True
+            self._begin({"notify"})
+        self._lines.append(render_event(event))
+
+    def note(self, key: str) -> None:
+        """Have the journal remember that this was told, or is so. It does after the event is written down."""
+        if key not in self.known:
+            self.known.add(key)
+            self.notes.append(journal.Told(key))
+
+    def forget(self, key: str) -> None:
+        """Have the journal forget it."""
+        if key in self.known:
+            self.known.discard(key)
+            self.notes.append(journal.Told(key, True))
+
+    def worth_remembering(self) -> list[journal.Line]:
+        """Return what the next dispatcher has to know."""
+        return [journal.Told(key) for key in self.known]
+
+    def flush(self) -> None:
+        """Write down what was told. Call it before the step that makes it so for the next dispatcher."""
+        if self._lines:
+            self._logs.tell(b"".join(self._lines))
+            self._lines = []
+            self._news = True
+
+    def close(self) -> None:
+        """Let the process tell what there is, and leave."""
+        if self._news:
+            self.listening.more()
+        self.listening.close()
