@@ -73,6 +73,7 @@ HOMES = {
 }
 ABROAD = {
     ("listeners/apprising.py", "apprise"): "an extra that only those who want to be told of things need",
+    ("listeners/exposition.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked.py", "filelock"): "the type of the lock that it holds, for an annotation only",
     ("store/locked.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",

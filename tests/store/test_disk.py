@@ -423,9 +423,28 @@ def test_a_power_cut_is_not_an_error_that_a_program_could_handle() -> None:
     assert not issubclass(PowerCut, Exception)
 
 
+def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(bench: Bench) -> None:
+    """Whatever cuts it off, and what an earlier cut left in the way; the umask does not count."""
+    path = bench.here / "spool.prom"
+    path.write_bytes(OLD)
+    umask = os.umask(0o077)
+    try:
+        for cut in range(1, 5):
+            disk = bench.disk(cut_at=cut, torn=True)
+            if not cut_off(lambda disk=disk: disk.put_beside(str(path), NEW, 0o644)):
+                break
+            assert path.read_bytes() == OLD
+    finally:
+        os.umask(umask)
+    assert path.read_bytes() == NEW
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert bench.names() == ["spool.prom"]
+
+
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
-    composites = {"staged", "put", "publish", "move", "discard", "ensure_directory", "remove_tree", "sync_directories"}
+    composites = {"staged", "put", "put_beside", "publish", "move", "discard"}
+    composites |= {"ensure_directory", "remove_tree", "sync_directories"}
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}
 

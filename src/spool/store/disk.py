@@ -120,6 +120,19 @@ class Disk:
         if durable:
             self.sync_directory(os.path.dirname(path))
 
+    def put_beside(self, path: str, data: bytes, mode: int) -> None:
+        """Like `put`, for a file outside of the spool that has one writer: staged beside it, readable by *mode*."""
+        directory, name = os.path.split(path)
+        staged = f"{directory}/.{name}.new"
+        self.discard(staged)
+        self.create(staged, data, mode)
+        try:
+            os.chmod(staged, mode)  # whatever the umask
+            self.rename(staged, path)
+        except OSError:
+            _forget(staged)
+            raise
+
     def publish(self, path: str, data: bytes, *, durable: bool = False) -> None:
         """Make *path* appear whole; FileExistsError, and nothing changed, if it exists."""
         staged = self.staged(data, durable=durable)

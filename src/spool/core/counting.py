@@ -1,0 +1,111 @@
+"""What the events of a spool add up to: counters and histograms for the metrics. They begin at nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+
+from spool.core.events import Event, EventName
+from spool.core.model import SECOND_NS, Result
+from spool.core.notices import ENDS
+
+_MINUTE_NS = 60 * SECOND_NS
+_HOUR_NS = 60 * _MINUTE_NS
+BOUNDS_NS = (
+    SECOND_NS,
+    10 * SECOND_NS,
+    _MINUTE_NS,
+    5 * _MINUTE_NS,
+    15 * _MINUTE_NS,
+    _HOUR_NS,
+    4 * _HOUR_NS,
+    12 * _HOUR_NS,
+    24 * _HOUR_NS,
+    72 * _HOUR_NS,
+    168 * _HOUR_NS,
+)
+"""Of waits and of runs: from a second to a week."""
+
+_REMEMBERED = 100_000
+
+
+class Histogram:
+    """How many durations were at most so long, and their sum."""
+
+    def __init__(self, bounds_ns: tuple[int, ...] = BOUNDS_NS) -> None:
+        self.bounds_ns = bounds_ns
+        self.counts = [0] * (len(bounds_ns) + 1)  # each counted once; the last: longer than all bounds
+        self.sum_ns = 0
+
+    def add(self, duration_ns: int) -> None:
+        """Count a duration; one that a clock that was set has made negative is none."""
+        duration_ns = max(0, duration_ns)
+        self.counts[bisect_left(self.bounds_ns, duration_ns)] += 1
+        self.sum_ns += duration_ns
+
+
+class Seen:
+    """The newest of what was seen, so that what is told twice counts once."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._most = most
+        self._keys: OrderedDict[object, None] = OrderedDict()
+
+    def new(self, key: object) -> bool:
+        """Whether *key* is seen for the first time."""
+        if key in self._keys:
+            return False
+        self._keys[key] = None
+        if len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+        return True
+
+
+class Sums:
+    """What has happened since the counting began."""
+
+    def __init__(self) -> None:
+        self.submissions = 0
+        self.outcomes: Counter[str] = Counter()  # of jobs that ended for good
+        self.again: Counter[str] = Counter()  # of runs after which the job goes on: "retry", "requeue", "hold"
+        self.waits = Histogram()  # until the first start
+        self.runs: dict[str, Histogram] = {}  # by the outcome of the run
+        self.cpu_ns = 0  # of runs that ended
+        self.gpu_ns = 0  # each GPU that was given counts
+        self._seen = Seen()
+        self._started = Seen()
+        self._ended = Seen()
+
+    def take(self, event: Event) -> None:
+        """Count an event in, unless it was told before."""
+        if not self._seen.new(event.id):
+            return
+        if event.name is EventName.QUEUED:
+            self.submissions += 1
+        elif event.name is EventName.STARTED:
+            self._start(event, event.started_at_ns, event.submitted_at_ns)
+        elif event.name in ENDS:
+            self.outcomes[event.name.value] += 1
+        elif event.name is EventName.RETRYING:
+            self.again[event.result.again if event.result is not None and event.result.again else "retry"] += 1
+        if event.result is not None and (event.name in ENDS or event.name is EventName.RETRYING):
+            self._end(event, event.result)
+
+    def _start(self, event: Event, started_at_ns: int | None, submitted_at_ns: int | None) -> None:
+        first = event.attempt in (None, 1)
+        known = started_at_ns is not None and submitted_at_ns is not None
+        if first and known and self._started.new((event.job, event.run)):
+            assert started_at_ns is not None
+            assert submitted_at_ns is not None
+            self.waits.add(started_at_ns - submitted_at_ns)
+
+    def _end(self, event: Event, result: Result) -> None:
+        if result.started_at_ns is None or not self._ended.new((result.job, result.run)):
+            return
+        if not result.requeues:  # a run that was so short that nobody has told of its start
+            self._start(event, result.started_at_ns, result.submitted_at_ns)
+        self.cpu_ns += result.cpu_time_ns or 0
+        if result.ended_at_ns is not None:
+            took_ns = max(0, result.ended_at_ns - result.started_at_ns)
+            self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
+            self.gpu_ns += took_ns * len(result.grant.gpu_uuids)

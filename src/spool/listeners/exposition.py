@@ -1,0 +1,189 @@
+"""Numbers as Prometheus reads them, the one place that imports prometheus_client: an extra of the package.
+
+Names and labels follow the conventions: base units, `_total` for counters. docs/METRICS.md lists them all.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from spool import __version__
+from spool.core.counting import Histogram, Sums
+from spool.core.model import OUTCOMES, SECOND_NS, State
+from spool.formats.state import GpuView, MachineView, PassesView, StateView
+from spool.listeners.runuse import Use
+
+_WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
+_AGAIN = ("retry", "requeue", "hold")
+_LETTERS = ("delivered", "failed", "given_up")
+
+Values = Sequence[tuple[Mapping[str, str], float]]
+"""Numbers, each with its labels; all have the same ones."""
+
+_NO_LABELS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All that the metrics are made of."""
+
+    spool_dir: str
+    sums: Sums
+    up: bool
+    heartbeat_s: float | None = None  # of the file that `view` was read from
+    view: StateView | None = None
+    use: Use = field(default_factory=Use)
+    letters: dict[str, int] = field(default_factory=dict)
+
+
+def render(numbers: Numbers) -> bytes:
+    """Return *numbers* in the text format of Prometheus."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(numbers))
+    return bytes(generate_latest(registry))
+
+
+class _Families:
+    """What the library asks for the metrics. Each has the label `spool`, for several spools may share a machine."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+
+    def collect(self) -> Iterator[Any]:
+        numbers, sums, view = self._numbers, self._numbers.sums, self._numbers.view
+        info = {"version": __version__, "python": platform.python_version()}
+        yield self._gauge("build_info", "The version of spool; always 1.", [(info, 1)])
+        yield self._gauge("dispatcher_up", "Whether a dispatcher serves the spool.", [(_NO_LABELS, numbers.up)])
+        if numbers.heartbeat_s is not None:
+            text = "The last sign of life of a dispatcher."
+            yield self._gauge("dispatcher_heartbeat_timestamp_seconds", text, [(_NO_LABELS, numbers.heartbeat_s)])
+        if view is not None:
+            yield from self._view(view)
+        yield from self._sums(sums)
+        delivered = [({"result": word}, numbers.letters.get(word, 0)) for word in _LETTERS]
+        yield self._counter(
+            "notifications", "Messages by what became of them; a failed one may be tried again.", delivered
+        )
+
+    def _view(self, view: StateView) -> Iterator[Any]:
+        if view.started_at_ns is not None:
+            started = [(_NO_LABELS, view.started_at_ns / SECOND_NS)]
+            yield self._gauge("dispatcher_start_time_seconds", "When this dispatcher began.", started)
+        yield self._gauge("paused", "Whether nothing starts because the spool is paused.", [(_NO_LABELS, view.paused)])
+        problems = len(view.problems)
+        yield self._gauge(
+            "problems", "What is wrong with the configuration and the like, now.", [(_NO_LABELS, problems)]
+        )
+        jobs = [job for job in view.jobs.values() if not job.array]
+        states = dict.fromkeys((state.value for state in _WAITING), 0)
+        for job in jobs:
+            states[job.state] = states.get(job.state, 0) + 1
+        counted = [({"state": state}, count) for state, count in states.items()]
+        yield self._gauge(
+            "jobs", "Jobs that wait, are held or run, by their state. Tasks of arrays count, arrays do not.", counted
+        )
+        since = [job.since_ns for job in jobs if job.state == State.QUEUED and job.since_ns is not None]
+        if since:
+            oldest = [(_NO_LABELS, min(since) / SECOND_NS)]
+            yield self._gauge("oldest_queued_timestamp_seconds", "Since when the oldest queued job waits.", oldest)
+        yield self._counter(
+            "file_event_losses", "How often the kernel dropped file events.", [(_NO_LABELS, view.events_lost)]
+        )
+        yield self._counter("errors", "Errors that this dispatcher has logged.", [(_NO_LABELS, view.errors)])
+        if view.passes is not None:
+            yield from self._passes(view.passes)
+        if view.machine is not None:
+            yield from self._machine(view.machine)
+
+    def _passes(self, passes: PassesView) -> Iterator[Any]:
+        told = Histogram(passes.bounds_ns)
+        told.counts, told.sum_ns = list(passes.counts), passes.sum_ns
+        yield self._histogram(
+            "pass_duration_seconds", "How long the passes of this dispatcher took.", [(_NO_LABELS, told)]
+        )
+        last = [(_NO_LABELS, passes.last_ns / SECOND_NS)]
+        yield self._gauge("last_pass_duration_seconds", "How long the last pass took.", last)
+
+    def _machine(self, machine: MachineView) -> Iterator[Any]:
+        use = self._numbers.use
+        granted_bytes = machine.memory_bytes - machine.memory_free_bytes
+        for name, text, value in (
+            ("cpus", "CPUs that may be given out.", machine.cpus),
+            ("cpus_granted", "CPUs that runs were given.", machine.cpus - machine.cpus_free),
+            ("cpus_used", "CPUs that the processes of the runs kept busy since the last writing.", use.cpus),
+            ("memory_bytes", "Memory that may be given out.", machine.memory_bytes),
+            ("memory_granted_bytes", "Memory that runs were given.", granted_bytes),
+            (
+                "memory_used_bytes",
+                "Memory that the processes of the runs have, shared pages for each.",
+                use.memory_bytes,
+            ),
+        ):
+            yield self._gauge(name, text, [(_NO_LABELS, value)])
+        if machine.gpus:
+            yield from self._gpus(machine.gpus)
+
+    def _gpus(self, gpus: tuple[GpuView, ...]) -> Iterator[Any]:
+        info = [({"uuid": gpu.uuid, "index": str(gpu.index), "name": gpu.name}, 1) for gpu in gpus]
+        yield self._gauge("gpu_info", "The GPUs; always 1.", info)
+        for name, text, values in (
+            ("gpu_usable", "Whether the GPU can be given to jobs.", [gpu.problem is None for gpu in gpus]),
+            ("gpu_jobs", "Jobs that were given the GPU.", [len(gpu.jobs) for gpu in gpus]),
+            ("gpu_foreign_processes", "Processes on the GPU that are no job's.", [len(gpu.foreign) for gpu in gpus]),
+            ("gpu_memory_bytes", "Memory of the GPU.", [gpu.memory_total_bytes for gpu in gpus]),
+            ("gpu_memory_used_bytes", "Memory of the GPU that somebody has.", [_used(gpu) for gpu in gpus]),
+        ):
+            known = [({"uuid": gpu.uuid}, value) for gpu, value in zip(gpus, values, strict=True) if value is not None]
+            yield self._gauge(name, text, known)
+
+    def _sums(self, sums: Sums) -> Iterator[Any]:
+        outcomes = sorted(OUTCOMES)
+        yield self._counter("submissions", "Jobs that came into the queue.", [(_NO_LABELS, sums.submissions)])
+        ended = [({"outcome": word}, sums.outcomes[word]) for word in outcomes]
+        yield self._counter("job_outcomes", "Jobs that ended for good, by outcome.", ended)
+        again = [({"kind": word}, sums.again[word]) for word in _AGAIN]
+        yield self._counter("retries", "Runs after which the job goes on with another, by why.", again)
+        yield self._histogram(
+            "job_wait_seconds", "How long jobs waited for their first start.", [(_NO_LABELS, sums.waits)]
+        )
+        runs = [({"outcome": word}, sums.runs.get(word) or Histogram()) for word in outcomes]
+        yield self._histogram("run_duration_seconds", "How long runs took, by outcome.", runs)
+        yield self._counter("run_cpu_seconds", "CPU time of runs that ended.", [(_NO_LABELS, sums.cpu_ns / SECOND_NS)])
+        text = "GPU time of runs that ended: each GPU that was given counts."
+        yield self._counter("run_gpu_seconds", text, [(_NO_LABELS, sums.gpu_ns / SECOND_NS)])
+
+    def _gauge(self, name: str, text: str, values: Values) -> Any:
+        return self._filled(GaugeMetricFamily, name, text, values)
+
+    def _counter(self, name: str, text: str, values: Values) -> Any:
+        return self._filled(CounterMetricFamily, name, text, values)
+
+    def _filled(self, kind: Any, name: str, text: str, values: Values) -> Any:
+        labels = list(values[0][0]) if values else []
+        family = kind(f"spool_{name}", text, labels=["spool", *labels])
+        for of, value in values:
+            family.add_metric([self._numbers.spool_dir, *of.values()], float(value))
+        return family
+
+    def _histogram(self, name: str, text: str, values: Sequence[tuple[Mapping[str, str], Histogram]]) -> Any:
+        family = HistogramMetricFamily(f"spool_{name}", text, labels=["spool", *values[0][0]])
+        for of, histogram in values:
+            buckets, total = [], 0
+            for bound_ns, count in zip(histogram.bounds_ns, histogram.counts, strict=False):
+                total += count
+                buckets.append((str(bound_ns / SECOND_NS), total))
+            buckets.append(("+Inf", sum(histogram.counts)))
+            family.add_metric([self._numbers.spool_dir, *of.values()], buckets, histogram.sum_ns / SECOND_NS)
+        return family
+
+
+def _used(gpu: GpuView) -> int | None:
+    if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
+        return None
+    return gpu.memory_total_bytes - gpu.memory_free_bytes

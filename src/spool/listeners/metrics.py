@@ -1,0 +1,109 @@
+"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/METRICS.md)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from spool.core import layout
+from spool.core.counting import Sums
+from spool.core.events import Event, EventName
+from spool.core.layout import Layout
+from spool.core.model import SECOND_NS
+from spool.formats.config import Config
+from spool.formats.state import StateView, parse_state
+from spool.listeners.runuse import Use, UseWatcher
+from spool.listeners.tallies import LETTERS
+from spool.store.disk import Disk
+from spool.store.spool import read_bytes
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 15.0
+NOT_INSTALLED = "metrics need prometheus_client; pip install 'spool-scheduler[metrics]'"
+_MODE = 0o644  # whoever runs node_exporter reads it
+_MOST_BYTES = 1 << 30
+_ALIVE_NS = 60 * SECOND_NS  # without a sign of life for so long, a dispatcher is none
+
+
+class Metrics:
+    """Writes the file whole, as often as every 15 seconds. *config* returns the configuration in force."""
+
+    name = "metrics"
+
+    def __init__(self, root: str, config: Callable[[], Config]) -> None:
+        self._root = root
+        self._config = config
+        self._sums = Sums()
+        self._disk = Disk(os.path.join(root, layout.STAGING))
+        self._use = UseWatcher(root)
+        self._next = time.monotonic()
+        self._complaint = ""
+
+    def wants(self, name: EventName) -> bool:
+        """All but the looks, which say nothing that is counted."""
+        return name is not EventName.POLLING
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Count the event."""
+        self._sums.take(event)
+        done()
+
+    def tick(self) -> float | None:
+        """Write the file if its time has come."""
+        left = self._next - time.monotonic()
+        if left > 0:
+            return left
+        self._write()
+        self._next = time.monotonic() + EVERY_S
+        return EVERY_S
+
+    def close(self) -> None:
+        """Write for the last time: nobody serves the spool any more, as far as is known here."""
+        self._write(up=False)
+
+    def _write(self, *, up: bool = True) -> None:
+        stated = self._config().metrics
+        if stated is None:
+            return
+        path = os.path.expanduser(stated)
+        try:
+            from spool.listeners.exposition import Numbers, render
+        except ImportError:
+            self._complain(NOT_INSTALLED)
+            return
+        view, heartbeat_ns = self._look()
+        alive = up and heartbeat_ns is not None and time.time_ns() - heartbeat_ns < _ALIVE_NS
+        text = render(
+            Numbers(
+                spool_dir=self._root,
+                sums=self._sums,
+                up=alive,
+                heartbeat_s=heartbeat_ns / SECOND_NS if heartbeat_ns is not None else None,
+                view=view,
+                use=self._use.look(view) if view is not None else Use(),
+                letters=LETTERS.read(),
+            )
+        )
+        try:
+            self._disk.put_beside(path, text, _MODE)
+        except OSError as error:
+            self._complain(f"cannot write the metrics: {path}: {error.strerror or error}")
+            return
+        self._complaint = ""
+
+    def _look(self) -> tuple[StateView | None, int | None]:
+        path = Layout(self._root).at(layout.STATE)
+        try:
+            heartbeat_ns = os.stat(path).st_mtime_ns
+        except OSError:
+            return None, None
+        data = read_bytes(path, _MOST_BYTES)
+        return parse_state(data) if data else None, heartbeat_ns
+
+    def _complain(self, words: str) -> None:
+        if words != self._complaint:
+            log.error("%s", words)
+        self._complaint = words

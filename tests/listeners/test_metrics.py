@@ -1,0 +1,291 @@
+"""The file for node_exporter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from spool.core.events import Event, EventName
+from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.formats.config import Config
+from spool.formats.state import GpuView, JobView, MachineView, PassesView, StateView, render_state
+from spool.listeners import metrics
+from spool.listeners.metrics import Metrics
+from support import ROOT
+
+G = 1 << 30
+VIEW = StateView(
+    version=1,
+    at_ns=0,
+    pid=os.getpid(),
+    started_at_ns=1_700_000_000 * SECOND_NS,
+    paused=True,
+    problems=("no file events",),
+    machine=MachineView(
+        cpus=16,
+        cpus_free=4,
+        memory_bytes=64 * G,
+        memory_free_bytes=16 * G,
+        gpus=(
+            GpuView(
+                uuid="GPU-a",
+                index=0,
+                name='A "big" one',
+                memory_total_bytes=80 * G,
+                memory_free_bytes=20 * G,
+                jobs=("x", "y"),
+                foreign=(4711,),
+            ),
+            GpuView(uuid="GPU-b", index=1, problem="fell off the bus"),
+        ),
+    ),
+    passes=PassesView(count=3, sum_ns=3 * SECOND_NS, last_ns=SECOND_NS, bounds_ns=(SECOND_NS,), counts=(2, 1)),
+    events_lost=2,
+    errors=5,
+    jobs={
+        "x": JobView(state="running", since_ns=1),
+        "y": JobView(state="running", since_ns=2),
+        "z": JobView(state="queued", since_ns=5 * SECOND_NS),
+        "sweep": JobView(state="running", array=True),
+        "odd": JobView(state="unreachable"),
+    },
+)
+ENDED = Event(
+    id="e",
+    name=EventName.FAILED,
+    at_ns=0,
+    host="box",
+    version="1",
+    spool_dir="/s",
+    job="w",
+    run=1,
+    result=Result(
+        "w",
+        1,
+        1,
+        State.FAILED,
+        "",
+        0,
+        2 * SECOND_NS,
+        62 * SECOND_NS,
+        3,
+        None,
+        7 * SECOND_NS,
+        grant=Grant(1, None, ("G",)),
+    ),
+)
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(path: Path) -> Samples:
+    """Return every number of the file, by name and labels but the one that all have."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(path.read_text()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("spool")
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+def value(found: Samples, name: str, /, **labels: str) -> float:
+    """Return one number."""
+    return found[name, frozenset(labels.items())]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Name the file."""
+    (tmp_path / "collector").mkdir()
+    return tmp_path / "collector" / "spool.prom"
+
+
+@pytest.fixture
+def listener(spool_root: Path, out: Path) -> Metrics:
+    """Return a listener of a spool with a state."""
+    (spool_root / "state.json").write_bytes(render_state(VIEW))
+    return Metrics(str(spool_root), lambda: Config(metrics=str(out)))
+
+
+def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
+    """Jobs by state, grants, GPUs, passes, troubles, and what the events add up to; arrays do not count as jobs."""
+    done: list[str] = []
+    listener.hear(ENDED, lambda: done.append("e"))
+    listener.hear(ENDED, lambda: done.append("e"))
+    listener.tick()
+    found = samples(out)
+    assert done == ["e", "e"]
+    assert value(found, "spool_jobs", state="running") == 2
+    assert value(found, "spool_jobs", state="held") == 0
+    assert value(found, "spool_jobs", state="unreachable") == 1
+    assert value(found, "spool_oldest_queued_timestamp_seconds") == 5
+    assert value(found, "spool_cpus_granted") == 12
+    assert value(found, "spool_memory_granted_bytes") == 48 * G
+    assert value(found, "spool_gpu_memory_used_bytes", uuid="GPU-a") == 60 * G
+    assert value(found, "spool_gpu_jobs", uuid="GPU-a") == 2
+    assert value(found, "spool_gpu_foreign_processes", uuid="GPU-a") == 1
+    assert value(found, "spool_gpu_usable", uuid="GPU-b") == 0
+    assert ("spool_gpu_memory_bytes", frozenset({("uuid", "GPU-b")})) not in found
+    assert value(found, "spool_gpu_info", uuid="GPU-a", index="0", name='A "big" one') == 1
+    assert value(found, "spool_pass_duration_seconds_bucket", le="1.0") == 2
+    assert value(found, "spool_pass_duration_seconds_count") == 3
+    assert value(found, "spool_file_event_losses_total") == 2
+    assert value(found, "spool_errors_total") == 5
+    assert value(found, "spool_paused") == 1
+    assert value(found, "spool_dispatcher_up") == 1
+    assert value(found, "spool_job_outcomes_total", outcome="failed") == 1
+    assert value(found, "spool_run_duration_seconds_sum", outcome="failed") == 60
+    assert value(found, "spool_run_duration_seconds_bucket", outcome="failed", le="60.0") == 1
+    assert value(found, "spool_job_wait_seconds_sum") == 2
+    assert value(found, "spool_run_gpu_seconds_total") == 60
+
+
+def test_it_is_written_whole_for_whoever_reads_it_and_not_more_often_than_it_may(
+    listener: Metrics, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode 0644 whatever the umask, by one rename, nothing left beside it, and again after 15 seconds."""
+    now = time.monotonic()
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    umask = os.umask(0o077)
+    try:
+        assert listener.tick() == metrics.EVERY_S == 15
+    finally:
+        os.umask(umask)
+    first = out.stat()
+    assert first.st_mode & 0o777 == 0o644
+    assert os.listdir(out.parent) == [out.name]
+    now += 14.9
+    left = listener.tick()
+    assert left is not None
+    assert 0 < left < 0.2
+    assert out.stat().st_ino == first.st_ino
+    now += 0.2
+    assert listener.tick() == 15
+    assert out.stat().st_ino != first.st_ino
+
+
+def test_a_dispatcher_that_is_gone_is_not_up(listener: Metrics, out: Path, spool_root: Path) -> None:
+    """The last that the listener writes says so; and a state that is old says that somebody died."""
+    listener.tick()
+    listener.close()
+    assert value(samples(out), "spool_dispatcher_up") == 0
+    old = time.time() - 3600
+    os.utime(spool_root / "state.json", (old, old))
+    again = Metrics(str(spool_root), listener._config)
+    again.tick()
+    found = samples(out)
+    assert value(found, "spool_dispatcher_up") == 0
+    assert value(found, "spool_dispatcher_heartbeat_timestamp_seconds") == pytest.approx(old)
+
+
+def test_before_the_first_state_there_are_counters(spool_root: Path, out: Path) -> None:
+    """A spool whose dispatcher has not said anything yet has no jobs, and no numbers are made up."""
+    Metrics(str(spool_root), lambda: Config(metrics=str(out))).tick()
+    found = samples(out)
+    assert value(found, "spool_dispatcher_up") == 0
+    assert not [name for name, _ in found if name in ("spool_jobs", "spool_cpus")]
+
+
+def test_the_use_of_runs_is_read_off_their_processes(
+    spool_root: Path, out: Path, listener: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory and CPUs of all processes that carry the mark of a run, and of no others."""
+    view = replace_jobs(VIEW, {"x": JobView(state="running", run=1)})
+    (spool_root / "state.json").write_bytes(render_state(view))
+    marks = {**os.environ, "SPOOL_DIR": str(spool_root), "SPOOL_JOB": "x", "SPOOL_RUN": "1"}
+    script = "data = bytearray(50_000_000)\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", script], env=marks, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            listener.tick()
+            assert 50_000_000 < value(samples(out), "spool_memory_used_bytes") < 500_000_000
+            monkeypatch.setattr(metrics, "EVERY_S", 0.0)
+            listener._next = 0.0
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline and value(samples(out), "spool_cpus_used") < 0.05:
+                time.sleep(0.1)
+                listener.tick()
+            assert 0.05 <= value(samples(out), "spool_cpus_used") < 4
+        finally:
+            process.kill()
+
+
+def replace_jobs(view: StateView, jobs: dict[str, JobView]) -> StateView:
+    """Return *view* with other jobs."""
+    return StateView(**{name: getattr(view, name) for name in view.__struct_fields__} | {"jobs": jobs})
+
+
+def test_a_file_that_cannot_be_written_is_reported_once(
+    spool_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of node_exporter may be missing: one line in the log, and the spool goes on."""
+    monkeypatch.setattr(metrics, "EVERY_S", 0.0)
+    listener = Metrics(str(spool_root), lambda: Config(metrics=str(tmp_path / "nowhere" / "spool.prom")))
+    listener.tick()
+    listener.tick()
+    assert caplog.text.count("cannot write the metrics") == 1
+
+
+def test_without_the_library_it_says_what_to_install(
+    listener: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """prometheus_client is an extra."""
+    monkeypatch.delitem(sys.modules, "spool.listeners.exposition", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    listener.tick()
+    assert "pip install 'spool-scheduler[metrics]'" in caplog.text
+
+
+def test_no_metrics_are_written_where_none_are_configured(spool_root: Path) -> None:
+    """The key may be taken out of the configuration while the listener lives."""
+    Metrics(str(spool_root), Config).tick()
+    assert not list(spool_root.rglob("*.prom"))
+
+
+def test_promtool_finds_nothing_to_object_to(listener: Metrics, out: Path) -> None:
+    """Names, types, units and help texts are as the conventions of Prometheus have them."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus)")
+    listener.hear(ENDED, lambda: None)
+    listener.tick()
+    checked = subprocess.run([promtool, "check", "metrics"], input=out.read_bytes(), capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_the_dashboard_and_the_page_speak_of_metrics_that_there_are(listener: Metrics, out: Path) -> None:
+    """What the dashboard asks for is written with these labels, and what is written is in docs/METRICS.md."""
+    listener.tick()
+    families = list(text_string_to_metric_families(out.read_text()))
+    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    dashboard = (ROOT / "contrib" / "grafana" / "spool.json").read_text()
+    queries = [target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel.get("targets", ())]
+    asked = {name for query in queries for name in re.findall(r"\bspool_[a-z_]+\b", query)}
+    assert asked == set(re.findall(r"\bspool_[a-z_]+\b", dashboard))
+    assert asked - set(labels) == set()
+    for query in queries:
+        by = {word for group in re.findall(r"by \(([a-z, ]+)\)", query) for word in group.split(", ")}
+        known = set().union(*(labels[name] for name in re.findall(r"\bspool_[a-z_]+\b", query)))
+        assert by <= known, query
+    listed = re.findall(
+        r"^\| `(spool_[a-z_]+)` \| (\w+) \| (.*?) ?\|", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE
+    )
+    assert {(name, kind, frozenset(re.findall(r"`(\w+)`", stated))) for name, kind, stated in listed} == {
+        (
+            family.name + ("_total" if family.type == "counter" else ""),
+            family.type,
+            frozenset(set(family.samples[0].labels) - {"spool", "le"}),
+        )
+        for family in families
+    }
