@@ -45,6 +45,7 @@ LIMIT_S = 3.0
 """How long a tmux command may take. It takes a few milliseconds."""
 
 _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
+_ELSEWHERE = "/tmp"  # noqa: S108  # for a directory of which it is looked at whose it is
 _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 _SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
@@ -215,7 +216,7 @@ def socket_of(spool_dir: str) -> str:
     path = layout.Layout(spool_dir).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
-    directory = f"/tmp/spool-{os.getuid()}"  # noqa: S108  # who it belongs to is looked at
+    directory = f"{_ELSEWHERE}/spool-{os.getuid()}"
     with suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)

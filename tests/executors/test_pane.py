@@ -1,0 +1,83 @@
+"""What copies a run's outputs to its terminal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spool.executors import pane
+from spool.executors.pane import Output, Viewer
+
+
+def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:
+    """What a file had before is not shown; what comes is, once, also after the file was cut short."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old\n")
+    output = Output(str(path))
+    assert output.read() == b""
+    with path.open("ab") as file:
+        file.write(b"new\n\x00\xff")
+    assert output.read() == b"new\n\x00\xff"
+    assert output.read() == b""
+    path.write_bytes(b"cut\n")
+    assert output.read() == b"cut\n"
+
+
+def test_an_output_may_come_later(tmp_path: Path) -> None:
+    """A file that is not there yet has nothing to show, and all of it is new when it is."""
+    output = Output(str(tmp_path / "log"))
+    assert output.read() == b""
+    (tmp_path / "log").write_bytes(b"all\n")
+    assert output.read() == b"all\n"
+
+
+def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
+    """Of a FIFO or a device not a byte is taken: somebody else waits for them."""
+    os.mkfifo(tmp_path / "fifo")
+    keeper = os.open(tmp_path / "fifo", os.O_RDWR)
+    os.write(keeper, b"for another\n")
+    assert Output(str(tmp_path / "fifo")).read() == b""
+    assert Output("/dev/zero").read() == b""
+    assert os.read(keeper, 100) == b"for another\n"
+    os.close(keeper)
+
+
+def test_a_flood_is_passed_over(tmp_path: Path) -> None:
+    """Of more than a person can read the end is shown, and that something is missing."""
+    output = Output(str(tmp_path / "log"))
+    (tmp_path / "log").write_bytes(b"x" * (5 << 20) + b"end\n")
+    shown = output.read()
+    assert shown.startswith(b"\n[%d bytes are not shown here]\n" % ((5 << 20) + 4 - (1 << 16)))
+    assert shown.endswith(b"xend\n")
+    assert len(shown) < 70_000
+
+
+def test_the_viewer_ends_with_the_run_and_shows_all_of_it(tmp_path: Path) -> None:
+    """When the wrapper closes its pipe, what is left in the outputs is shown first."""
+    wrapper, theirs = os.pipe()
+    screen, terminal = os.pipe2(os.O_NONBLOCK)
+    outputs = [Output(str(tmp_path / name)) for name in ("out", "err")]
+    (tmp_path / "out").write_bytes(b"out\n")
+    (tmp_path / "err").write_bytes(b"err\n")
+    os.close(theirs)
+    Viewer(outputs, terminal, wrapper).show()
+    assert os.read(screen, 100) == b"out\nerr\n"
+    for fd in (wrapper, screen, terminal):
+        os.close(fd)
+
+
+def test_a_terminal_that_takes_nothing_does_not_keep_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the run has ended, the viewer gives a terminal that stands still a moment, and then it leaves."""
+    monkeypatch.setattr(pane, "_LAST_S", 0.05)
+    wrapper, theirs = os.pipe()
+    screen, terminal = os.pipe2(os.O_NONBLOCK)
+    (tmp_path / "out").write_bytes(b"")
+    output = Output(str(tmp_path / "out"))
+    (tmp_path / "out").write_bytes(b"x" * 500_000)
+    os.close(theirs)
+    with pytest.raises(TimeoutError):
+        Viewer([output], terminal, wrapper).show()
+    for fd in (wrapper, screen, terminal):
+        os.close(fd)

@@ -1,0 +1,195 @@
+"""The tmux executor, in a world of its own making: names, sockets, versions, what it says when tmux does not work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.errors import SpoolError
+from spool.core.layout import NAME_PATTERN
+from spool.executors import by_name, tmux
+from spool.executors.base import Launch
+from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
+from support import ROOT, make_spool
+
+needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+_NAMES = st.one_of(st.from_regex(rf"\A{NAME_PATTERN}\Z"), st.text(min_size=1, max_size=20))
+
+
+def _install(directory: Path, says: str) -> str:
+    """Put a program called tmux into *directory* and return a PATH that finds it and the system's shell."""
+    directory.mkdir(exist_ok=True)
+    program = directory / "tmux"
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
+    return f"{directory}:/bin"
+
+
+@given(st.lists(st.tuples(_NAMES, st.integers(1, 10_000)), unique=True, max_size=8))
+def test_no_two_runs_have_one_session(runs: list[tuple[str, int]]) -> None:
+    """Whatever jobs are called, each run has a session of its own, whose name tmux has no reason to change."""
+    sessions = [session_of(job, run) for job, run in runs]
+    assert len(set(sessions)) == len(runs)
+    assert all(re.fullmatch(r"[A-Za-z0-9_~+/-]+", session) for session in sessions)
+
+
+def test_a_session_is_called_like_its_run() -> None:
+    """What a person sees is the job's name and the run; only a dot becomes something else."""
+    assert session_of("train_7", 2) == "train_7/2"
+    assert session_of("train.v2", 1) == "train~v2/1"
+
+
+@needs_tmux
+@pytest.mark.parametrize(
+    "job", ["a.b", "a_b", "a:b", "a~b", "ü b", "-x", "%1", "=1", "$HOME", "#{pid}", "*", "a" * 100]
+)
+def test_tmux_finds_a_session_by_the_name_that_it_was_given(tmp_path: Path, job: str) -> None:
+    """Tmux keeps the name of every session as it is, and finds that session by it, and no other."""
+    server = server_of(str(make_spool(tmp_path / "spool")))
+    try:
+        for run in (1, 11):
+            server.cmd("new-session", "-d", "-s", session_of(job, run), "--", "sleep", "1000")
+        listed = server.cmd("list-sessions", "-F", "#{session_name}").stdout
+        assert sorted(listed) == sorted(session_of(job, run) for run in (1, 11))
+        assert server.cmd("kill-session", "-t", f"={session_of(job, 1)}").stderr == []
+        assert server.cmd("list-sessions", "-F", "#{session_name}").stdout == [session_of(job, 11)]
+        assert server.cmd("has-session", "-t", f"={session_of(job, 1)}").returncode != 0
+    finally:
+        server.cmd("kill-server")
+
+
+def test_the_socket_lies_in_the_spool(tmp_path: Path) -> None:
+    """The server of a spool has its socket there, where anybody with that spool finds it."""
+    assert socket_of("/home/alice/.spool") == "/home/alice/.spool/.tmux"
+
+
+def test_a_spool_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No socket's path is longer than the kernel takes; spools never share one, and one spool has one by any name."""
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
+    spools = [str(tmp_path / ("d" * 100) / name) for name in ("a", "b")]
+    for spool in spools:
+        os.makedirs(spool)
+    (tmp_path / ("l" * 100)).symlink_to(tmp_path / ("d" * 100))
+    sockets = [socket_of(spool) for spool in spools]
+    assert len(set(sockets)) == 2
+    assert socket_of(str(tmp_path / ("l" * 100) / "a")) == sockets[0]
+    assert all(socket.startswith(f"{tmp_path}/spool-{os.getuid()}/") for socket in sockets)
+
+
+@pytest.mark.parametrize("trap", ["open", "link", "file"])
+def test_a_place_that_others_could_have_prepared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
+) -> None:
+    """A directory in /tmp that others may write to, a link, a file: none of them is used for a socket."""
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
+    place = tmp_path / f"spool-{os.getuid()}"
+    if trap == "open":
+        place.mkdir()
+        place.chmod(0o777)
+    elif trap == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "theirs")
+    else:
+        place.touch()
+    with pytest.raises(SpoolError, match=r"^cannot use tmux: .*too long for a socket"):
+        socket_of(f"/home/{'x' * 120}")
+
+
+def test_without_tmux_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tmux is not installed nothing crashes, and it is found as soon as it is."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    executor = TmuxExecutor()
+    assert executor.unavailable() == "tmux is not installed"
+    with pytest.raises(SpoolError, match="tmux is not installed"):
+        executor.attach(str(tmp_path), "job", 1, read_only=False)
+    executor.forget(str(tmp_path), [("job", 1)])
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo tmux 3.4"))
+    assert executor.unavailable() is None
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ("echo tmux 2.9a", "tmux 2.9a is too old: 3.2 is needed"),
+        ("echo tmux 3.1c", "tmux 3.1c is too old: 3.2 is needed"),
+        ("echo tmux 3.2a", None),
+        ("echo tmux next-3.6", None),
+        ("echo tmux master", None),
+        ("echo tmux openbsd-7.5", None),
+    ],
+)
+def test_a_tmux_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, problem: str | None
+) -> None:
+    """The version is looked at; one without a number is a new one. An update is noticed."""
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", says))
+    executor = TmuxExecutor()
+    assert executor.unavailable() == problem
+    monkeypatch.setenv("PATH", _install(tmp_path / "new", "echo tmux 3.3"))
+    assert executor.unavailable() is None
+
+
+def test_a_tmux_that_cannot_be_run_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not one is reported in words."""
+    path = _install(tmp_path / "bin", "")
+    (tmp_path / "bin" / "tmux").write_bytes(b"\x7fELF, or so")
+    monkeypatch.setenv("PATH", path)
+    assert (TmuxExecutor().unavailable() or "").startswith("tmux cannot be run: ")
+
+
+def test_a_tmux_that_says_no_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When tmux refuses, the error has its words, and the environment does not stay on the disk."""
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo 'no, never' >&2; exit 1"))
+    (tmp_path / "run.sh").write_text("true\n")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    with pytest.raises(SpoolError, match=r"^cannot start job train: tmux: no, never"):
+        TmuxExecutor().start(launch)
+    assert not (tmp_path / "launch").exists()
+
+
+def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without an answer is cut off, later starts do not wait, and the reason lasts as long as the silence."""
+    monkeypatch.setattr(tmux, "LIMIT_S", 0.2)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", f'[ "$1" = -V ] && exec echo tmux 3.3\nread x < {gate}'))
+    (tmp_path / "run.sh").write_text("true\n")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    executor = TmuxExecutor()
+    assert executor.unavailable() is None
+    started = [executor.start(launch) for _ in range(20)]
+    assert {(one.pid, one.identity) for one in started} == {(None, None)}
+    for _ in range(3):
+        assert executor.unavailable() == f"tmux does not answer on {tmp_path}/.tmux"
+    gate.write_text("now\n")
+    assert executor._hung is not None
+    assert executor._hung[1] is not None
+    executor._hung[1].wait(20)
+    assert executor.unavailable() is None
+
+
+def test_who_uses_no_tmux_pays_nothing_for_it() -> None:
+    """Neither the dispatcher nor a submission imports libtmux before a job wants it."""
+    program = (
+        "import sys\nimport spool.cli.main, spool.cli.quick, spool.cli.submit, spool.dispatcher.main\n"
+        "from spool.executors import by_name\nby_name('process').unavailable()\n"
+        "assert 'libtmux' not in sys.modules\nby_name('tmux')\nassert 'libtmux' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
+def test_plain_processes_have_no_terminal() -> None:
+    """The process executor says that there is nothing to attach to, and has nothing to forget."""
+    executor = by_name("process")
+    with pytest.raises(SpoolError, match=r"^cannot attach to job x: run 2 has no terminal"):
+        executor.attach("/nowhere", "x", 2, read_only=True)
+    executor.forget("/nowhere", [("x", 2)])

@@ -1,0 +1,123 @@
+"""The wrapper as the first process of a terminal: what it passes on, how it is cut off, and whom it waits for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import wait_for
+from wrapper_runs import SHELLS, Run, Runs, runs_below, surroundings
+
+
+@pytest.fixture(params=SHELLS)
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+    """Give runs under each shell."""
+    with runs_below(tmp_path, SHELLS[request.param]) as made:
+        yield made
+
+
+class Terminal:
+    """A terminal of which we are the program that shows it."""
+
+    def __init__(self, run: Run) -> None:
+        """Start the wrapper of *run* as the first process of the terminal's session."""
+        self.pid, self.ours = os.forkpty()
+        if self.pid == 0:
+            os.execvp(run.shell[0], [*run.shell, str(run.metadir / "run.sh")])
+        self.ended: int | None = None
+
+    def close(self) -> None:
+        """Take the terminal away, as a server does that dies."""
+        if self.ours >= 0:
+            os.close(self.ours)
+            self.ours = -1
+
+    def wait(self) -> int:
+        """Wait for the end of the wrapper and return its exit code, or a signal as a negative number."""
+        if self.ended is None:
+            self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.ended
+
+
+@pytest.fixture
+def started(runs: Runs) -> Iterator[list[Terminal]]:
+    """Give a place for terminals, all of which are closed and waited for in the end."""
+    made: list[Terminal] = []
+    yield made
+    for terminal in made:
+        terminal.close()
+        if terminal.ended is None:
+            with suppress(ProcessLookupError):
+                os.kill(terminal.pid, signal.SIGKILL)
+            terminal.wait()
+
+
+def _start(runs: Runs, started: list[Terminal], command: str, **values: str) -> tuple[Run, Terminal]:
+    run = runs.make(command, replace(surroundings(), stdin=None, terminal=True), **values)
+    started.append(Terminal(run))
+    return run, started[-1]
+
+
+def test_the_command_reads_from_the_terminal(runs: Runs, started: list[Terminal]) -> None:
+    """What is typed arrives, the echo stays on the terminal, and the exit code is the command's."""
+    run, terminal = _start(runs, started, "read -r x; echo got $x; exit 5")
+    os.write(terminal.ours, b"this\n")
+    assert terminal.wait() == 5
+    assert (run.log, run.rc) == ("got this\n", 5)
+
+
+@pytest.mark.parametrize("command", ["exec sleep 1000", "trap 'exit 0' HUP; echo up; while :; do sleep 0.05; done"])
+def test_a_run_without_its_terminal_leaves_no_exit_code(runs: Runs, started: list[Terminal], command: str) -> None:
+    """When the terminal is taken away the wrapper ends at once, and nothing says that the command has ended."""
+    run, terminal = _start(runs, started, f"echo up; {command}", epilog="echo epilog")
+    run.says("up")
+    terminal.close()
+    assert terminal.wait() == 129
+    assert run.rc is None
+    assert run.text("status") == "running\n"
+
+
+def test_a_hangup_that_somebody_sends_is_passed_on(runs: Runs, started: list[Terminal]) -> None:
+    """HUP while the terminal is there is a signal like TERM: the command has it, and the exit code says so."""
+    run, terminal = _start(runs, started, "echo up; exec sleep 1000")
+    run.says("up")
+    os.kill(terminal.pid, signal.SIGHUP)
+    assert terminal.wait() == 129
+    assert run.rc == 129
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x1c", 131)])
+def test_keys_interrupt_the_command(runs: Runs, started: list[Terminal], key: bytes, code: int) -> None:
+    """The keys for INT and QUIT end a command that has nothing against it."""
+    run, terminal = _start(runs, started, "echo up; ulimit -c 0; exec sleep 1000")
+    run.says("up")
+    wait_for(lambda: os.write(terminal.ours, key) and run.rc is not None)
+    assert terminal.wait() == code
+    assert run.rc == code
+
+
+def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> None:
+    """The wrapper tells its viewer by closing a descriptor, and ends when the viewer has closed the other."""
+    run = runs.make("true", replace(surroundings(), stdin=None, terminal=True))
+    told, to_viewer = os.pipe()
+    from_viewer, shown = os.pipe()
+    ends = fcntl.fcntl(to_viewer, fcntl.F_DUPFD, 20), fcntl.fcntl(from_viewer, fcntl.F_DUPFD, 20)
+    moved = f"import os, sys; os.dup2({ends[0]}, 6); os.dup2({ends[1]}, 7); os.closerange(8, 99); "
+    run.start(sys.executable, "-c", f"{moved}os.execvp(sys.argv[1], sys.argv[1:])", pass_fds=ends)
+    for fd in (to_viewer, from_viewer, *ends):
+        os.close(fd)
+    wait_for(lambda: run.rc == 0)
+    assert os.read(told, 1) == b""
+    assert run.process is not None
+    assert run.process.poll() is None
+    os.close(shown)
+    os.close(told)
+    assert run.finish() == 0
