@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.dispatcher.listing import Lister
+from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.survey import survey
 from spool.store.spool import Spool
 
@@ -39,7 +41,10 @@ def why(spool: Spool, name: str) -> Answer:
     places = spool.places(name)
     if QUEUED not in places and HELD not in places:
         if RUNNING in places:
-            raise SpoolError(cannot("say", f"why job {name} waits", "it runs"))
+            run = spool.latest_run(name)
+            kept = why_kept(spool, name, run) if run is not None else ""
+            runs = f"it runs, and was not cancelled: {kept}" if kept else "it runs"
+            raise SpoolError(cannot("say", f"why job {name} waits", runs))
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
@@ -51,7 +56,9 @@ def why(spool: Spool, name: str) -> Answer:
     if job is None:
         reasons: tuple[No, ...] = (No("invalid", seen.left_out.get(name, "its file went away just now")),)
     else:
-        reasons = tuple(No(reason.code, reason.text) for reason in seen.plan.all_noes(name))
+        reasons = _by_hooks(spool, name, said.reason if said is not None else "")
+        noes = (No(reason.code, reason.text) for reason in seen.plan.all_noes(name))
+        reasons += tuple(no for no in noes if not reasons or no.code != "held")
     expected = seen.plan.expected_start(name) if job is not None else None
     queue = seen.view.queue
     ahead = 0
@@ -69,3 +76,14 @@ def why(spool: Spool, name: str) -> Answer:
         last_said=said.reason if said is not None else "",
         at_ns=seen.now_ns,
     )
+
+
+def _by_hooks(spool: Spool, name: str, said: str) -> tuple[No, ...]:
+    """Return what hooks and plugins have against a start, which only the dispatcher and the files know."""
+    try:
+        held = why_held(spool.layout, name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
+    except OSError:
+        held = ""
+    if held:
+        return (No("held", f"held: {held}"),)
+    return (No("hook", said),) if said.startswith("hook ") else ()

@@ -10,6 +10,7 @@ from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Result, State, Stop
 from spool.dispatcher.listing import Lister, Row
+from spool.dispatcher.refusals import why_kept
 from spool.machine.identity import MachineProber
 from spool.store.following import outputs
 from spool.store.spool import Spool
@@ -106,6 +107,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         reason = "on another host, as far as can be told here"
     elif result is None and proof.verdict is Verdict.ENDED:
         reason = f"{reason}; to be filed by a dispatcher"
+    elif result is None and (kept := why_kept(spool, name, run)):
+        reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)

@@ -17,6 +17,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.dispatcher.background import is_starting
+from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.table import user_name
 from spool.formats import ends, jobfile
 from spool.formats.state import JobView, StateView, parse_state
@@ -139,13 +140,14 @@ class Lister:
         try:
             status = os.stat(path, follow_symlinks=False)
             user, since = user_name(status.st_uid), status.st_ctime_ns
+            held = why_held(spool.layout, name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
-            user, since = None, None
+            user, since, held = None, None, ""
         spec = self._spec(name, place)
         if place == RUNNING:
             return self._running(name, user, spec)
         state = State.HELD if place == HELD else State.QUEUED
-        reason = "" if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
+        reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if spec is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
         return _row_of_spec(Row(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
@@ -167,6 +169,8 @@ class Lister:
             reason = "on another host, as far as can be told here"
         elif proof.outcome is not None:
             state, reason = State.STOPPING, f"has ended ({proof.outcome}); to be filed by a dispatcher"
+        else:
+            reason = why_kept(spool, name, run) if run is not None else ""
         row = Row(
             name,
             state,

@@ -14,6 +14,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
 from spool.core.reservations import is_active
 from spool.dispatcher import happenings
+from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.table import Live
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Noticing:
     def watch_run(self, live: Live) -> None:
         """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
         telling = self._telling
+        if live.adopted:
+            live.kept = why_kept(self._of.spool, live.name, live.run)
         if telling.wants(EventName.STARTED, live.spec) and _key(live, EventName.STARTED) not in telling.known:
             self._silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS

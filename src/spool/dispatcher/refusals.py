@@ -9,7 +9,7 @@ from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.dispatcher.table import JobFile
 from spool.store.locked import LockedSpool
-from spool.store.spool import read_bytes
+from spool.store.spool import Spool, read_bytes
 
 _MOST = 4096
 
@@ -48,6 +48,11 @@ class Refusals:
         """Take away the reasons of *names*, which are not held."""
         for name in names:
             self.withdraw(name)
+
+
+def why_kept(spool: Spool, name: str, run: int) -> str:
+    """Return why a run was not cancelled, "" if nobody said so."""
+    return " ".join((spool.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
 
 
 def why_held(paths: layout.Layout, name: str, mtime_ns: int) -> str:
