@@ -470,6 +470,25 @@ def test_a_prolog_that_fails_stands_for_the_command(runs: Runs) -> None:
     assert run.text("error") == "cannot run the command: the prolog ended with exit code 6\n"
 
 
+def test_texts_of_plugins_stand_around_and_between_the_others(runs: Runs) -> None:
+    """In order: init, prolog, prep, command, end, epilog; the last two find the command's exit code."""
+    texts = {name: f"echo {name} ${{SPOOL_EXIT_CODE-none}}" for name in ("init", "prolog", "prep", "end", "epilog")}
+    run = runs.make("echo command ${SPOOL_EXIT_CODE-none}; exit 3", **texts)
+    assert run.run() == 3
+    assert run.log == "init none\nprolog none\nprep none\ncommand none\nend 3\nepilog 3\n"
+
+
+@pytest.mark.parametrize("failing", ["init", "prep"])
+def test_a_text_of_a_plugin_that_fails_stands_for_the_command(runs: Runs, failing: str) -> None:
+    """Nothing that would come after it and before the command is run, and what comes after the command is."""
+    texts = {"init": "echo init", "prolog": "echo prolog", "prep": "echo prep", "end": "echo end", "epilog": "echo epi"}
+    run = runs.make("echo ran", **{**texts, failing: f"echo {failing}; exit 9"})
+    assert run.run() == 9
+    before = {"init": "init\n", "prep": "init\nprolog\nprep\n"}[failing]
+    assert run.log == before + "end\nepi\n"
+    assert run.text("error") == f"cannot run the command: the {failing} ended with exit code 9\n"
+
+
 def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:
     """A prolog that survives TERM and ends well does not let the command begin."""
     run = runs.make(

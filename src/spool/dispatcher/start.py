@@ -225,6 +225,7 @@ class Starter:
             attempt=live.series.attempt,
             metadir=metadir,
         )
+        texts = self.texts.pop(live.name, None)
         return wrapper.render(
             wrapper.Assignments(
                 metadir=metadir,
@@ -235,6 +236,9 @@ class Starter:
                 workdir=expanded(spec.workdir) if spec.workdir else home(),
                 stdout=output_path(spec.stdout, live),
                 stderr=output_path(spec.stderr, live),
+                init=texts.init if texts is not None else None,
+                prep=texts.prep if texts is not None else None,
+                end=texts.end if texts is not None else None,
                 prolog=_both(self._settings.prolog, spec.prolog),
                 epilog=_both(spec.epilog, self._settings.epilog),
                 cgroup=str(live.group.procs) if live.group is not None else None,

@@ -9,7 +9,8 @@ What the script does, in its order, and what it leaves behind (docs/FORMAT.md ha
 * The prolog, the command and the epilog, each a child of its own (`SHELL -c TEXT`), so that an `exit` in a
   prolog ends the prolog and not the wrapper, and none sees the other's variables. A prolog that fails gives
   the run its exit code and the command is not run. The epilog runs whenever the prolog or the command was
-  tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code.
+  tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code. Texts of plugins stand around and
+  between these three, in the same way: init, prolog, prep, command, end, epilog.
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
   or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
   those four that the wrapper was sent.
@@ -92,6 +93,9 @@ class Assignments:
     workdir: str = "/"
     stdout: str | None = None  # None is the log in the metadir
     stderr: str | None = None  # None is where stdout goes
+    init: str | None = None  # from plugins: before all else, just before the command, just after it
+    prep: str | None = None
+    end: str | None = None
     prolog: str | None = None
     epilog: str | None = None
     cgroup: str | None = None  # the cgroup.procs file that the wrapper enters before anything is run
@@ -165,6 +169,9 @@ def _hole(a: Assignments) -> str:
         "env": around.env_program,
         "reset": around.reset or "",
         "terminal": "yes" if around.terminal else "",
+    }
+    values |= {
+        name: _not_an_option(text) for name, text in (("init", a.init), ("prep", a.prep), ("end", a.end)) if text
     }
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}

@@ -15,8 +15,8 @@ spool_workdir='/'
 spool_stdin='/dev/null' # empty: as this script has it
 spool_stdout=''         # appended to; empty: as this script has it
 spool_stderr=''         # appended to; empty: where stdout goes
-spool_shell='/bin/sh'   # runs the prolog and the epilog
-spool_prolog='' spool_epilog=''
+spool_shell='/bin/sh'   # runs the five texts
+spool_init='' spool_prolog='' spool_prep='' spool_end='' spool_epilog=''
 spool_cgroup='' # the cgroup.procs file to enter, if any
 spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
 spool_reset=''
@@ -27,7 +27,7 @@ spool_environment() { spool_exec "$@"; }
 # --- assignments ---
 # --- end of assignments ---
 
-spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced=''
+spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
 
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
@@ -141,7 +141,7 @@ spool_exec() {
 
 # spool_enter ARGUMENT...: the first step of a child.
 spool_enter() {
-    if [ "$spool_phase" = epilog ]; then
+    if [ -n "$spool_late" ]; then
         export SPOOL_EXIT_CODE="$spool_result"
     elif [ -e "$spool_metadir/stop" ] || [ -e "$spool_metadir/signal" ]; then
         exit 143 # the run was stopped before this child could hear of it
@@ -153,7 +153,7 @@ spool_enter() {
 spool_run() {
     spool_phase=$1 spool_program=$2 spool_code=$spool_ended
     shift
-    if [ "$spool_phase" != epilog ] && [ "$spool_ended" -ne 0 ]; then return; fi
+    if [ -z "$spool_late" ] && [ "$spool_ended" -ne 0 ]; then return; fi
     # shellcheck disable=SC2016  # for that shell to expand
     case $spool_program in
     *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
@@ -208,6 +208,23 @@ spool_into() {
     return 1
 }
 
+# spool_before PHASE TEXT: run what comes before the command; once something has failed, nothing of it.
+spool_before() {
+    if [ "$spool_code" -ne 0 ]; then return; fi
+    spool_run "$1" "$spool_shell" -c "$2"
+    if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_metadir/error" ]; then
+        spool_fail "$spool_code" "cannot run the command: the $1 ended with exit code $spool_code"
+    fi
+}
+
+# spool_after PHASE TEXT: run what comes after the command, whatever became of that; its exit code changes nothing.
+spool_after() {
+    spool_result=$spool_code
+    spool_late=yes
+    spool_run "$1" "$spool_shell" -c "$2"
+    spool_code=$spool_result
+}
+
 # spool_phases COMMAND...: everything between the first record and the last.
 spool_phases() {
     spool_opened=yes
@@ -215,20 +232,14 @@ spool_phases() {
         spool_fail 125 "cannot enter the workdir: $spool_workdir: $spool_why"
         return
     fi
-    if [ -n "$spool_prolog" ]; then
-        spool_run prolog "$spool_shell" -c "$spool_prolog"
-        if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_metadir/error" ]; then
-            spool_fail "$spool_code" "cannot run the command: the prolog ended with exit code $spool_code"
-        fi
-    fi
+    if [ -n "$spool_init" ]; then spool_before init "$spool_init"; fi
+    if [ -n "$spool_prolog" ]; then spool_before prolog "$spool_prolog"; fi
+    if [ -n "$spool_prep" ]; then spool_before prep "$spool_prep"; fi
     if [ "$spool_code" -eq 0 ]; then
         spool_run command "$@"
     fi
-    if [ -n "$spool_epilog" ]; then
-        spool_result=$spool_code
-        spool_run epilog "$spool_shell" -c "$spool_epilog"
-        spool_code=$spool_result
-    fi
+    if [ -n "$spool_end" ]; then spool_after end "$spool_end"; fi
+    if [ -n "$spool_epilog" ]; then spool_after epilog "$spool_epilog"; fi
 }
 
 # spool_parent FILE: make the directory that it lies in.
