@@ -136,7 +136,7 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     """With one CPU the next job starts only after the last process of the one before is gone, stubborn or not."""
     (served.root / "config.toml").write_text("cpus = 1\n")
     (served.root.parent / "stubborn.sh").write_text(
-        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do date +%s%N > last; sleep 0.02; done\n"
+        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do date +%s%N > new; mv new last; sleep 0.02; done\n"
     )
     served.drop("first", "setsid sh stubborn.sh & until [ -s last ]; do sleep 0.01; done; exit 0", kill_grace="500ms")
     served.drop("second", "cat last; kill -0 $(cat stubborn.pid) && echo ALIVE; date +%s%N")
