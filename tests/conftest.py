@@ -17,7 +17,7 @@ import pytest
 from support import end, left_behind, make_spool, processes
 
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
-    pytest_plugins = ["plugins.fake_nvml"]
+    pytest_plugins = ["plugins.fake_nvml", "plugins.receiving"]
 
 # No deadline, for that would be a timed assertion. New examples each time, also where hypothesis sees a CI machine;
 # the blob that a failure prints finds it again anywhere.

@@ -289,6 +289,7 @@ def test_what_nobody_asked_for_is_done_at_once(told: Told) -> None:
     assert told.notifier.tick() is None
 
 
+@pytest.mark.usefixtures("no_proxy")
 @pytest.mark.parametrize(
     "address",
     [

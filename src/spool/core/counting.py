@@ -26,6 +26,9 @@ BOUNDS_NS = (
 )
 """Of waits and of runs: from a second to a week."""
 
+COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
+"""The events that add up to anything."""
+
 _REMEMBERED = 100_000
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.counting import Sums
+from spool.core.counting import COUNTED, Sums
 from spool.core.events import Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
@@ -43,8 +43,8 @@ class Metrics:
         self._complaint = ""
 
     def wants(self, name: EventName) -> bool:
-        """All but the looks, which say nothing that is counted."""
-        return name is not EventName.POLLING
+        """Say what is counted."""
+        return name in COUNTED
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Count the event."""
