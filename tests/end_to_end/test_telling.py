@@ -11,7 +11,6 @@ from receivers import HOST, MailServer, WebServer
 from served import Served
 from support import wait_for
 
-
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
