@@ -187,6 +187,16 @@ def test_who_uses_no_tmux_pays_nothing_for_it() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 
 
+def test_a_dispatcher_without_stdout_can_use_it() -> None:
+    """`spool dispatch >&-` is no reason for libtmux not to be there, and stdout is as it was afterwards."""
+    program = (
+        "import sys\nassert sys.stdout is None\nfrom spool.executors import by_name\nby_name('tmux')\n"
+        "assert sys.stdout is None and sys.__stdout__ is None"
+    )
+    closed = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", program]
+    subprocess.run(closed, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
 def test_plain_processes_have_no_terminal() -> None:
     """The process executor says that there is nothing to attach to, and has nothing to forget."""
     executor = by_name("process")

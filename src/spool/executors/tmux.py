@@ -20,13 +20,9 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from typing import Any
-
-import libtmux
-from libtmux.common import tmux_cmd
-from libtmux.exc import LibTmuxException, TmuxCommandNotFound
 
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
@@ -37,6 +33,18 @@ from spool.executors.process import ProcessExecutor
 from spool.formats.outputs import outputs_of
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
+
+# As it is imported libtmux asks stdout for its encoding, and a dispatcher that was started with `>&-` has none.
+with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout or nothing):
+    _missing = sys.__stdout__ is None
+    if _missing:
+        sys.__stdout__ = nothing  # type: ignore[misc]
+    import libtmux
+    from libtmux.common import tmux_cmd
+    from libtmux.exc import LibTmuxException, TmuxCommandNotFound
+
+    if _missing:
+        sys.__stdout__ = None  # type: ignore[misc]
 
 OLDEST = (3, 2)
 """The oldest tmux that is used: that of the oldest systems that have our Python."""
