@@ -8,13 +8,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from spoolbench import table
+from spoolbench.accounting import accounting
 from spoolbench.depth import depth
 from spoolbench.engines import load, spool_command
 from spoolbench.figures import FIGURES, SMOKE, Samples, Size
 from spoolbench.planner import planner
 from spoolbench.tools import MissingError, Scratch
 
-GROUPS = (*FIGURES, "depth", "planner")
+_ALONE = {"depth": depth, "accounting": accounting}  # of spool, in a spool of their own
+GROUPS = (*FIGURES, *_ALONE, "planner")
 _ONCE = {"idle"}  # of these one round says enough
 
 
@@ -38,8 +40,8 @@ def main(arguments: list[str]) -> int:
                 for _ in range(rounds):
                     for engine in list(engines):
                         failed += not _measure(results[engine.name], group, FIGURES[group], engine, scratch, size)
-            elif group == "depth":
-                failed += not _measure(results["spool"], group, depth, engines[0], scratch, size)
+            elif group in _ALONE:
+                failed += not _measure(results["spool"], group, _ALONE[group], engines[0], scratch, size)
             else:
                 print(group, file=sys.stderr, flush=True)
                 _add(results["spool"], planner(size))

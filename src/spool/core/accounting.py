@@ -64,7 +64,8 @@ class Ledger:
         self._since = wanted.since_at_ns if wanted.since_at_ns is not None else -LARGEST
         self._until = wanted.until_at_ns if wanted.until_at_ns is not None else LARGEST
         self._total = Tally()
-        self._counts_total = by in (None, By.TAG)  # else every run is in one group, and the total is their sum
+        self._only_total = (self._total,)
+        self._key = _KEY.get(by) if by is not None else None
         self._groups: dict[str | None, Tally] = {}
         self._seen: set[int] = set()
         self._open: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
@@ -112,7 +113,7 @@ class Ledger:
     def statistics(self) -> Statistics:
         """Return the sums. Groups are in the order of their days, of the states, or of what they have used."""
         total = self._total
-        if not self._counts_total:
+        if self._by not in (None, By.TAG):  # every run is in one group, and the total is their sum
             total = Tally()
             for tally in self._groups.values():
                 total.merge(tally)
@@ -145,37 +146,35 @@ class Ledger:
         return run.started_at_ns - since
 
     def _count(self, run: Account, waited_ns: int | None, ran_ns: int | None) -> None:
-        if self._counts_total:
-            self._total.count(run, waited_ns, ran_ns)
-        if self._by is not None:
-            for key in self._keys(run):
-                self._tally(key).count(run, waited_ns, ran_ns)
+        for tally in self._tallies(run):
+            tally.count(run, waited_ns, ran_ns)
 
     def _use(self, run: Account, start: int, end: int) -> None:
         """Count what a run was given, of each day within that day."""
         gpus = self._gpus.setdefault(run.gpus, run.gpus) if run.gpus else ()
-        if self._counts_total:
-            self._total.use(start, end, run.cpus, gpus)
         if self._by is By.DAY:
             for day, since, until in self._days.parts(start, end):
                 self._tally(day).use(since, until, run.cpus, gpus)
-        elif self._by is not None:
-            for key in self._keys(run):
-                self._tally(key).use(start, end, run.cpus, gpus)
+        else:
+            for tally in self._tallies(run):
+                tally.use(start, end, run.cpus, gpus)
+
+    def _tallies(self, run: Account) -> Sequence[Tally]:
+        """Return all that a run is counted in."""
+        if self._by is None:
+            return self._only_total
+        key = self._key
+        if key is not None:
+            return (self._tally(key(run)),)
+        if self._by is By.DAY:
+            return (self._tally(None if run.ended_at_ns is None else self._days.of(run.ended_at_ns)),)
+        return (self._total, *map(self._tally, dict.fromkeys(run.tags) or (None,)))
 
     def _tally(self, key: str | None) -> Tally:
         tally = self._groups.get(key)
         if tally is None:
             tally = self._groups[key] = Tally()
         return tally
-
-    def _keys(self, run: Account) -> Sequence[str | None]:
-        by = self._by
-        if by is By.TAG:
-            return tuple(dict.fromkeys(run.tags)) or (None,)
-        if by is By.DAY:
-            return (None if run.ended_at_ns is None else self._days.of(run.ended_at_ns),)
-        return (_KEY[by](run) if by is not None else None,)
 
 
 _KEY: dict[By, Callable[[Account], str | None]] = {

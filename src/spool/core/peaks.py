@@ -95,6 +95,7 @@ def _gpu_peak(
     gpus: Sequence[tuple[str, ...]],
 ) -> Peak:
     users: dict[str, int] = {}
+    there_are = len(set().union(*set(gpus)))  # more are never in use
     highest = over = 0
     when = None
     for each in by_start:
@@ -110,4 +111,6 @@ def _gpu_peak(
             users[gpu] = users.get(gpu, 0) + 1
         if len(users) > highest:
             highest, when = len(users), start
+            if highest == there_are:
+                break
     return Peak(highest, when)
