@@ -14,6 +14,7 @@ from spool.core.model import SECOND_NS
 from spool.core.units import show_size
 from spool.dispatcher.background import UNIT, unit_for
 from spool.dispatcher.doctor import Finding, Level, configuration, good
+from spool.dispatcher.messengers import examine_messengers
 from spool.dispatcher.table import this_user
 from spool.dispatcher.watch import file_system_of
 from spool.executors import by_name
@@ -33,6 +34,7 @@ def examine_machine(root: str) -> Iterator[Finding]:
     yield from _executor(root)
     yield from _systemd(root)
     yield from _gpus()
+    yield from examine_messengers(root)
 
 
 def _file_system(root: str) -> Iterator[Finding]:

@@ -31,6 +31,16 @@ class Service:
         self.shown = masked(address)
         self._plugin: Any = None
 
+    def check(self) -> None:
+        """Raise UndeliveredError if Apprise is not there or does not understand the address. Asks nobody."""
+        with _reasons() as reasons, _lock:
+            try:
+                self._plugin = self._open()
+            except UndeliveredError as error:
+                raise UndeliveredError(
+                    "; ".join(filter(None, [str(error), self._words(reasons)])), for_good=True
+                ) from None
+
     def send(self, letter: Letter) -> None:
         """Send the letter as plain text. Apprise does not tell whether another try may help, so it is tried."""
         with _reasons() as reasons:

@@ -13,19 +13,17 @@ from spool.core.notices import addressees
 from spool.core.wording import body, headline
 from spool.formats.config import Config
 from spool.formats.facts import facts
+from spool.listeners.addresses import expanded, way_to
 from spool.listeners.lanes import Lane, Patience
-from spool.listeners.letters import Letter, Transport, UndeliveredError, has_secret, masked
+from spool.listeners.letters import Letter, UndeliveredError, has_secret, masked
 from spool.listeners.logtail import last_lines
 from spool.listeners.secrecy import who_else_reads
-from spool.listeners.shelltext import ShellText
 from spool.listeners.tallies import LETTERS
-from spool.listeners.webhook import SCHEMES, WebHook
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000  # ids of events
 _CLOSE_S = 3.0
-_MOST_STEPS = 8  # from a contact to its address
 
 
 class Notifier:
@@ -61,6 +59,13 @@ class Notifier:
         if repeated:
             done()
             return
+        try:
+            self._send(event)
+        except BaseException:
+            self._done(event.id)
+            raise
+
+    def _send(self, event: Event) -> None:
         to = self._to(event)
         if not to:
             self._done(event.id)
@@ -99,7 +104,12 @@ class Notifier:
         config = self._config()
         found: dict[str, int] = {}
         for named, lines in addressees(event, config.notify).items():
-            for address in self._addresses(named, config):
+            try:
+                addresses = expanded(named, config.contacts)
+            except UndeliveredError as error:
+                self._complain(f"cannot tell {masked(named)} of anything: {error}")
+                continue
+            for address in addresses:
                 found[address] = max(found.get(address, 0), lines)
         self._warn_of_readers(event, config)
         lanes = []
@@ -109,22 +119,13 @@ class Notifier:
                 lanes.append((lane, lines))
         return lanes
 
-    def _addresses(self, named: str, config: Config, steps: int = _MOST_STEPS) -> list[str]:
-        """Return what a name stands for: itself, or the addresses of a contact, which may name others."""
-        if named not in config.contacts:
-            return [named.strip()]
-        if not steps:
-            self._complain(f"contacts of the configuration go round in a circle: {masked(named)}")
-            return []
-        return [address for to in config.contacts[named] for address in self._addresses(to, config, steps - 1)]
-
     def _lane(self, address: str, notifier: str | None) -> Lane | None:
         is_url = "://" in address
         key = (address, None if is_url else notifier)
         lane = self._lanes.get(key)
         if lane is None:
             try:
-                transport = _transport(address, notifier)
+                transport = way_to(address, notifier)
             except UndeliveredError as error:
                 LETTERS.add("given_up")
                 self._complain(f"cannot tell {masked(address)} of anything: {error}")
@@ -162,17 +163,3 @@ class _Countdown:
             last = self._left == 0
         if last:
             self._then()
-
-
-def _transport(address: str, notifier: str | None) -> Transport:
-    """Return the way to *address*. Raises UndeliveredError if there is none."""
-    scheme, is_url, _ = address.partition("://")
-    if not is_url:
-        if notifier is None:
-            raise UndeliveredError("it is no URL and none of `contacts`, and the configuration has no `notifier`")
-        return ShellText(notifier, address)
-    from spool.listeners.apprising import Service, understands
-
-    if scheme in SCHEMES and not (scheme == "https" and understands(address)):
-        return WebHook(address)
-    return Service(address)

@@ -1,0 +1,82 @@
+"""What `spool doctor` says of notifications and metrics."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spool.dispatcher.doctor import Level
+from spool.dispatcher.messengers import examine_messengers
+
+SECRET = "s3cr3t-t0ken-of-mine"
+
+
+def found(root: Path, text: str, mode: int = 0o600) -> list[tuple[str, Level, str]]:
+    """Return the findings for a configuration."""
+    path = root / "config.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    return [(finding.check, finding.level, finding.text) for finding in examine_messengers(str(root))]
+
+
+def test_nothing_is_said_of_what_nobody_has_asked_for(spool_root: Path) -> None:
+    """A configuration without receivers and metrics is no finding."""
+    assert found(spool_root, "cpus = 1") == []
+
+
+def test_receivers_that_are_understood_are_fine(spool_root: Path) -> None:
+    """Web hooks, services and what the notifier takes; nothing is sent."""
+    text = f"""notifier = "mail"
+[contacts]
+me = "me@example.org"
+chat = "discord://4174216298/{SECRET}"
+all = ["me", "chat", "https://hooks.example.org/"]
+[[notify]]
+to = "all"
+"""
+    ((check, level, said),) = found(spool_root, text)
+    assert (check, level) == ("notify", Level.OK)
+    assert said.startswith("3 receivers")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("nobody", "no `notifier`"),
+        (f"nosuch://{SECRET}", "does not understand"),
+        (f"discord://{SECRET}", "does not understand"),
+        ("me", "circle"),
+        ("http://", "no URL"),
+    ],
+)
+def test_a_receiver_that_cannot_be_reached_is_named_without_its_secret(
+    spool_root: Path, address: str, why: str
+) -> None:
+    """By the name of the contact, with the reason."""
+    ((check, level, said),) = found(spool_root, f'contacts = {{ me = "{address}" }}')
+    assert (check, level) == ("notify", Level.WARN)
+    assert said.startswith("me: ")
+    assert why in said
+    assert SECRET not in said
+
+
+def test_secrets_that_others_read_are_a_finding(spool_root: Path) -> None:
+    """Where the spool's directory is open as well."""
+    text = f'contacts = {{ me = "discord://4174216298/{SECRET}" }}'
+    assert [level for _, level, _ in found(spool_root, text, 0o644)] == [Level.OK]
+    spool_root.chmod(0o755)
+    ((_, level, said),) = found(spool_root, text, 0o644)
+    assert level is Level.WARN
+    assert "others can read it" in said
+
+
+def test_what_is_not_installed_or_not_writable_is_a_finding(
+    spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both extras are looked for where the configuration needs them, and so is the directory of node_exporter."""
+    assert found(spool_root, f'metrics = "{tmp_path}/spool.prom"')[0][:2] == ("metrics", Level.OK)
+    assert "is not there" in found(spool_root, f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][2]
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    assert "not installed" in found(spool_root, 'contacts = { me = "mailto://example.org" }')[0][2]
