@@ -63,7 +63,7 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     assert found["outcomes"] == "1 finished, 1 failed, 1 cancelled"
     assert found["success"] == "50.0%"
     assert found["wait"] == "median 1 m 00 s, 90 % within 1 m 00 s, mean 1 m 00 s"
-    assert found["CPU hours"] == "4.00 given, 1.00 used by the 2 runs of which it is known (25.0%)"
+    assert found["CPU hours"] == "4.00 given, 1.00 used (25.0%)"
     assert found["GPU hours"] == "2.00"
     assert found["most CPUs"].startswith("4 at once, first on ")
     assert found["most GPUs"].startswith("1 at once")
@@ -143,7 +143,10 @@ def test_moments() -> None:
     today = local_day(now)[1]
     assert (moment("today", now), moment("yesterday", now)) == (today, local_day(today - 1)[1])
     assert moment(local_day(now)[0], now) == today
-    assert moment(f"{utc_day(now)[0]}T00:00:00Z", now) == utc_day(now)[1]
+    for text in ("T00:00:00Z", " 00:00:00Z", " 00:00:00+00:00"):
+        assert moment(f"{utc_day(now)[0]}{text}", now) == utc_day(now)[1]
+    for text in ("2023-11-14 12:30", "2023-11-14T12:30", "2023-11-14T12:30:00"):
+        assert moment(text, now) == moment("2023-11-14", now) + 45_000 * S
     with pytest.raises(InvalidValue, match="no unit"):
         moment("7", now)
 

@@ -10,7 +10,7 @@ from spool.cli import render
 from spool.cli.common import job_name, json_option, opened
 from spool.cli.completing import complete_names
 from spool.cli.verb import Verb
-from spool.core.efficiency import Advice, Spread, Summary
+from spool.core.efficiency import Advice, Run, Spread, Summary
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
 from spool.dispatcher.comparing import OfArray, OfRun, compare
@@ -74,7 +74,7 @@ def _of_run(found: OfRun) -> list[tuple[str, str]]:
         ("CPUs", f"{used.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
         ("CPU time", render.cpu_time(used.cpu_time_ns) + so_far if used.cpu_time_ns is not None else _UNKNOWN),
         ("memory", _memory(found)),
-        ("GPUs", _gpus(used.gpus, compared.gpu_hours) + so_far if used.gpus else ""),
+        ("GPUs", _gpus(used, compared.gpu_hours) + so_far if used.gpus else ""),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         *_next_time(compared.advice),
     ]
@@ -98,8 +98,9 @@ def _memory(found: OfRun) -> str:
     return f"{asked}{show_size(used.peak_memory_bytes)} at most{of}{part}"
 
 
-def _gpus(count: int, hours: float | None) -> str:
-    return f"{count_of(count, 'GPU')}, {render.ratio(hours)} GPU hours"
+def _gpus(used: Run, hours: float | None) -> str:
+    share = f" ({show_size(used.gpu_memory_bytes)} of each)" if used.gpu_memory_bytes is not None else ""
+    return f"{count_of(used.gpus, 'GPU')}{share}, {render.ratio(hours)} GPU hours"
 
 
 def _time(ran_ns: int, limit_ns: int | None, part: float | None) -> str:
@@ -127,16 +128,16 @@ def _of_array(found: OfArray) -> list[tuple[str, str]]:
         (
             "memory",
             (f"{show_size(given)} given to each, " if given is not None else "no limit, ")
-            + _spread(whole.peak_memory_bytes, whole.run_time_ns, show_size),
+            + _spread("peak", whole.peak_memory_bytes, whole.run_time_ns, show_size),
         ),
         ("GPU hours", render.ratio(whole.gpu_hours) if whole.gpu_hours else ""),
-        ("time", _spread(whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
+        ("time", _spread("run time", whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
         *_next_time(whole.advice),
     ]
 
 
-def _spread(spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:
+def _spread(what: str, spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:
     if spread.median is None or spread.most is None:
-        return _UNKNOWN
+        return f"{what} {_UNKNOWN}"
     of = f" (of the {spread.known} of {ended.known} of which it is known)" if spread.known < ended.known else ""
     return f"median {show(spread.median)}, {show(spread.most)} at most{of}"

@@ -129,7 +129,7 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("run time", _times(total.run_time_median_ns, total.run_time_p90_ns, None)),
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
         ("CPU hours", _cpu_hours(total)),
-        ("GPU hours", render.ratio(total.gpu_hours) if total.peak_gpus else ""),
+        ("GPU hours", _hours(total.gpu_hours) if total.peak_gpus else ""),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
         ("most memory", _memory(total)),
@@ -144,14 +144,18 @@ def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> st
     return f"median {render.duration(median_ns)}, 90 % within {render.duration(p90_ns)}{mean}"
 
 
+def _hours(hours: float) -> str:
+    return f"{hours:.4f}" if 0 < hours < 0.1 else render.ratio(hours)
+
+
 def _cpu_hours(total: Totals) -> str:
-    given = f"{render.ratio(total.cpu_hours)} given"
+    given = f"{_hours(total.cpu_hours)} given"
     if total.cpu_used_hours is None:
         return f"{given}; how much of it was used is unknown" if total.cpu_hours else ""
-    timed = sum(total.outcomes.values())
-    of = f" by the {total.cpu_used_runs} runs of which it is known" if total.cpu_used_runs < timed else ""
+    known, timed = total.cpu_used_runs, total.timed_runs
+    of = f" by the {known} of {timed} runs of which it is known" if known < timed else ""
     part = f" ({render.percent(total.cpu_efficiency)})" if total.cpu_efficiency is not None else ""
-    return f"{given}, {render.ratio(total.cpu_used_hours)} used{of}{part}"
+    return f"{given}, {_hours(total.cpu_used_hours)} used{of}{part}"
 
 
 def _peak(count: int, at_ns: int | None) -> str:
@@ -192,9 +196,9 @@ _CELLS = (
     _Cell("RUN TIME", 65, lambda each: render.duration(each.run_time_median_ns)),
     _Cell("90 %", 30, lambda each: render.duration(each.run_time_p90_ns)),
     _Cell("SUM", 20, lambda each: render.duration(each.run_time_sum_ns)),
-    _Cell("CPU-H", 90, lambda each: render.ratio(each.cpu_hours)),
+    _Cell("CPU-H", 90, lambda each: _hours(each.cpu_hours)),
     _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
-    _Cell("GPU-H", 90, lambda each: render.ratio(each.gpu_hours) if each.gpu_hours else ""),
+    _Cell("GPU-H", 90, lambda each: _hours(each.gpu_hours) if each.gpu_hours else ""),
     _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
     _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
     _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),

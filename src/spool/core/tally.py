@@ -53,6 +53,7 @@ class Totals:
     wait_median_ns: int | None
     wait_p90_ns: int | None
     wait_mean_ns: int | None
+    timed_runs: int  # runs that have a run time: they started, and the clock was not set
     run_time_median_ns: int | None
     run_time_p90_ns: int | None
     run_time_sum_ns: int
@@ -148,6 +149,7 @@ class Tally:
             wait_median_ns=wait_median,
             wait_p90_ns=wait_p90,
             wait_mean_ns=sum(self.waits) // len(self.waits) if self.waits else None,
+            timed_runs=len(self.ran),
             run_time_median_ns=ran_median,
             run_time_p90_ns=ran_p90,
             run_time_sum_ns=sum(self.ran),
