@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.core.wording import body, headline
@@ -42,6 +44,9 @@ FAILED = Event(
 def test_the_headline_says_what_happened_to_what() -> None:
     """One line is enough on a telephone: the job, what became of it, and why."""
     assert headline(FAILED) == "train has failed: exit code 137"
+    cancelled = replace(FAILED, name=EventName.CANCELLED, reason="cancelled by bob: no more room")
+    assert headline(cancelled) == "train was cancelled by bob: no more room"
+    assert headline(replace(FAILED, name=EventName.FINISHED, reason="exit code 0")) == "train has finished"
 
 
 def test_every_event_has_its_words() -> None:

@@ -29,7 +29,7 @@ BOUNDS_NS = (
 COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 """The events that add up to anything."""
 
-_REMEMBERED = 100_000
+_REMEMBERED = 20_000
 
 
 class Histogram:

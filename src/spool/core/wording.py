@@ -44,6 +44,8 @@ def headline(event: Event) -> str:
     else:
         subject = f"the dispatcher of {event.spool_dir}"
     said = f"{subject} {_SAYS[event.name]}"
+    if event.name is EventName.CANCELLED and event.reason.startswith("cancelled "):
+        return f"{subject} was {event.reason}"
     # That a run has exit code 0 is what finished means.
     return f"{said}: {event.reason}" if event.reason and event.name is not EventName.FINISHED else said
 

@@ -28,7 +28,7 @@ def facts(event: Event) -> dict[str, Any]:
         "host": event.host,
         "version": event.version,
         "spool_dir": event.spool_dir,
-        "reason": event.reason,
+        "reason": event.reason or None,
         "job": event.job,
         "run": event.run,
         "attempt": event.attempt,

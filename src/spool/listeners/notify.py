@@ -22,7 +22,7 @@ from spool.listeners.tallies import LETTERS
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED = 100_000  # ids of events
+_REMEMBERED = 20_000  # ids of events
 _CLOSE_S = 3.0
 
 
