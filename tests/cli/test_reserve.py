@@ -65,10 +65,10 @@ def test_for_whom_and_which(spool: Command, spool_root: Path, options: tuple[str
 
 
 def test_times_may_be_relative_or_dates(spool: Command) -> None:
-    """`+2h` is from now; a date without an offset is local time; --end is in the place of --duration."""
+    """`+2h` is from now; a date and time needs no offset (it is local time) and no seconds; --end is for --duration."""
     day = (datetime.now() + timedelta(days=2)).strftime("%Y-%m-%dT")
     assert spool("reserve", "create", "soon", "--gpus", "1", "--start", "+2h", "--end", "+3h").code == 0
-    assert spool("reserve", "create", "later", "--gpus", "1", "--start", f"{day}14:00:00", "--duration", "2h").code == 0
+    assert spool("reserve", "create", "later", "--gpus", "1", "--start", f"{day}14:00", "--duration", "2h").code == 0
     found = {one["name"]: one for one in json.loads(spool("reserve", "list", "--json").out)["reservations"]}
     start, end = (datetime.fromisoformat(found["soon"][key][:19]) for key in ("start_at", "end_at"))
     assert end - start == timedelta(hours=1)

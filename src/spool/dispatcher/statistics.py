@@ -14,7 +14,7 @@ from spool.formats.jobvalues import moment_or_delay
 from spool.store.accounts import History
 from spool.store.spool import Spool
 
-_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[Tt ]\s*(\d{2}:\d{2})(:.*)?)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
@@ -54,10 +54,8 @@ def moment(text: str, now_ns: int) -> int:
     if text.lower() in _DAYS_AGO:
         start = local_day(now_ns)[1]
         return start if text.lower() == "today" else local_day(start - 1)[1]
-    match = _DATE.fullmatch(text)
-    if match is not None:  # what people leave out
-        day, clock, rest = match.groups()
-        text = f"{day}T{clock or '00:00'}{rest or ':00'}"
+    if _DATE.fullmatch(text):
+        text = f"{text}T00:00"
     try:
         at_ns, ago_ns = moment_or_delay(text)
     except InvalidValue as error:

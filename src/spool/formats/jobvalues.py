@@ -47,7 +47,7 @@ SET_BY_SPOOL = frozenset(
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOMENT = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
 _DATE_LIKE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -177,7 +177,7 @@ def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
 def moment_or_delay(value: object) -> tuple[int | None, int | None]:
     """Return `start_after` as (instant in ns since the epoch, None) or (None, delay in ns).
 
-    A date and time without an offset is the machine's local time, as for `at`.
+    A date and time without an offset is the machine's local time, as for `at`; its seconds may be left out.
     """
     if isinstance(value, str):
         text = value.strip()
