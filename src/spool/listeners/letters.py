@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+PREFIX = "spool: "
+"""How every title begins, so that people can sort."""
+
 _PLAIN = re.compile(r"[\w.+-]+(?:@[\w.-]+)?")
 _NO_SECRET = 4  # what is shorter protects nothing, and would black out half of a sentence
 _LONG = 16  # a piece of a path that nobody is meant to guess
@@ -54,9 +57,11 @@ def digest(letters: Sequence[Letter]) -> Letter:
     for letter in letters:
         counts[letter.event] = counts.get(letter.event, 0) + 1
     told = ", ".join(f"{count} {event}" for event, count in counts.items())
-    lines = "".join(f"{letter.document.get('time', '')[:19]} {letter.title}\n" for letter in letters)
+    lines = "".join(
+        f"{letter.document.get('time', '')[:19]} {letter.title.removeprefix(PREFIX)}\n" for letter in letters
+    )
     first = letters[0]
-    return Letter(first.event, f"spool: {len(letters)} events: {told}", lines, first.document)
+    return Letter(first.event, f"{PREFIX}{len(letters)} events: {told}", lines, first.document)
 
 
 def masked(address: str) -> str:

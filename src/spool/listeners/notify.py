@@ -15,7 +15,7 @@ from spool.formats.config import Config
 from spool.formats.facts import facts
 from spool.listeners.addresses import expanded, way_to
 from spool.listeners.lanes import Lane, Patience
-from spool.listeners.letters import Letter, UndeliveredError, has_secret, masked
+from spool.listeners.letters import PREFIX, Letter, UndeliveredError, has_secret, masked
 from spool.listeners.logtail import last_lines
 from spool.listeners.secrecy import who_else_reads
 from spool.listeners.tallies import LETTERS
@@ -72,7 +72,7 @@ class Notifier:
             return
         left = _Countdown(len(to), lambda: self._done(event.id))
         document = facts(event)
-        title = f"spool: {headline(event)}"
+        title = f"{PREFIX}{headline(event)}"
         texts: dict[int, str] = {}
         for lane, lines in to:
             if lines not in texts:
