@@ -15,7 +15,7 @@ from spool.formats import jobfile, reservation
 from support import ROOT, wait_for
 
 EXAMPLES = ROOT / "examples"
-TOML = sorted(EXAMPLES.rglob("*.toml"))
+TOML = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ HOMES = {
     "filelock": "store/lock.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
+    "pluggy": "listeners/plugins.py",
     "psutil": "machine",
     "pynvml": "machine/nvml.py",
     "rich": "cli",

@@ -56,6 +56,7 @@ class Listening:
         self._wanted = False
         self._questions: dict[int, _Question] = {}
         self._number = 0
+        self._greeting = False  # whether the process has said who it is, and can be asked
         self._born_ns = 0
         self._deaths = 0  # in a row
         self._again_ns = 0
@@ -175,12 +176,13 @@ class Listening:
         self._out = render(Kinds(self._kinds)) + render(More())
         self._ready.register(ours, select.EPOLLIN)
         self._write()
-        self._send_questions()
 
     def _take(self, line: bytes) -> None:
         match read_said(line):
             case Hello() as hello:
+                self._greeting = True
                 self._greeted(hello)
+                self._send_questions()
             case Reply() as reply if reply.number in self._questions:
                 del self._questions[reply.number]
                 self._answered(reply)
@@ -194,6 +196,7 @@ class Listening:
             self._channel.close()
             self._channel = None
         process, self._process = self._process, None
+        self._greeting = False
         if process is not None:
             process.poll()
         log.error("the process of the listeners has ended; another one is started")
@@ -215,7 +218,7 @@ class Listening:
 
     def _send_questions(self) -> None:
         """Ask what is open. After a death one by one, so that the guilty one is found."""
-        if self._channel is None:
+        if not self._greeting:
             return
         most = 1 if any(one.tries for one in self._questions.values()) else _AT_ONCE
         room = most - sum(one.sent_at_ns is not None for one in self._questions.values())

@@ -52,6 +52,7 @@ class Noticing:
         """Tell of what is so now and was not before."""
         self._see_started()
         wanted = self._telling.wanted
+        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted)
         if not wanted:
             return
         if EventName.POLLING in wanted:

@@ -48,6 +48,10 @@ class World:
             or any(live.grant.gpu_uuids for live in self._table.live.values())
         )
 
+    def want_gpus(self, *, wanted: bool) -> None:
+        """Have the GPUs looked at even if no job has to do with them, or no longer."""
+        self._with_gpus = wanted
+
     def machine(self, now_ns: int) -> Machine:
         """Return the machine as it is; the same object as long as nothing has changed."""
         self._look(now_ns)

@@ -28,6 +28,7 @@ from spool.listeners.answers import Answers
 from spool.listeners.current import Current
 from spool.listeners.feed import Feed
 from spool.listeners.leftovers import Leftovers
+from spool.listeners.loading import loading
 from spool.machine.children import become_subreaper
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
@@ -51,11 +52,13 @@ class _Process:
         self._layout = Layout(root)
         self._channel = channel
         self._config = Current(root)
+        logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
         self._feeds: dict[str, Feed] = {}
         self._lock: int | None = None
         self._wanted = set(cursors(self._layout))
+        self._refused = set[str]()
         self._problems: list[str] = []
         self._leftovers = Leftovers(root)
         self._writing = threading.Lock()
@@ -118,12 +121,12 @@ class _Process:
     def _make(self) -> None:
         """Make the listeners that are wanted and not there, and say who is there."""
         for kind in KINDS:
-            if kind in self._wanted and kind not in self._listeners:
+            if kind in self._wanted and kind not in self._listeners and kind not in self._refused:
                 listener = self._made(kind)
                 if listener is not None:
                     self._listeners[kind] = listener
                 else:
-                    self._wanted.discard(kind)
+                    self._refused.add(kind)
         others = [listener for kind, listener in self._listeners.items() if kind != "hooks"]
         self._say(
             render(
@@ -137,7 +140,12 @@ class _Process:
 
     def _made(self, kind: str) -> Listener | None:
         try:
-            return by_kind(kind, self._root, self._config)
+            if kind != "plugins":
+                return by_kind(kind, self._root, self._config)
+            with loading(self._layout, self._disk):
+                plugins = by_kind(kind, self._root, self._config)
+            self._problems += getattr(plugins, "problems", ())
+            return plugins
         except ImportError as error:
             problem = f"nothing listens as {kind}: {error}"
         except Exception as error:

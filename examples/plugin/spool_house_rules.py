@@ -1,0 +1,33 @@
+"""Rules of the house: GPUs only for jobs that say what for, a word in each log, and a ledger of what has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spool.listeners.plugins import Event, hookimpl
+
+_told: set[str] = set()  # an event may be told twice; its id is the same then
+
+
+@hookimpl
+def spool_submitting(event: Event) -> str | None:
+    """Say no to GPUs without a project. The job is held then, with these words as the reason."""
+    if event.request is not None and event.request.gpus and event.project is None:
+        return 'jobs with GPUs need a project: project = "..."'
+    return None
+
+
+@hookimpl
+def spool_prep(event: Event) -> str:
+    """Have every log begin with whose job it is."""
+    return f"echo 'house rules: this is a job of {event.user}'"
+
+
+@hookimpl
+def spool_event(event: Event) -> None:
+    """Keep the ledger: a line for each run that is over."""
+    if event.result is None or event.id in _told:
+        return
+    _told.add(event.id)
+    with Path(event.spool_dir, "ledger").open("a", encoding="utf-8") as ledger:
+        ledger.write(f"{event.job} {event.run} {event.name}\n")

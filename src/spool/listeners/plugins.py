@@ -1,0 +1,204 @@
+"""Python plugins: what a package may provide through the entry point group `spool`, and the listener that calls it.
+
+A plugin is a module, or any object, with some of the functions of `Hooks`, each marked with `hookimpl`:
+
+    from spool.listeners.plugins import Event, hookimpl
+
+    @hookimpl
+    def spool_event(event: Event) -> None:
+        ...
+
+Plugins live in the process of the listeners. They are called one at a time, each call in a thread of its own, which
+is given up after `hook_time_limit`. What they raise is logged, and stands for a no where they were asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from spool.core.events import Event, EventName
+from spool.core.model import SECOND_NS
+from spool.formats.config import Config
+from spool.listeners.base import Answer
+from spool.listeners.installed import GROUP
+
+__all__ = ["Event", "EventName", "Hooks", "Plugins", "hookimpl"]
+
+log = logging.getLogger(__name__)
+
+hookimpl = pluggy.HookimplMarker(GROUP)
+"""Marks a function of a plugin as one of those of `Hooks`."""
+
+_hookspec = pluggy.HookspecMarker(GROUP)
+_MOST_HANGS = 3
+_TEXTS = ("init", "prep", "end")
+
+
+class Hooks:
+    """What a plugin may have, all of it optional. An event may be told twice; its `id` is the same then."""
+
+    @_hookspec
+    def spool_event(self, event: Event) -> None:
+        """Hear of an event: of every kind but `polling`."""
+
+    @_hookspec
+    def spool_polling(self, event: Event) -> None:
+        """Hear that a run goes on, once a minute for each."""
+
+    @_hookspec
+    def spool_submitting(self, event: Event) -> str | None:
+        """Return why the job must not start now, in words for its owner; None if it may. A no holds the job."""
+
+    @_hookspec
+    def spool_cancelling(self, event: Event) -> str | None:
+        """Return why the run must not be cancelled; None if it may. After a no it goes on."""
+
+    @_hookspec
+    def spool_init(self, event: Event) -> str | None:
+        """Return shell text that the wrapper runs before anything else, the configured prolog too."""
+
+    @_hookspec
+    def spool_prep(self, event: Event) -> str | None:
+        """Return shell text that the wrapper runs just before the command."""
+
+    @_hookspec
+    def spool_end(self, event: Event) -> str | None:
+        """Return shell text that the wrapper runs just after the command, before the epilog."""
+
+
+class _FailedError(Exception):
+    """A call of a plugin did not come to a good end; the text says how."""
+
+
+class Plugins:
+    """The plugins that are installed, as one listener."""
+
+    name = "plugins"
+
+    def __init__(self, root: str, config: Callable[[], Config]) -> None:
+        self._config = config
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(Hooks)
+        self._turn = threading.Lock()
+        self._hangs: Counter[str] = Counter()
+        self.problems: list[str] = []
+        for entry in entry_points(group=GROUP):
+            self._load(entry)
+
+    def wants(self, name: EventName) -> bool:
+        """Whether a plugin wants to hear of that kind of event."""
+        return bool(self._found("polling" if name is EventName.POLLING else "event"))
+
+    def asks(self, name: EventName) -> bool:
+        """Whether a plugin wants to be asked about that kind of event, or has text for the wrapper."""
+        if name is EventName.SUBMITTING:
+            return any(self._found(word) for word in ("submitting", *_TEXTS))
+        return name is EventName.CANCELLING and bool(self._found("cancelling"))
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Tell every plugin, one after the other."""
+        for implementation in self._found("polling" if event.name is EventName.POLLING else "event"):
+            try:
+                self._call(implementation, event)
+            except _FailedError as error:
+                log.error("plugin %s for event %s: %s", implementation.plugin_name, event.id, error)
+        done()
+
+    def ask(self, event: Event) -> Answer:
+        """Ask every plugin until one says no; then gather what they want in the wrapper."""
+        try:
+            for implementation in self._found(event.name.value):
+                no = self._call(implementation, event)
+                if no is not None and no is not True:
+                    words = no if isinstance(no, str) and no.strip() else "no reason given"
+                    return Answer(no=f"plugin {implementation.plugin_name}: {words}")
+            if event.name is not EventName.SUBMITTING:
+                return Answer()
+            return Answer(**{word: self._texts(word, event) for word in _TEXTS})
+        except _FailedError as error:
+            log.error("a plugin that was asked about %s: %s", event.id, error)
+            return Answer(no=f"plugin {error}")
+
+    def tick(self) -> float | None:
+        """Do nothing: there is nothing that is due by itself."""
+        return None
+
+    def close(self) -> None:
+        """Leave: plugins have no end of their own."""
+
+    def _load(self, entry: EntryPoint) -> None:
+        def load() -> None:
+            self._manager.register(entry.load(), name=entry.name)
+
+        try:
+            self._limited(load)
+            self._manager.check_pending()
+        except (_FailedError, TimeoutError) as error:
+            self._refuse(entry.name, str(error))
+        except Exception as error:  # what pluggy says of a function that it does not know
+            self._refuse(entry.name, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, name: str, why: str) -> None:
+        problem = f"plugin {name} is not used: {why}"
+        self.problems.append(problem)
+        log.error("%s", problem)
+        if self._manager.has_plugin(name):
+            self._manager.unregister(name=name)
+
+    def _found(self, word: str) -> list[pluggy.HookImpl]:
+        found = getattr(self._manager.hook, f"spool_{word}").get_hookimpls()
+        return [each for each in reversed(found) if self._hangs[each.plugin_name] < _MOST_HANGS]
+
+    def _texts(self, word: str, event: Event) -> str:
+        texts = [self._call(implementation, event) for implementation in self._found(word)]
+        return "\n".join(text for text in texts if isinstance(text, str) and text)
+
+    def _call(self, implementation: pluggy.HookImpl, event: Event) -> Any:
+        arguments = {"event": event} if "event" in implementation.argnames else {}
+        name = implementation.plugin_name
+        try:
+            return self._limited(lambda: implementation.function(**arguments))
+        except TimeoutError as error:
+            self._hangs[name] += 1
+            if self._hangs[name] == _MOST_HANGS:
+                log.error("plugin %s has hung %d times, and is not called any more", name, _MOST_HANGS)
+            raise _FailedError(f"{name}: {error}") from None
+        except _FailedError as error:
+            raise _FailedError(f"{name}: {error}") from None
+
+    def _limited(self, call: Callable[[], Any]) -> Any:
+        """Return what *call* returns. Raises TimeoutError if that takes too long, and _FailedError if it raises."""
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:
+                errors.append(error)
+
+        limit_s = self._config().hook_time_limit_ns / SECOND_NS
+        with self._turn:
+            thread = threading.Thread(target=work, name="spool-plugin", daemon=True)
+            thread.start()
+            thread.join(limit_s)
+        if errors:
+            raise _FailedError(_said(errors[0]))
+        if not results:
+            raise TimeoutError(f"it took longer than {limit_s:g} s")
+        return results[0]
+
+
+def _said(error: BaseException) -> str:
+    """Return what was raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,49 @@
+"""Hooks for tests: real shell scripts, and the ledger that they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from served import Served
+
+LEDGER = "ledger"
+RECORD = f'echo "$SPOOL_EVENT|$SPOOL_JOB|$SPOOL_RUN|$SPOOL_OUTCOME|$SPOOL_REASON|$SPOOL_EVENT_ID" >> {LEDGER}'
+
+
+def hook(spool: Served, name: str, script: str = RECORD, *, mode: int = 0o755) -> Path:
+    """Put a hook there, whole: elsewhere first, then `mv`."""
+    folder = spool.root / "hooks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target = folder / name
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    staged = spool.root / ".tmp" / f"hook.{name.replace('/', '.')}"
+    staged.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
+    staged.chmod(mode)
+    return staged.rename(target)
+
+
+def ledger(spool: Served) -> list[list[str]]:
+    """Return what the hooks have written: event, job, run, outcome, reason, id."""
+    try:
+        text = (spool.root / LEDGER).read_text()
+    except FileNotFoundError:
+        return []
+    return [line.split("|") for line in text.splitlines()]
+
+
+def told(spool: Served, job: str = "") -> list[str]:
+    """Return the events of one job, or those of none, in the order in which they were told; repeats left out."""
+    seen: dict[str, str] = {}
+    for line in ledger(spool):
+        if line[1] == job:
+            seen.setdefault(line[5], line[0])
+    return list(seen.values())
+
+
+def wait_told(spool: Served, event: str, job: str = "") -> list[str]:
+    """Wait until the event was told, and return its line."""
+
+    def found() -> list[str]:
+        return next((line for line in ledger(spool) if line[:2] == [event, job]), [])
+
+    return spool.until(found, f"{event} of {job or 'nobody'}")

@@ -1,0 +1,485 @@
+"""Hooks of the real dispatcher: every event, every bad hook, and the two that may say no."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from end_to_end.hooking import RECORD, hook, ledger, told, wait_told
+from plugins.fake_nvml import FakeNvml
+from served import Served, alive
+from spool.core.events import EventName
+from support import wait_for
+
+ASKED = {"submitting", "cancelling"}
+HANG = "sleep 600"
+
+
+def _hook_all(spool: Served) -> None:
+    for name in EventName:
+        hook(spool, name.value)
+
+
+def _limit(spool: Served, limit: str = "300ms", more: str = "") -> None:
+    (spool.root / "config.toml").write_text(f'cpus = 8\nhook_time_limit = "{limit}"\n{more}')
+
+
+def _listeners(spool: Served) -> int | None:
+    """Return the pid of the process of the listeners: the dispatcher's child of that name."""
+    assert spool.process is not None
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"spool.listeners" in words and os.fsencode(spool.root) in words and alive(int(entry)):
+                return int(entry)
+    return None
+
+
+# --- every event --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_runs_is_told_from_its_arrival_to_its_end(served: Served) -> None:
+    """Queued, submitting, submitted, started, finished; with retries a retrying for each run that was not the last."""
+    _hook_all(served)
+    served.drop("good", "sleep 0.05")
+    served.drop("bad", ["/bin/false"], retry={"max": 1})
+    assert served.run() == 0
+    assert sorted(told(served, "good")) == sorted(["queued", "submitting", "submitted", "started", "finished"])
+    runs = ["submitting", "submitted", "started"] * 2
+    assert sorted(told(served, "bad")) == sorted(["queued", *runs, "retrying", "failed"])
+    assert [name for name in told(served, "good") if name not in ASKED] == [
+        "queued",
+        "submitted",
+        "started",
+        "finished",
+    ]
+    assert told(served) == ["dispatcher_started", "dispatcher_stopped"]
+    assert next(line for line in ledger(served) if line[0] == "failed")[2:5] == ["2", "failed", "exit code 1"]
+
+
+def test_what_users_do_is_told(served: Served) -> None:
+    """Held, released, cancelling, cancelled, of jobs that wait and of jobs that run."""
+    _hook_all(served)
+    served.start()
+    served.drop("parked", HANG, place="held")
+    wait_told(served, "held", "parked")
+    served.move("parked", "held", "queued")
+    wait_told(served, "started", "parked")
+    assert "released" in told(served, "parked")
+    assert "queued" not in told(served, "parked")
+    served.path("running", "parked").unlink()
+    wait_told(served, "cancelled", "parked")
+    assert told(served, "parked")[-2:] == ["cancelling", "cancelled"]
+    served.drop("waits", HANG, start_after="1h")
+    wait_told(served, "queued", "waits")
+    served.move("waits", "queued", "held")
+    wait_told(served, "held", "waits")
+    served.move("waits", "held", "done")
+    wait_told(served, "cancelled", "waits")
+    assert told(served, "waits") == ["queued", "held", "cancelled"]
+
+
+def test_every_other_outcome_is_told(served: Served) -> None:
+    """Timeout, out_of_memory, lost and unschedulable, each by the hook of its name."""
+    _hook_all(served)
+    served.start()
+    served.drop("late", HANG, time_limit="100ms", kill_grace="1s")
+    served.drop("large", ["python3", "-c", "x = bytearray(300 << 20)\nimport time\ntime.sleep(600)"], memory="20M")
+    served.drop("gone", HANG, requeue=False)
+    served.drop("never", HANG, cpus=100_000, scheduling_timeout="200ms")
+    wait_told(served, "started", "gone")
+    os.kill(served.pid("gone"), signal.SIGKILL)
+    for event, job in (("timeout", "late"), ("lost", "gone"), ("unschedulable", "never"), ("out_of_memory", "large")):
+        assert wait_told(served, event, job)[3] == event
+
+
+@pytest.fixture
+def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+    """Give a spool with two GPUs that are looked at often."""
+    for at in range(2):
+        fake_nvml.gpu(f"GPU-{at}", bus=at + 1)
+    spool = Served(tmp_path / "spool", fake_nvml.variables)
+    (spool.root / "config.toml").write_text('cpus = 8\ngpu.poll = "200ms"\n')
+    try:
+        yield spool
+        spool.close()
+    finally:
+        if spool.process is not None:
+            spool.process.kill()
+            spool.process.wait()
+        spool.end_runs()
+
+
+def test_a_gpu_that_is_free_again_is_told(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """After a job and after somebody else's process, by its UUID; also if the dispatcher was killed in between."""
+    hook(gpus, "gpu_free", 'echo "$SPOOL_EVENT|$SPOOL_GPU" >> ledger')
+    fake_nvml.process("GPU-1", os.getpid())
+    gpus.drop("one", ["sleep", "0.3"], gpus=1)
+    gpus.start()
+    gpus.until(lambda: ["gpu_free", "GPU-0"] in ledger(gpus), "GPU-0 free after the job")
+    assert ["gpu_free", "GPU-1"] not in ledger(gpus)
+    gpus.kill()
+    fake_nvml.leave()
+    gpus.start()
+    gpus.until(lambda: ["gpu_free", "GPU-1"] in ledger(gpus), "GPU-1 free after the process")
+
+
+def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
+    """One that begins and ends, one that is removed while it is in force; none twice over a restart."""
+    for name in ("reservation_started", "reservation_ended"):
+        hook(gpus, name, 'echo "$SPOOL_EVENT||||$SPOOL_REASON|$SPOOL_RESERVATION" >> ledger')
+    now = datetime.now(UTC)
+    for name, start, end in (("short", 0.5, 1.5), ("long", -60, 3600)):
+        text = f'user = "alice"\ngpus = 1\nstart = {(now + timedelta(seconds=start)).isoformat()}\n'
+        staged = gpus.root / ".tmp" / name
+        staged.write_text(text + f"end = {(now + timedelta(seconds=end)).isoformat()}\n")
+        staged.rename(gpus.root / "reservations" / f"{name}.toml")
+    gpus.start()
+
+    def lines() -> list[tuple[str, str]]:
+        return sorted((line[0], line[5]) for line in ledger(gpus))
+
+    gpus.until(lambda: ("reservation_ended", "short") in lines(), "the end of the short one")
+    gpus.kill()
+    gpus.start()
+    (gpus.root / "reservations" / "long.toml").unlink()
+    gpus.until(lambda: ("reservation_ended", "long") in lines(), "the end of the long one")
+    assert lines() == [
+        ("reservation_ended", "long"),
+        ("reservation_ended", "short"),
+        ("reservation_started", "long"),
+        ("reservation_started", "short"),
+    ]
+
+
+def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:
+    """Each task is queued and ends as a job of its own, and the array's end comes after theirs."""
+    _hook_all(served)
+    served.drop("sweep", ["/bin/true"], array="0-1")
+    assert served.run() == 0
+    for task in ("sweep_0", "sweep_1"):
+        assert [name for name in told(served, task) if name not in ASKED] == [
+            "queued",
+            "submitted",
+            "started",
+            "finished",
+        ]
+    assert told(served, "sweep") == ["queued", "finished"]
+    names = [(line[0], line[1]) for line in ledger(served)]
+    assert names.index(("finished", "sweep")) > max(names.index(("finished", f"sweep_{at}")) for at in (0, 1))
+
+
+# --- what a hook is given ---------------------------------------------------------------------------------------
+
+
+def test_a_hook_is_given_the_facts_and_no_address(served: Served) -> None:
+    """On its standard input a JSON object, in its environment the same; whom to notify is in neither."""
+    hook(served, "finished", "cat > facts; env > variables; pwd > where")
+    served.drop("x", ["/bin/true"], project="p", tags=["t"], notify={"to": "json://secret", "on": "lost"}, cpus=2)
+    assert served.run() == 0
+    facts = json.loads((served.root / "facts").read_text())
+    assert (facts["event"], facts["job"], facts["run"], facts["outcome"]) == ("finished", "x", 1, "finished")
+    assert (facts["exit_code"], facts["project"], facts["tags"], facts["grant"]["cpus"]) == (0, "p", ["t"], 2)
+    assert facts["id"] == "x:1:finished"
+    variables = (served.root / "variables").read_text()
+    for line in (f"SPOOL_DIR={served.root}", "SPOOL_JOB=x", "SPOOL_RUN=1", "SPOOL_EXIT_CODE=0", "SPOOL_CPUS=2"):
+        assert f"{line}\n" in variables
+    assert "secret" not in variables + json.dumps(facts)
+    assert (served.root / "where").read_text() == f"{served.root}\n"
+    assert (served.root / "events.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_several_hooks_of_an_event_run_in_order(served: Served) -> None:
+    """hooks/EVENT first, then hooks/EVENT.d/* sorted; what is not executable and what editors leave is passed over."""
+    hook(served, "finished.d/20-two", "echo two >> ledger")
+    hook(served, "finished.d/10-one", "echo one >> ledger")
+    hook(served, "finished.d/15-plain", "echo plain >> ledger", mode=0o644)
+    hook(served, "finished.d/12-old~", "echo old >> ledger")
+    hook(served, "finished", "echo zero >> ledger")
+    hook(served, "finnished", "echo typo >> ledger")
+    served.drop("x", ["/bin/true"])
+    assert served.run() == 0
+    assert ledger(served) == [["zero"], ["one"], ["two"]]
+    assert "hooks/finished.d/15-plain: it is not run: it is not executable" in served.said()
+    assert "hooks/finnished: no event has that name, did you mean finished?" in served.said()
+
+
+def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Served) -> None:
+    """Without hooks nobody listens and nothing is written; the first that is put there is run for the next job."""
+    _limit(served, more='look_every = "1h"\n')
+    served.start()
+    served.drop("before", ["/bin/true"])
+    served.wait_done("before")
+    assert _listeners(served) is None
+    assert not (served.root / "events.jsonl").exists()
+    hook(served, "finished")
+    served.looked()
+    served.drop("after", ["/bin/true"])
+    wait_told(served, "finished", "after")
+    assert told(served, "before") == []
+
+
+def test_hooks_that_others_can_write_are_not_run(served: Served) -> None:
+    """A directory that everybody may write is refused as a whole, and so is such a file; state.json says so."""
+    hook(served, "finished").chmod(0o777)
+    hook(served, "failed.d/x")
+    (served.root / "hooks" / "failed.d").chmod(0o777)
+    served.drop("x", ["/bin/true"])
+    served.drop("y", ["/bin/false"])
+    assert served.run() == 0
+    assert ledger(served) == []
+    problems = " ".join(served.state()["problems"])
+    assert "hooks/finished: it is not run: everybody may write it" in problems
+    assert "hooks/failed.d: no hook in it is run: everybody may write it" in problems
+
+
+# --- bad hooks ----------------------------------------------------------------------------------------------------
+
+BAD = {
+    "fails": ("exit 3", "exit code 3"),
+    "dies": ("kill -9 $$", "signal 9"),
+    "hangs": ("trap '' TERM; echo before; sleep 600", "it took longer than 0.3 s and was ended"),
+    "prints megabytes": ("head -c 5000000 /dev/zero | tr '\\0' 'x'", "the rest of its output was cut off"),
+    "reads nothing": ("exec <&-", None),
+    "leaves a process behind": ("sleep 600 & sleep 600 <&- & exit 0", "2 processes that it left behind were ended"),
+    "leaves a daemon behind": ("setsid sh -c 'sleep 600 & sleep 600' & exit 0", "that it left behind were ended"),
+    "has no first line": ("#! /no/such/interpreter\n", "it cannot be executed"),
+    "kills its parent": (
+        '[ "$SPOOL_JOB" = two ] || kill -9 $PPID',
+        "it has ended the process of the listeners 3 times",
+    ),
+    "stops its parent": ("kill -STOP $PPID; sleep 0.1; kill -CONT $PPID", None),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_hook_is_reported_and_harms_nothing(served: Served, how: str) -> None:
+    """Jobs go on starting, the next event is told by its hook, nothing is left behind, and the log says what it was."""
+    script, said = BAD[how]
+    _limit(served)
+    hook(served, "started", script)
+    hook(served, "finished")
+    served.start()
+    for name in ("one", "two"):
+        served.drop(name, ["/bin/true"])
+    served.wait_done("one", "two")
+    for name in ("one", "two"):
+        wait_told(served, "finished", name)
+    if said is not None:
+        served.until(lambda: said in served.said(), said)
+    assert len(served.said()) < 300_000
+
+
+def test_jobs_start_while_a_hook_hangs(served: Served) -> None:
+    """A hook that hangs for a minute delays no start and no end: two hundred jobs come and go beside it."""
+    _limit(served, "1m")
+    hook(served, "queued", "touch hangs; sleep 600")
+    served.start()
+    served.drop("first", ["/bin/true"])
+    served.until(lambda: (served.root / "hangs").exists(), "the hook that hangs")
+    names = [f"job-{at}" for at in range(200)]
+    for name in names:
+        served.drop(name, ["/bin/true"])
+    served.wait_done(*names)
+    assert _listeners(served) is not None
+    os.kill(_listeners(served) or 0, signal.SIGKILL)  # it would go on for as long as its hook may
+
+
+def test_a_hook_is_no_part_of_the_run_that_it_is_told_of(served: Served) -> None:
+    """A run is over and its CPU free while the hook for its start still runs, marks of the run and all."""
+    _limit(served, "1m")
+    hook(served, "started", "touch runs; sleep 600")
+    served.start()
+    served.drop("x", "while [ ! -e spool/runs ]; do sleep 0.01; done")
+    assert served.wait_outcome("x") == "finished"
+    assert _listeners(served) is not None
+    os.kill(_listeners(served) or 0, signal.SIGKILL)
+
+
+# --- nothing is lost ----------------------------------------------------------------------------------------------
+
+
+def test_the_listeners_killed_lose_nothing(served: Served) -> None:
+    """Another process is started and goes on where the first one was."""
+    hook(served, "finished", f"sleep 0.05; {RECORD}")
+    served.start()
+    names = [f"job-{at}" for at in range(8)]
+    for name in names:
+        served.drop(name, ["/bin/true"])
+    for at in (1, 3):
+        served.until(lambda at=at: len({line[1] for line in ledger(served)}) >= at, "some of them")
+        os.kill(wait_for(lambda: _listeners(served), what="a process"), signal.SIGKILL)
+    served.wait_done(*names)
+    for name in names:
+        wait_told(served, "finished", name)
+
+
+def test_the_dispatcher_killed_loses_nothing(served: Served) -> None:
+    """What had ended and was not told is told later; the next dispatcher says that the first was killed."""
+    _limit(served, "5s")
+    hook(served, "finished", f"sleep 0.1; {RECORD}")
+    hook(served, "dispatcher_stopped")
+    served.start()
+    names = [f"job-{at}" for at in range(5)]
+    for name in names:
+        served.drop(name, ["/bin/true"])
+    served.wait_done(*names)
+    served.kill()
+    served.start()
+    for name in names:
+        wait_told(served, "finished", name)
+    assert "killed" in wait_told(served, "dispatcher_stopped")[4]
+
+
+def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served) -> None:
+    """`dispatch --once` returns when its hooks have run; one that is asked about is waited for."""
+    for name in ("queued", "submitting", "submitted"):
+        hook(served, name)
+    served.drop("x", ["/bin/true"])
+    assert served.run("--once") == 0
+    assert sorted(told(served, "x")) == ["queued", "submitted", "submitting"]
+    served.until(lambda: served.record("x", "rc"), "the end of x")
+    hook(served, "finished")
+    assert served.run("--once") == 0
+    assert "finished" in told(served, "x")
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+
+NO = 'cat > /dev/null; [ "$SPOOL_JOB" != x ] || { echo "thinking"; echo "not on a Friday"; exit 1; }'
+
+
+def test_a_start_that_is_refused_is_held_with_the_words(served: Served) -> None:
+    """The job is held, other jobs run, and why, ls and show have the hook's last line, also after a restart."""
+    hook(served, "submitting", NO)
+    hook(served, "held")
+    served.start()
+    served.drop("x", ["/bin/true"])
+    served.drop("other", ["/bin/true"])
+    served.wait_place("x", "held")
+    served.wait_done("other")
+    assert wait_told(served, "held", "x")[4] == "hook submitting: not on a Friday"
+    assert served.runs("x") == []
+    served.wait_reason("x", "hook submitting: not on a Friday")
+    served.kill()
+    for verb in ("why", "ls", "show"):
+        assert "hook submitting: not on a Friday" in served.spool(verb, "x").stdout, verb
+    served.start()
+    served.wait_reason("x", "hook submitting: not on a Friday")
+    for verb in ("why", "ls", "show"):
+        assert "hook submitting: not on a Friday" in served.spool(verb, "x").stdout, verb
+
+
+@pytest.mark.parametrize("how", ["released", "edited", "cancelled"])
+def test_the_words_of_a_refusal_go_with_it(served: Served, how: str) -> None:
+    """Released, edited or cancelled, the job is a job like any other; one that is released is asked about again."""
+    gate = hook(served, "submitting", NO)
+    served.start()
+    served.drop("x", ["/bin/true"])
+    served.wait_place("x", "held")
+    reason = served.root / "held" / "x.toml.reason"
+    assert reason.read_text() == "hook submitting: not on a Friday\n"
+    if how == "released":
+        served.move("x", "held", "queued")
+        served.looked()
+        served.until(lambda: served.places("x") == ["held"] and reason.exists(), "a second no")
+        gate.unlink()
+        served.looked()
+        served.move("x", "held", "queued")
+        served.wait_done("x")
+    elif how == "edited":
+        served.drop("x", ["/bin/echo"], place="held")
+        served.looked()
+    else:
+        served.move("x", "held", "done")
+        served.looked()
+    served.until(lambda: not reason.exists(), "the reason to go")
+    assert "Friday" not in served.reason("x")
+
+
+def test_a_start_waits_for_its_answer_and_nobody_else_does(served: Served) -> None:
+    """The job whose hook hangs says that it is asked about, then why not; the others start meanwhile."""
+    _limit(served, "2s")
+    hook(served, "submitting", '[ "$SPOOL_JOB" != x ] || sleep 600')
+    served.start()
+    served.drop("x", ["/bin/true"])
+    served.wait_reason("x", "hook submitting: asked")
+    assert "hook submitting: asked" in served.spool("why", "x").stdout
+    names = [f"job-{at}" for at in range(20)]
+    for name in names:
+        served.drop(name, ["/bin/true"])
+    served.wait_done(*names)
+    assert served.places("x") == ["queued"]
+    served.wait_place("x", "held")
+    assert served.wait_reason("x", "it took longer than 2 s").startswith("hook submitting: ")
+
+
+def test_a_gate_that_kills_its_process_is_a_no_in_the_end(served: Served) -> None:
+    """The job is held with that as the reason, and others that were asked about at the same time are not blamed."""
+    hook(served, "submitting", '[ "$SPOOL_JOB" != x ] || kill -9 $PPID')
+    served.start()
+    served.drop("x", ["/bin/true"])
+    served.drop("y", ["/bin/true"])
+    served.wait_place("x", "held")
+    assert served.wait_reason("x", "ended the process that asks").startswith("hook submitting: ")
+    served.wait_done("y")
+
+
+@pytest.mark.parametrize("how", ["rm", "mv", "command"])
+def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
+    """The run goes on, its file is back in running/ as it was, and why and show have the words, after a restart too."""
+    gate = hook(served, "cancelling", 'echo "nearly done"; exit 1')
+    served.start()
+    file = served.drop("x", "sleep 600  # goes on")
+    served.pid("x")
+    served.wait_place("x", "running")
+    text = served.path("running", "x").read_bytes()
+    if how == "rm":
+        served.path("running", "x").unlink()
+    elif how == "mv":
+        served.move("x", "running", "done")
+    else:
+        assert served.spool("cancel", "x").returncode == 0
+    served.until(lambda: served.record("x", "kept") and served.places("x") == ["running"], "the cancel dropped")
+    assert not file.exists()
+    assert served.path("running", "x").read_bytes() == text
+    assert served.record("x", "stop") is None
+    assert alive(served.pid("x"))
+    served.wait_reason("x", "nearly done")
+    assert "hook cancelling: nearly done" in served.spool("why", "x").stderr
+    served.kill()
+    served.start()
+    served.wait_reason("x", "hook cancelling: nearly done")
+    assert "not cancelled: hook cancelling: nearly done" in served.spool("show", "x").stdout
+    gate.unlink()
+    served.looked()
+    served.path("running", "x").unlink()
+    assert served.wait_outcome("x") == "cancelled"
+    served.wait_done("x")
+
+
+def test_a_cancel_is_asked_about_across_a_restart(served: Served) -> None:
+    """Killed while a cancel is asked about, the next dispatcher asks again; the yes then cancels, once."""
+    _limit(served, "20s")
+    hook(served, "cancelling", "echo asked >> ledger; while [ ! -e go ]; do sleep 0.02; done")
+    served.start()
+    served.drop("x", HANG)
+    served.pid("x")
+    assert served.spool("cancel", "x").returncode == 0
+    served.until(lambda: ledger(served) == [["asked"]], "the question")
+    served.kill()
+    served.start()
+    served.until(lambda: ledger(served) == [["asked"]] * 2, "the question again")
+    assert alive(served.pid("x"))
+    (served.root / "go").touch()
+    assert served.wait_outcome("x") == "cancelled"
+    served.wait_done("x")

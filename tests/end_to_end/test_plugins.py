@@ -1,0 +1,142 @@
+"""Plugins in the process of the listeners of the real dispatcher: the example, and bad ones."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from end_to_end.hooking import hook, told, wait_told
+from served import Served
+from support import ROOT
+
+EXAMPLE = ROOT / "examples" / "plugin"
+
+
+def install(site: Path, name: str, source: str, entry: str | None = None) -> None:
+    """Put a module there as `pip install` would, with its entry point."""
+    site.mkdir(exist_ok=True)
+    (site / f"{name}.py").write_text(source)
+    about = site / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[spool]\n{entry or name} = {name}\n")
+
+
+def with_plugins(tmp_path: Path, limit: str = "500ms", **sources: str) -> Served:
+    """Return a spool whose dispatcher finds plugins of those names and texts."""
+    site = tmp_path / "site"
+    for name, source in sources.items():
+        install(site, name, "from spool.listeners.plugins import hookimpl\n" + source)
+    path = os.pathsep.join([str(ROOT / "src"), str(site)])
+    spool = Served(tmp_path / "spool", {"PYTHONPATH": path})
+    (spool.root / "config.toml").write_text(f'cpus = 8\nhook_time_limit = "{limit}"\n')
+    return spool
+
+
+def test_the_example_does_what_it_says(tmp_path: Path) -> None:
+    """Without a project a job with GPUs is held; every log begins with a word; each end is in the ledger, once."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    ((entry, module),) = project["entry-points"]["spool"].items()
+    install(tmp_path / "site", module, (EXAMPLE / f"{module}.py").read_text(), entry)
+    spool = with_plugins(tmp_path, "5s")
+    spool.start()
+    try:
+        spool.drop("x", "echo mine", prolog="echo before", epilog="echo after")
+        spool.wait_done("x")
+        user = spool.history()[0]["user"]
+        assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
+        spool.until(lambda: (spool.root / "ledger").exists(), "the ledger")
+        assert (spool.root / "ledger").read_text() == "x 1 finished\n"
+    finally:
+        spool.close()
+
+
+PLUGINS = {
+    "raises": "@hookimpl\ndef spool_event(event):\n    raise ValueError('broken')\n",
+    "leaves": "@hookimpl\ndef spool_event(event):\n    raise SystemExit(1)\n",
+    "hangs": "import time\n@hookimpl\ndef spool_event(event):\n    time.sleep(600)\n",
+    "cannot be imported": "import no_such_module\n",
+    "hangs when it is imported": "import time\ntime.sleep(600)\n",
+    "asks for what there is not": "@hookimpl\ndef spool_nonsense(event):\n    pass\n",
+    "takes what there is not": "@hookimpl\ndef spool_event(events):\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("how", PLUGINS)
+def test_a_bad_plugin_is_reported_and_harms_nobody(tmp_path: Path, how: str) -> None:
+    """Jobs run, hooks and the other plugin are told, and the log names the bad one."""
+    good = "@hookimpl\ndef spool_event(event):\n    open(event.spool_dir + '/good', 'a').write(event.name + '\\n')\n"
+    spool = with_plugins(tmp_path, bad=PLUGINS[how], good=good)
+    hook(spool, "finished")
+    spool.start()
+    try:
+        spool.drop("x", ["/bin/true"])
+        spool.wait_done("x")
+        wait_told(spool, "finished", "x")
+        spool.until(lambda: "finished" in (spool.root / "good").read_text(), "the good plugin")
+        spool.until(lambda: "plugin bad" in spool.said(), "a word about the bad one")
+    finally:
+        spool.close()
+
+
+def test_a_plugin_that_kills_its_process_when_it_is_imported_is_left_out(tmp_path: Path) -> None:
+    """After three ends the plugins are not loaded, the problem is told, and hooks and jobs go on."""
+    spool = with_plugins(tmp_path, bad="import os\nos.kill(os.getpid(), 9)\n")
+    hook(spool, "finished")
+    spool.start()
+    try:
+        spool.drop("x", ["/bin/true"])
+        wait_told(spool, "finished", "x")
+        assert "finished" in told(spool, "x")
+        spool.until(lambda: "loading the plugins has ended the process" in " ".join(spool.state()["problems"]), "it")
+    finally:
+        spool.close()
+
+
+@pytest.mark.parametrize("answer", ["'not today'", "False", "1 / 0", "__import__('time').sleep(600)"])
+def test_a_no_of_a_plugin_holds_the_job(tmp_path: Path, answer: str) -> None:
+    """A text is the reason; False, an exception and no answer in time are noes as well."""
+    spool = with_plugins(tmp_path, bad=f"@hookimpl\ndef spool_submitting(event):\n    return {answer}\n")
+    spool.start()
+    try:
+        spool.drop("x", ["/bin/true"])
+        spool.wait_place("x", "held")
+        words = {"'": "not today", "F": "no reason given", "1": "ZeroDivisionError", "_": "it took longer than 0.5 s"}
+        spool.wait_reason("x", words[answer[0]])
+        assert spool.reason("x").startswith("plugin bad: ")
+    finally:
+        spool.close()
+
+
+def test_texts_of_plugins_stand_in_the_wrapper(tmp_path: Path) -> None:
+    """Init, prep and end run in their places, of every plugin, and a job that is asked about twice has them once."""
+    source = "".join(
+        f"@hookimpl\ndef spool_{word}(event):\n    return 'echo {word} ' + event.job\n"
+        for word in ("init", "prep", "end")
+    )
+    spool = with_plugins(tmp_path, "5s", one=source)
+    spool.start()
+    try:
+        spool.drop("x", "echo command", prolog="echo prolog", epilog="echo epilog")
+        spool.wait_done("x")
+        assert spool.log("x") == "init x\nprolog\nprep x\ncommand\nend x\nepilog\n"
+    finally:
+        spool.close()
+
+
+def test_a_plugin_may_refuse_a_cancel(tmp_path: Path) -> None:
+    """The run goes on, with the plugin's words."""
+    spool = with_plugins(tmp_path, bad="@hookimpl\ndef spool_cancelling(event):\n    return 'never ' + event.job\n")
+    spool.start()
+    try:
+        spool.drop("x", "sleep 600")
+        spool.pid("x")
+        spool.path("running", "x").unlink()
+        spool.wait_reason("x", "plugin bad: never x")
+        assert spool.places("x") == ["running"]
+    finally:
+        spool.close()
+        spool.end_runs()
