@@ -156,6 +156,18 @@ def test_a_tmux_that_says_no_starts_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "launch").exists()
 
 
+def test_a_server_that_leaves_just_now_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server leaves with its last session; who asks it for one in that moment asks again."""
+    says = (
+        f"echo x >> {tmp_path}/asked; [ -s {tmp_path}/late ] && exec echo $$ $PPID; cp {tmp_path}/asked {tmp_path}/late"
+    )
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", f"{says}; echo 'server exited unexpectedly' >&2; exit 1"))
+    (tmp_path / "run.sh").write_text("true\n")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    TmuxExecutor().start(launch)
+    assert (tmp_path / "asked").read_text() == "x\nx\n"
+
+
 def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command without an answer is cut off, later starts do not wait, and the reason lasts as long as the silence."""
     monkeypatch.setattr(tmux, "LIMIT_S", 0.2)

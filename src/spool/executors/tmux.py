@@ -19,6 +19,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
@@ -56,6 +57,7 @@ _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
 _ELSEWHERE = "/tmp"  # noqa: S108  # for a directory of which it is looked at whose it is
 _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 _SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
+_LEFT = re.compile("server exited|lost server")
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 
 
@@ -106,8 +108,7 @@ class TmuxExecutor:
         if launch.run > 1:
             words += [";", "kill-session", "-t", f"={session_of(launch.job, launch.run - 1)}"]
         try:
-            _write(told, _inheritance(launch))
-            answer = server.cmd("new-session", *words)
+            answer = self._asked(server, words, told, launch)
         except TimeoutError:
             self._hung = str(server.socket_path), None
             return Started()
@@ -121,6 +122,17 @@ class TmuxExecutor:
             why = "; ".join(answer.stderr) or f"it ended with {answer.returncode}"
             raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
         return Started(identity=_identity(int(pids[0]), int(pids[1])))
+
+    def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> tmux_cmd:
+        """Ask for the session, again if the server was just about to leave: its last session has ended this moment."""
+        inheritance = _inheritance(launch)
+        until = time.monotonic() + LIMIT_S
+        while True:
+            _write(told, inheritance)
+            answer = server.cmd("new-session", *words)
+            if answer.stdout or not _LEFT.search(" ".join(answer.stderr)) or time.monotonic() > until:
+                return answer
+            time.sleep(0.005)
 
     def get_ready(self) -> int | None:
         """Do nothing: tmux starts its own processes."""
@@ -196,6 +208,7 @@ class Answer(tmux_cmd):
         try:
             done = subprocess.run(
                 self.cmd,
+                cwd="/",  # that of a server that it starts
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
