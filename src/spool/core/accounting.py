@@ -154,10 +154,10 @@ class Ledger:
         gpus = self._gpus.setdefault(run.gpus, run.gpus) if run.gpus else ()
         if self._by is By.DAY:
             for day, since, until in self._days.parts(start, end):
-                self._tally(day).use(since, until, run.cpus, gpus)
+                self._tally(day).given.add(since, until, run.cpus, gpus)
         else:
             for tally in self._tallies(run):
-                tally.use(start, end, run.cpus, gpus)
+                tally.given.add(start, end, run.cpus, gpus)
 
     def _tallies(self, run: Account) -> Sequence[Tally]:
         """Return all that a run is counted in."""

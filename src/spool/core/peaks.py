@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,12 @@ class Intervals:
         self._starts.extend(other._starts)
         self._ends.extend(other._ends)
         self._cpus.extend(other._cpus)
+
+    def sums(self) -> tuple[int, int]:
+        """Return CPUs times ns, and GPUs times ns; a shared GPU counts for each run that has it."""
+        lengths = list(map(sub, self._ends, self._starts))
+        gpu_ns = sum(map(mul, map(len, self._gpus), lengths)) if self._gpus is not None else 0
+        return sum(map(mul, self._cpus, lengths)), gpu_ns
 
     def peaks(self) -> tuple[Peak, Peak]:
         """Return the peak of the CPUs and that of the GPUs."""

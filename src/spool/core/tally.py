@@ -10,7 +10,6 @@ from spool.core.model import SECOND_NS, State
 from spool.core.peaks import Intervals
 
 _HOUR_NS = 3600 * SECOND_NS
-_RETRY, _REQUEUE = "retry", "requeue"
 
 
 @dataclass(slots=True)
@@ -70,100 +69,88 @@ class Totals:
     peak_memory_job: str | None
 
 
-_SUMS = (
-    "cpu_given_ns", "cpu_known_ns", "cpu_known_runs", "cpu_ns", "finished", "gpu_ns", "jobs", "requeues", "retries",
-    "runs", "unjudged",
-)  # fmt: skip
-
-
 class Tally:
     """The sums of one group, while they grow."""
 
-    __slots__ = (*_SUMS, "intervals", "largest", "largest_job", "outcomes", "ran", "waits")
+    __slots__ = ("_cpu_given_ns", "_cpu_known_ns", "_cpu_known_runs", "_kinds", "_largest", "_ran", "_waits", "given")
 
     def __init__(self) -> None:
-        self.runs = self.jobs = self.finished = self.unjudged = self.retries = self.requeues = 0
-        self.cpu_ns = self.gpu_ns = self.cpu_known_ns = self.cpu_given_ns = self.cpu_known_runs = 0
-        self.outcomes: dict[str, int] = {}
-        self.waits = array("q")
-        self.ran = array("q")
-        self.largest: int | None = None
-        self.largest_job: str | None = None
-        self.intervals = Intervals()
+        self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome, and by how the submission goes on
+        self._waits = array("q")
+        self._ran = array("q")
+        self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
+        self._largest: tuple[int | None, str | None] = (None, None)
+        self.given = Intervals()  # what runs were given within the period, whenever they ended
 
     def count(self, run: Account, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
-        self.runs += 1
-        outcome = run.outcome
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-        if run.again is None:
-            self.jobs += 1
-            self.finished += outcome == "finished"
-            self.unjudged += outcome == "cancelled"
-        else:
-            self.retries += run.again == _RETRY
-            self.requeues += run.again == _REQUEUE
+        kind = run.outcome, run.again
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
         if waited_ns is not None:
-            self.waits.append(waited_ns)
+            self._waits.append(waited_ns)
         if ran_ns is not None:
-            self.ran.append(ran_ns)
+            self._ran.append(ran_ns)
             if run.cpu_time_ns is not None:
-                self.cpu_known_ns += run.cpu_time_ns
-                self.cpu_known_runs += 1
-                self.cpu_given_ns += run.cpus * ran_ns
-        if run.peak_memory_bytes is not None and (self.largest is None or run.peak_memory_bytes > self.largest):
-            self.largest, self.largest_job = run.peak_memory_bytes, run.job
-
-    def use(self, start: int, end: int, cpus: int, gpus: tuple[str, ...]) -> None:
-        """Count what a run was given within the period."""
-        self.cpu_ns += cpus * (end - start)
-        if gpus:
-            self.gpu_ns += len(gpus) * (end - start)
-        self.intervals.add(start, end, cpus, gpus)
+                self._cpu_known_runs += 1
+                self._cpu_known_ns += run.cpu_time_ns
+                self._cpu_given_ns += run.cpus * ran_ns
+        peak = run.peak_memory_bytes
+        if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
+            self._largest = peak, run.job
 
     def merge(self, other: Tally) -> None:
         """Count all that *other*, which has none of the same runs, has counted."""
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for outcome, count in other.outcomes.items():
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
-        self.waits.extend(other.waits)
-        self.ran.extend(other.ran)
-        if other.largest is not None and (self.largest is None or other.largest > self.largest):
-            self.largest, self.largest_job = other.largest, other.largest_job
-        self.intervals.merge(other.intervals)
+        for kind, count in other._kinds.items():
+            self._kinds[kind] = self._kinds.get(kind, 0) + count
+        self._waits.extend(other._waits)
+        self._ran.extend(other._ran)
+        self._cpu_known_runs += other._cpu_known_runs
+        self._cpu_known_ns += other._cpu_known_ns
+        self._cpu_given_ns += other._cpu_given_ns
+        self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
+        self.given.merge(other.given)
+
+    def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
+        """Return how many runs there were, of an outcome or of any, that went on like that, or in any way."""
+        return sum(
+            count
+            for (word, goes_on), count in self._kinds.items()
+            if (any_way or goes_on == again) and (outcome is None or word == outcome)
+        )
 
     def totals(self) -> Totals:
         """Return the sums so far."""
-        wait_median, wait_p90 = _quantiles(self.waits)
-        ran_median, ran_p90 = _quantiles(self.ran)
-        cpus, gpus = self.intervals.peaks()
-        judged = self.jobs - self.unjudged
+        wait_median, wait_p90 = _quantiles(self._waits)
+        ran_median, ran_p90 = _quantiles(self._ran)
+        cpus, gpus = self.given.peaks()
+        cpu_ns, gpu_ns = self.given.sums()
+        jobs = self._runs()
+        judged = jobs - self._runs(State.CANCELLED)
         return Totals(
-            runs=self.runs,
-            jobs=self.jobs,
-            outcomes={state.value: self.outcomes.get(state, 0) for state in State if state.ended},
-            success_rate=self.finished / judged if judged else None,
-            retries=self.retries,
-            requeues=self.requeues,
+            runs=self._runs(any_way=True),
+            jobs=jobs,
+            outcomes={state.value: self._runs(state, any_way=True) for state in State if state.ended},
+            success_rate=self._runs(State.FINISHED) / judged if judged else None,
+            retries=self._runs(again="retry"),
+            requeues=self._runs(again="requeue"),
             wait_median_ns=wait_median,
             wait_p90_ns=wait_p90,
-            wait_mean_ns=sum(self.waits) // len(self.waits) if self.waits else None,
-            timed_runs=len(self.ran),
+            wait_mean_ns=sum(self._waits) // len(self._waits) if self._waits else None,
+            timed_runs=len(self._ran),
             run_time_median_ns=ran_median,
             run_time_p90_ns=ran_p90,
-            run_time_sum_ns=sum(self.ran),
-            cpu_hours=self.cpu_ns / _HOUR_NS,
-            cpu_used_hours=self.cpu_known_ns / _HOUR_NS if self.cpu_known_runs else None,
-            cpu_used_runs=self.cpu_known_runs,
-            cpu_efficiency=self.cpu_known_ns / self.cpu_given_ns if self.cpu_given_ns else None,
-            gpu_hours=self.gpu_ns / _HOUR_NS,
+            run_time_sum_ns=sum(self._ran),
+            cpu_hours=cpu_ns / _HOUR_NS,
+            cpu_used_hours=self._cpu_known_ns / _HOUR_NS if self._cpu_known_runs else None,
+            cpu_used_runs=self._cpu_known_runs,
+            cpu_efficiency=self._cpu_known_ns / self._cpu_given_ns if self._cpu_given_ns else None,
+            gpu_hours=gpu_ns / _HOUR_NS,
             peak_cpus=cpus.count,
             peak_cpus_at_ns=cpus.at_ns,
             peak_gpus=gpus.count,
             peak_gpus_at_ns=gpus.at_ns,
-            peak_memory_bytes=self.largest,
-            peak_memory_job=self.largest_job,
+            peak_memory_bytes=self._largest[0],
+            peak_memory_job=self._largest[1],
         )
 
 
