@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import ends, records
 from spool.formats.tasks import ArrayRecord, render_array
+from spool.machine import identity
 
 T0 = 1_700_000_000 * S
 G = 1 << 30
@@ -103,7 +106,23 @@ def test_a_clock_that_was_set_gives_no_time(spool: Command, spool_root: Path) ->
     """A run that ended before it began has no run time, and nothing that follows from one."""
     ended(spool_root, "train", ended_at_ns=T0 - 5 * S)
     assert told(spool, "train")["run_time_ns"] is None
-    assert spool("seff", "train").code == 0
+    lines = spool("seff", "train").out.splitlines()
+    assert "memory     8 GiB given, 2 GiB at most: 25.0%" in lines
+    assert "time       unknown" in lines
+
+
+def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> None:
+    """With no dispatcher, the exit code says how it ended; when, and what it used, is not known."""
+    metadir = spool_root / "jobs" / "train" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / layout.GRANT).write_bytes(
+        records.render_grant(records.GrantRecord("train", 1, grant=Grant(4), granted_at_ns=T0))
+    )
+    (metadir / layout.JID).write_bytes(records.render_jid(replace(identity.of_process(os.getpid()), start_ticks=1)))
+    (metadir / layout.RC).write_text("0\n")
+    found = told(spool, "train")
+    assert (found["state"], found["so_far"], found["cpu_time_ns"]) == ("finished", False, None)
+    assert "time      unknown" in spool("seff", "train").out
 
 
 @pytest.mark.parametrize(

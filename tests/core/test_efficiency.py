@@ -89,8 +89,16 @@ def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> Non
 
 def test_a_run_that_never_started_used_nothing() -> None:
     """It has no numbers at all."""
-    found = efficiency(Run("job", 1, State.CANCELLED))
+    found = efficiency(Run("job", 1, State.CANCELLED, started=False))
     assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
+
+
+def test_without_a_run_time_there_is_still_a_peak() -> None:
+    """The clock was set, or nobody has filed the end yet: what does not need the time is told."""
+    found = efficiency(replace(TRAIN, run_time_ns=None))
+    assert (found.memory_efficiency, found.cpus_used, found.gpu_hours) == (0.25, None, None)
+    assert (found.advice.memory_bytes, found.advice.time_limit_ns) == (5 * G, None)
+    assert "its run time is not known" in found.advice.notes
 
 
 def test_the_tasks_of_an_array_together() -> None:

@@ -67,7 +67,7 @@ def _of_run(found: OfRun) -> list[tuple[str, str]]:
     so_far = "" if used.ended else " so far"
     others = f" of {len(found.runs)}" if len(found.runs) > 1 else ""
     lines = [("job", f"{used.job}, run {used.run}{others}, {used.state}{', so far' if so_far else ''}")]
-    if used.run_time_ns is None:
+    if not used.started:
         return [*lines, ("", "; ".join(compared.advice.notes))]
     return [
         *lines,
@@ -100,10 +100,12 @@ def _memory(found: OfRun) -> str:
 
 def _gpus(used: Run, hours: float | None) -> str:
     share = f" ({show_size(used.gpu_memory_bytes)} of each)" if used.gpu_memory_bytes is not None else ""
-    return f"{count_of(used.gpus, 'GPU')}{share}, {render.ratio(hours)} GPU hours"
+    return f"{count_of(used.gpus, 'GPU')}{share}, {render.ratio(hours) or _UNKNOWN} GPU hours"
 
 
-def _time(ran_ns: int, limit_ns: int | None, part: float | None) -> str:
+def _time(ran_ns: int | None, limit_ns: int | None, part: float | None) -> str:
+    if ran_ns is None:
+        return _UNKNOWN
     of = f" of {render.duration(limit_ns)}: {render.percent(part)}" if limit_ns is not None else ", no limit"
     return f"{render.duration(ran_ns)}{of}"
 

@@ -40,7 +40,8 @@ class Run:
     gpus: int = 0
     gpu_memory_bytes: int | None = None
     time_limit_ns: int | None = None
-    run_time_ns: int | None = None  # so far, if it goes on; None: it never started
+    started: bool = True
+    run_time_ns: int | None = None  # so far, if it goes on
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
 
@@ -120,12 +121,14 @@ def _part(used: int | None, given: int | None) -> float | None:
 def _advice(run: Run, busy: float | None) -> Advice:
     if not run.ended:
         return Advice(notes=("it has not ended: ask again then",))
-    if run.run_time_ns is None:
+    if not run.started:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
         return Advice(notes=(f"it did not come to its end ({run.state}), so it does not tell what it needs",))
     notes: list[str] = []
-    memory, time_limit = run.peak_memory_bytes, run.run_time_ns
+    memory, time_limit = run.peak_memory_bytes, run.run_time_ns or 0
+    if run.run_time_ns is None:
+        notes.append("its run time is not known")
     if run.state is State.OUT_OF_MEMORY:
         notes.append("its memory was not enough, and how much would be is not known: try twice as much")
         memory = 2 * max(memory or 0, run.memory_bytes or 0)
@@ -147,9 +150,9 @@ def _advice(run: Run, busy: float | None) -> Advice:
     else:
         time_limit += time_limit // 2
     cpus = None
-    if busy is None:
+    if run.cpu_time_ns is None:
         notes.append("its CPU time is not known")
-    elif run.run_time_ns < _ENOUGH_NS:
+    elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
         notes.append("it ran too short to tell how many CPUs it needs")
     elif run.cpus:
         cpus = max(1, math.ceil(busy - 0.1))

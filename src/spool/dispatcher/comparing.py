@@ -87,6 +87,7 @@ def _run_of(result: Result, spec: Spec | None) -> Run:
         gpus=len(grant.gpu_uuids),
         gpu_memory_bytes=grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
+        started=result.started_at_ns is not None,
         run_time_ns=ran_ns if ran_ns is None or ran_ns >= 0 else None,  # the clock was set
         cpu_time_ns=result.cpu_time_ns,
         peak_memory_bytes=result.peak_memory_bytes,
@@ -113,7 +114,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> OfRun:
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
     )
     if used.ended or proof.verdict is Verdict.UNREACHABLE or grant.granted_at_ns is None:
-        return OfRun(used, efficiency(used), runs)  # to be filed by a dispatcher, or out of sight
+        return OfRun(used, efficiency(used), runs)  # to be filed by a dispatcher, which says when it ended; or far away
     jid = spool.jid(name, run)
     wanted = tree.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
     pids = [process.pid for process in tree.scan([wanted])[wanted.key]]
