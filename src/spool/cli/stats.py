@@ -145,7 +145,9 @@ def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> st
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:.4f}" if 0 < hours < 0.1 else render.ratio(hours)
+    if 0 < hours < 0.1:
+        return f"{hours:.4f}" if hours >= 0.0001 else "<0.0001"
+    return render.ratio(hours)
 
 
 def _cpu_hours(total: Totals) -> str:
