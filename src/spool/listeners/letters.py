@@ -90,7 +90,8 @@ def scrubbed(text: str, address: str) -> str:
     except ValueError:
         return "it cannot be understood"
     rest = address.partition("://")[2] or address
-    pieces = {*re.split(r"[/?&=:@,;#]", rest), *re.split(r"[/?&=:@,;#]", unquote(rest)), rest, unquote(rest)}
+    pieces = {rest, *re.split(r"[/?&=:@,;#]", rest), *re.split(r"[/?&=:@,;#]", unquote(rest))}
+    pieces |= {unquote(piece) for piece in pieces}
     if parts.scheme in (*_WITH_TOKEN_IN_PATH, "mailto", "mailtos"):
         pieces.discard(host)
     for piece in sorted(pieces, key=len, reverse=True):
