@@ -246,6 +246,20 @@ def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, sp
     assert os.listdir(spool_root / ".tmp") == []
 
 
+@pytest.mark.parametrize("way", ["quick", "full", "line"])
+def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
+    """`--tmux` names the executor, on the command line as in a `#SPOOL` line."""
+    (tmp_path / "script.sh").write_text("#!/bin/sh\n#SPOOL --tmux --keep-session\ntrue\n")
+    words = {
+        "quick": ("--tmux", "--keep-session", "--", "true"),
+        "full": ("--executor", "process", "--tmux", "--keep-session", "--env", "A=1", "--", "true"),
+        "line": (str(tmp_path / "script.sh"),),
+    }
+    spool("submit", "--name", "t", *words[way])
+    spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
+    assert (spec.executor, spec.keep_session) == ("tmux", True)
+
+
 QUICK_OPTIONS = st.lists(
     st.sampled_from(
         [
@@ -254,6 +268,7 @@ QUICK_OPTIONS = st.lists(
             ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
+            ["--tmux"], ["--executor", "process"], ["--executor", "x"], ["--keep-session"], ["--no-keep-session"],
         ]
     ),
     max_size=4,

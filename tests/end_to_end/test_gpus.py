@@ -14,7 +14,7 @@ from plugins.fake_nvml import FakeNvml
 from served import Served, overlap, pids_in
 from support import wait_for
 
-EXECUTORS = ("process", "tmux")
+_BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
 
 _ECHO = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPUS"'
 
@@ -44,6 +44,7 @@ def _given(line: dict[str, Any]) -> set[str]:
     return set(line.get("gpu_uuids", ()))
 
 
+@_BOTH
 def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
     """A job's GPUs are named by UUID, in PCI order; a job without GPUs sees none, on purpose."""
     gpus.drop("two", _ECHO, gpus=2)
@@ -144,6 +145,7 @@ def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: Fak
     gpus.wait_done("user")
 
 
+@_BOTH
 def test_a_gpu_is_free_when_the_last_process_is_gone(gpus: Served, fake_nvml: FakeNvml) -> None:
     """A job's GPU is given again only when its last process is gone, although that ignores TERM."""
     for at in range(1, 4):
@@ -161,6 +163,7 @@ def test_a_gpu_is_free_when_the_last_process_is_gone(gpus: Served, fake_nvml: Fa
     assert gpus.log("second") == "second\n"
 
 
+@_BOTH
 def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     """After a dispatcher was killed, the GPUs of what runs on are not given to others."""
     gpus.start()

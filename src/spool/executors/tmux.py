@@ -112,6 +112,8 @@ class TmuxExecutor:
         except TimeoutError:
             self._hung = str(server.socket_path), None
             return Started()
+        except TmuxCommandNotFound:
+            return Started()  # removed a moment ago: the job is to wait, and not to fail
         except (OSError, LibTmuxException) as error:
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
         # The last of the commands may fail where the first has not: there was no earlier session.
