@@ -54,8 +54,7 @@ class Concluder:
         evidence = replace(evidence, stop=evidence.stop or live.stop_kind)
         live.exit_code = evidence.rc
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            found = self._spool.jid(live.name, live.run)
-            live.jid = found if isinstance(found, Jid) else None
+            live.jid = self.jid(live)
         proof = prove(
             replace(
                 evidence,
@@ -77,6 +76,11 @@ class Concluder:
             return False
         live.proof = self._explained(live, proof)
         return True
+
+    def jid(self, live: Live) -> Jid | None:
+        """Return who the wrapper says it is; None while it has not."""
+        found = self._spool.jid(live.name, live.run)
+        return found if isinstance(found, Jid) else None
 
     def _known_and_gone(self, live: Live) -> bool:
         """Whether the one process that could be the wrapper, as its executor said, has ended."""

@@ -87,6 +87,8 @@ class Ends:
     def _wrapper_gone(self, live: Live) -> bool:
         if live.pid is not None:
             return live.exit_status is not None
+        if live.jid is None:
+            live.jid = self.concluder.jid(live)
         if live.jid is None:  # it never said who it is: whoever carries the run's mark may be it
             return time.monotonic_ns() >= live.silent_until_ns
         return self.prober.liveness(live.jid) is Liveness.GONE
