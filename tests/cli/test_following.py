@@ -64,6 +64,20 @@ def test_wait_takes_the_first_bad_code_of_several(spool: Command, spool_root: Pa
     assert spool("wait", "--any", "d", "a").code == 0
 
 
+def test_wait_for_all_is_for_every_job_that_waits_or_runs(spool: Command, spool_root: Path) -> None:
+    """Without names it stands for all of these, for none that is held or has ended; where there are none it is over."""
+    ended(spool_root, "old", 1, State.FAILED, code=9)
+    put_job(spool_root, "old", place="done")
+    put_job(spool_root, "parked", place="held")
+    assert spool("wait", "--all").code == 0
+    put_job(spool_root, "b2", place="running")
+    put_job(spool_root, "b10")
+    said = spool("wait", "--all", "--timeout", "50ms")
+    assert said.code == 124
+    assert "b2, b10" in said.err
+    assert "--all" in spool("wait").err
+
+
 def test_wait_ends_with_an_invalid_file_and_says_what_is_wrong(spool: Command, spool_root: Path) -> None:
     """A job whose file cannot be used will not end by itself; wait says why and exits with 4."""
     (put_job(spool_root, "a").parent / "a.toml.error").write_text("The job a cannot run.\n- no such key\n")

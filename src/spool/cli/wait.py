@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import click
 
 from spool.cli.codes import TIMED_OUT, code_of, told
-from spool.cli.common import named, names_argument, opened
+from spool.cli.common import complete_names, named, natural, opened
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob
+from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.units import parse_duration
 from spool.store.awaiting import Awaited, End
@@ -64,8 +65,10 @@ def _told(end: End) -> int:
 
 
 @click.command(cls=Verb)
-@names_argument
-@click.option("--all", "wait_for_all", is_flag=True, help="Wait until all have ended. This is the default.")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
+@click.option(
+    "--all", "wait_for_all", is_flag=True, help="Wait until all have ended: without names all that wait or run now."
+)
 @click.option("--any", "wait_for_any", is_flag=True, help="Wait until one of them has ended.")
 @click.option("--timeout", metavar="TIME", help="Wait no longer than this; then exit with 124.")
 @click.pass_obj
@@ -77,11 +80,17 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
 
       spool wait train && echo trained
       spool wait 'sweep_*' --timeout 2h
+      spool wait --all
+
+    Of jobs that are held, those that are named are waited for.
 
     By hand: until [ -e done/train.toml ]; do sleep 1; done; cat jobs/train/1/result.toml
     """
     if wait_for_all and wait_for_any:
         raise click.UsageError("--all and --any exclude each other")
+    if not names and not wait_for_all:
+        raise click.UsageError("missing argument 'NAME...', or --all for every job that waits or runs")
     spool = opened(root)
     timeout_ns = parse_duration(timeout) if timeout is not None else None
-    return until_ended(spool.root, named(spool, names), first=wait_for_any, timeout_ns=timeout_ns)
+    wanted = named(spool, names) if names else sorted({*spool.names(QUEUED), *spool.names(RUNNING)}, key=natural)
+    return until_ended(spool.root, wanted, first=wait_for_any, timeout_ns=timeout_ns)
