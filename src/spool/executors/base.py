@@ -21,11 +21,11 @@ class Launch:
     spool_dir: str
     metadir: str
     script: str
-    keep: bool = False
-    """Whether what shows the run on a terminal stays after its end, to be read, where there is such a thing."""
-
     environment: Mapping[str, str] | None = None
     """What the wrapper inherits; None is the environment of this process as it was first asked for."""
+
+    keep: bool = False
+    """Whether what shows the run on a terminal stays after its end, to be read, where there is such a thing."""
 
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. What the run adds stands in the script.

@@ -1,0 +1,134 @@
+"""Every transition is told at least once, wherever the dispatcher is killed; a repeat has the id of the first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.scripts import play
+from crash.world import Session, World, history, world_at
+from spool.core import layout
+from spool.core.events import Event, EventName
+from spool.dispatcher import recover, start
+from spool.dispatcher.listening import Listening
+from spool.store.disk import Disk
+from spool.store.inbox import Inbox
+from spool.testing.faults import FaultyDisk
+
+STRIDE = int(os.environ.get("CUT_STRIDE", "27"))
+# How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
+QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)
+QUEUED |= {"plain": 2, "long": 2}
+HELD = {"parked": 1, "stopped": 1}
+
+
+@pytest.fixture(autouse=True)
+def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have somebody who wants to hear of everything, and no process that tells him."""
+    monkeypatch.setattr(Listening, "tick", lambda _: None)
+    monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
+    monkeypatch.setattr(start, "SILENT_NS", 0)
+    monkeypatch.setattr(recover, "SILENT_NS", 0)
+
+
+def _played(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Session:
+    with (world.root / layout.CONFIG).open("a") as config:
+        config.write('metrics = "/nowhere/spool.prom"\n')
+    session = Session(world, disks)
+    session.survives_errors = survives
+    try:
+        play(session)
+    finally:
+        session.end()
+    return session
+
+
+def _events(world: World) -> list[Event]:
+    """Return every event that was written down, repeats too."""
+    inbox = Inbox(str(world.root), "test", Disk(f"{world.root}/.tmp"))
+    found, position = [], 0
+    while lines := inbox.read(position):
+        found += [line.event for line in lines if line.event is not None]
+        position = lines[-1].end
+    inbox.close()
+    return found
+
+
+def _check(world: World) -> None:
+    events = _events(world)
+    ids = {event.id: event for event in events}
+    for event in events:
+        again = ids[event.id]
+        assert (event.name, event.job, event.run) == (again.name, again.job, again.run), event.id
+    names = Counter((event.name, event.job, event.run) for event in ids.values())
+    for result in history(world.root):
+        name = EventName.RETRYING if result.again is not None else EventName(result.outcome)
+        assert names[name, result.job, result.run] == 1, f"{name} of {result.job} {result.run} was not told once"
+        told = next(event for event in events if (event.name, event.job, event.run) == (name, result.job, result.run))
+        assert told.result is not None
+        assert (told.result.outcome, told.result.again) == (result.outcome, result.again)
+    for job, run in world.begun:
+        for name in (EventName.SUBMITTED, EventName.STARTED):
+            assert names[name, job, run] == 1, f"{name} of {job} {run} was not told"
+    jobs = Counter((event.name, event.job) for event in ids.values())
+    assert {job: count for (name, job), count in jobs.items() if name == EventName.QUEUED} == QUEUED
+    assert {job: count for (name, job), count in jobs.items() if name == EventName.HELD} == HELD
+    assert {job: count for (name, job), count in jobs.items() if name == EventName.RELEASED} == HELD
+    assert {job for (name, job) in jobs if name == EventName.CANCELLING} == {"long"}
+    began, left = jobs[EventName.DISPATCHER_STARTED, None], jobs[EventName.DISPATCHER_STOPPED, None]
+    assert left >= began - 1, "a dispatcher that was killed was not missed"
+
+
+def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        disk = FaultyDisk(f"{world.root}/.tmp")
+        _played(world, iter([disk]))
+        _check(world)
+    return disk
+
+
+def _where(disk: FaultyDisk, number: int) -> str:
+    operation = disk.recorded[number - 1]
+    return f"at change {number}: {operation.name} {' '.join(os.path.relpath(p, disk.staging) for p in operation.paths)}"
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+def test_a_cut_before_any_change_leaves_nothing_untold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, torn: bool
+) -> None:
+    """Killed before each change of the disk in turn, the next dispatcher tells what is not on record."""
+    whole = _length(tmp_path, monkeypatch)
+    failures = []
+    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
+        if torn and whole.recorded[number - 1].name not in ("create", "append"):
+            continue
+        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+            disk = FaultyDisk(f"{world.root}/.tmp", cut_at=number, torn=torn)
+            try:
+                assert _played(world, iter([disk])).cuts == 1
+                _check(world)
+            except Exception as error:  # all of them are to be told
+                failures.append(f"{_where(whole, number)}: {type(error).__name__} {error}")
+    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+@pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
+def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
+    """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""
+    whole = _length(tmp_path, monkeypatch)
+    failures = []
+    for number in range(random.randint(1, 2 * STRIDE), whole.count + 1, 2 * STRIDE):
+        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+            disk = FaultyDisk(f"{world.root}/.tmp", fail_at=number, error=errno.ENOSPC)
+            try:
+                _played(world, iter([disk]), survives=survives)
+                _check(world)
+            except Exception as error:
+                failures.append(f"{_where(whole, number)}: {type(error).__name__} {error}")
+    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
