@@ -39,7 +39,7 @@ class Clocks:
         elif not runs and job.wait.clock_at_ns is not None:
             waited = job.wait.waited_ns_before + max(0, now - job.wait.clock_at_ns)
             job.wait = Wait(job.wait.arrived_at_ns, waited, None)
-        else:
+        elif runs or was_parked:
             return
         if not runs:
             self._telling.file(EventName.HELD, job, file, now, job.why_held)

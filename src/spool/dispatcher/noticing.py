@@ -73,10 +73,14 @@ class Noticing:
                 telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, key, self._root, now, why))
             telling.forget(key)
         key = f"{_DISPATCHER}:{now}"
+        if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
+            # Noted first: whoever is told of a dispatcher will be told that it is no more.
+            telling.note(key)
+            telling.flush()
+            self._of.logs.remember(telling.notes)
+            telling.notes = []
         if telling.wants(EventName.DISPATCHER_STARTED):
             telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, key, self._root, now))
-        if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
-            telling.note(key)
 
     def leaves(self) -> None:
         """Tell that the dispatcher leaves."""
