@@ -73,6 +73,7 @@ class WebServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__((HOST, 0), _Web)
         self.answers: list[int | str] = []
+        self.chokes_on = ""  # the id of an event
         self.requests: list[tuple[str, dict[str, str], Any]] = []  # path, headers, document
         self.over = threading.Event()
         self.port = int(self.server_address[1])
@@ -90,6 +91,8 @@ class _Web(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         server.requests.append((self.path, dict(self.headers), json.loads(data)))
         answer = server.answers.pop(0) if server.answers else 204
+        if server.chokes_on and server.requests[-1][2]["id"] == server.chokes_on:
+            answer = 500
         if answer == "stall":
             server.over.wait(60)
             self.close_connection = True

@@ -184,6 +184,17 @@ def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
         WebHook(f"http://{HOST}:{web.port}/", limit_s=0.3).send(Letter("failed", "t", "b", {}))
 
 
+def test_a_letter_that_the_receiver_chokes_on_delays_the_others_only_so_long(told: Told, web: WebServer) -> None:
+    """After three tries those behind it go first; it is tried on, and arrives in the end."""
+    web.chokes_on = "poison"
+    told.of(replace(FAILED, id="poison"), f"http://{HOST}:{web.port}/")
+    told.of(replace(FAILED, id="other"), f"http://{HOST}:{web.port}/")
+    wait_for(lambda: told.done == ["other"])
+    assert [document["id"] for document in web.documents][:4] == ["poison"] * 3 + ["other"]
+    web.chokes_on = ""
+    wait_for(lambda: told.done == ["other", "poison"])
+
+
 def test_tries_are_bounded(tmp_path: Path, web: WebServer, caplog: pytest.LogCaptureFixture) -> None:
     """After so many tries a letter is given up and the event is done, with a line in the log."""
     web.answers = [500] * 10

@@ -18,6 +18,8 @@ from spool.listeners.tallies import LETTERS
 
 log = logging.getLogger(__name__)
 
+_MOST_IN_ORDER = 3  # after so many tries a letter lets those behind it go first
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -126,10 +128,14 @@ class Lane:
             return
         due = [] if self._closing else [waiting for waiting in self._tried if waiting.due <= now]
         gathers = not self.transport.for_programs and len(due) + len(self._fresh) >= self._patience.gather_from
-        work.batch = due[: self._patience.gather_most if gathers else 1]
-        self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
-        while self._fresh and len(work.batch) < (self._patience.gather_most if gathers else 1):
+        room = self._patience.gather_most if gathers else 1
+        # In their order; but one that the receiver chokes on must not keep the others waiting.
+        work.batch = [waiting for waiting in due if waiting.tries < _MOST_IN_ORDER][:room]
+        while self._fresh and len(work.batch) < room:
             work.batch.append(self._fresh.popleft())
+        others = [waiting for waiting in due if waiting.tries >= _MOST_IN_ORDER]
+        work.batch += others[: room - len(work.batch)]
+        self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
 
     def _deliver(self, batch: list[_Waiting]) -> None:
         letters = [waiting.letter for waiting in batch]
