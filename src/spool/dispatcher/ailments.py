@@ -14,6 +14,7 @@ from spool.core.model import SECOND_NS
 from spool.core.units import show_size
 from spool.dispatcher.background import UNIT, unit_for
 from spool.dispatcher.doctor import Finding, Level, configuration, good
+from spool.dispatcher.hookcheck import examine_hooks
 from spool.dispatcher.messengers import examine_messengers
 from spool.dispatcher.table import this_user
 from spool.dispatcher.watch import file_system_of
@@ -35,6 +36,7 @@ def examine_machine(root: str) -> Iterator[Finding]:
     yield from _systemd(root)
     yield from _gpus()
     yield from examine_messengers(root)
+    yield from examine_hooks(root)
 
 
 def _file_system(root: str) -> Iterator[Finding]:
