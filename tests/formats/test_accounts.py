@@ -1,0 +1,87 @@
+"""Lines of history as the accounting reads them, against how they are written."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.model import OUTCOMES, Grant, Request, Result
+from spool.formats import accounts
+from spool.formats.accounts import read_account, read_end
+from spool.formats.ends import HistoryLine, render_history
+
+INSTANTS = st.one_of(st.none(), st.integers(0, 5_000_000_000 * 10**9))
+TEXTS = st.one_of(st.none(), st.text(max_size=8))
+RESULTS = st.builds(
+    Result,
+    job=st.text("abc._-", min_size=1, max_size=8),
+    run=st.integers(1, 1 << 40),
+    attempt=st.integers(1, 9),
+    outcome=st.sampled_from(sorted(OUTCOMES)),
+    reason=st.text(max_size=20),
+    submitted_at_ns=INSTANTS,
+    started_at_ns=INSTANTS,
+    ended_at_ns=INSTANTS,
+    exit_code=st.one_of(st.none(), st.integers(0, 255)),
+    peak_memory_bytes=st.one_of(st.none(), st.integers(0, 1 << 60)),
+    cpu_time_ns=st.one_of(st.none(), st.integers(0, 1 << 60)),
+    requeues=st.integers(0, 3),
+    again=st.sampled_from([None, "retry", "requeue", "hold"]),
+    user=TEXTS,
+    project=TEXTS,
+    group=TEXTS,
+    tags=st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    request=st.just(Request()),
+    grant=st.builds(Grant, st.integers(0, 64), st.none(), st.lists(st.text("G-01", max_size=6), max_size=3).map(tuple)),
+    executor=TEXTS,
+)
+
+
+@given(RESULTS)
+def test_what_is_written_is_read(result: Result) -> None:
+    """Every field that is counted, instants to the microsecond and CPU time to the millisecond."""
+    line = render_history(result)
+    account = read_account(line)
+    assert account is not None
+    for name in ("job", "run", "attempt", "requeues", "again", "peak_memory_bytes"):
+        assert getattr(account, name) == getattr(result, name), name
+    assert account.outcome == result.outcome.value
+    assert (account.cpus, account.gpus) == (result.grant.cpus, result.grant.gpu_uuids)
+    cpu_time = None if result.cpu_time_ns is None else result.cpu_time_ns // 10**6 * 10**6
+    assert account.cpu_time_ns == cpu_time
+    for name in ("submitted_at_ns", "started_at_ns", "ended_at_ns"):
+        exact, read = getattr(result, name), getattr(account, name)
+        assert (read is None) == (exact is None), name
+        assert exact is None or abs(read - exact) <= 1000, name
+    assert read_end(line) == account.ended_at_ns
+
+
+@given(st.integers(0, 5_000_000_000 * 10**9), st.integers(0, 10**7))
+def test_the_order_of_instants_stays(start: int, length: int) -> None:
+    """What began when another ended does so when it is read, too: two runs in turn are never seen at once."""
+    lines = [
+        render_history(Result("a", 1, 1, next(iter(OUTCOMES)), "", started_at_ns=start, ended_at_ns=end))
+        for end in (start, start + length)
+    ]
+    first, second = map(read_account, lines)
+    assert first is not None
+    assert second is not None
+    assert first.ended_at_ns == first.started_at_ns == second.started_at_ns
+    assert (second.ended_at_ns or 0) >= (second.started_at_ns or 0)
+
+
+def test_the_fields_are_those_of_the_history() -> None:
+    """No field is read that no line has; a default, where there is one, is the same."""
+    written = {field.name: field for field in msgspec.structs.fields(HistoryLine)}
+    for field in msgspec.structs.fields(accounts._Line):
+        assert field.name in written
+        default = written[field.name].default
+        assert field.default == (None if default is msgspec.UNSET else default), field.name
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_an_error(data: bytes) -> None:
+    """What is no line of history is nothing, whatever it is."""
+    assert read_account(data) is None
+    assert read_end(data) is None
