@@ -303,6 +303,26 @@ def test_a_job_waits_until_tmux_is_installed(served: Served, tmp_path: Path) -> 
     assert (served.result("wants") or {})["executor"] == "tmux"
 
 
+def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, tmp_path: Path) -> None:
+    """When the process that was to be the wrapper ends before it has written its jid, that is a start that failed."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "tmux").write_text(
+        '#!/bin/sh\n[ "$1" = -V ] && exec echo tmux 3.3\n'
+        f"sh -c 'sleep 0.2 & echo $! $$ > {tmp_path}/pids; wait' > /dev/null 2>&1 &\n"
+        f"until [ -s {tmp_path}/pids ]; do sleep 0.01; done\ncat {tmp_path}/pids\n"
+    )
+    (programs / "tmux").chmod(0o755)
+    served.environment["PATH"] = f"{programs}:{served.environment['PATH']}"
+    served.start()
+    served.drop("never", "true")
+    result = served.wait_done("never")
+    assert result is not None
+    assert result["outcome"] == "failed"
+    assert result["reason"] == "could not start: the wrapper ended before it could say who it is"
+    assert served.record("never", "jid") == "void\n"
+
+
 # Keeping.
 
 
