@@ -10,13 +10,11 @@ then reported until it answers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import resource
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -31,6 +29,7 @@ from spool.core.model import Jid
 from spool.executors import pane
 from spool.executors.base import Launch, Started
 from spool.executors.process import ProcessExecutor
+from spool.executors.sessions import session_of, socket_of
 from spool.formats.outputs import outputs_of
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -54,8 +53,6 @@ LIMIT_S = 3.0
 """How long a tmux command may take. It takes a few milliseconds."""
 
 _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
-_ELSEWHERE = "/tmp"  # noqa: S108  # for a directory of which it is looked at whose it is
-_LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 _SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
 _LEFT = re.compile("server exited|lost server")
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
@@ -229,32 +226,6 @@ class Answer(tmux_cmd):
 def server_of(spool_dir: str) -> Server:
     """Return the tmux server of a spool, whether it runs or not. Raises SpoolError if it can have no socket."""
     return Server(socket_path=socket_of(spool_dir), config_file=_CONFIGURATION)
-
-
-def socket_of(spool_dir: str) -> str:
-    """Return the path of the server's socket: in the spool, or where that path is too long for one, in /tmp.
-
-    Raises SpoolError if the place in /tmp is somebody else's.
-    """
-    path = layout.Layout(spool_dir).at(layout.TERMINALS)
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
-        return path
-    directory = f"{_ELSEWHERE}/spool-{os.getuid()}"
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-    status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        why = "the spool's path is too long for a socket, and this is not a directory of yours alone"
-        raise SpoolError(cannot("use", "tmux", why, where=directory))
-    return f"{directory}/{hashlib.sha256(os.fsencode(os.path.realpath(spool_dir))).hexdigest()[:24]}"
-
-
-def session_of(job: str, run: int) -> str:
-    """Return the name of a run's session: another one for any other run, and one that tmux does not change.
-
-    tmux makes `_` of dots and colons. A job's name has no `~` and no `+`, so `train.v2` can be `train~v2`.
-    """
-    return re.sub(r"[^A-Za-z0-9_-]", lambda found: "~" if found[0] == "." else f"+{ord(found[0]):x}+", job) + f"/{run}"
 
 
 def _problem_of_version() -> str | None:
