@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import click
 
 from spool.cli.codes import TIMED_OUT, code_of, told
-from spool.cli.common import complete_names, named, natural, opened
+from spool.cli.common import named, natural, opened
+from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob
