@@ -73,6 +73,8 @@ class Gates:
             telling.settled = True
             self._settle()
         replies, telling.replies = telling.replies, []
+        if replies:
+            self._forget_old()
         for reply in replies:
             for name, start in list(self._starts.items()):
                 if start.number == reply.number:
@@ -138,10 +140,11 @@ class Gates:
         start.reply, start.at_ns = reply, time.monotonic_ns()
         job = self._of.table.jobs.get(name)
         self._of.table.version += 1  # the plan is made anew, and what is allowed starts
+        if job is not None:
+            job.asked = ""
         if job is None or job.queued is None or job.live is not None or start.of != _version(job):
             del self._starts[name]
             return
-        job.asked = ""
         if reply.no is not None:
             self._refuse(job, reply.no)
 
@@ -156,6 +159,14 @@ class Gates:
         self._starts.pop(job.name, None)
         of.look.examine(QUEUED, job.name)
         of.look.examine(HELD, job.name)
+
+    def _forget_old(self) -> None:
+        """Forget what was answered of jobs that went away meanwhile."""
+        now = time.monotonic_ns()
+        old = [name for name, one in self._starts.items() if one.reply is not None and now - one.at_ns > _GOOD_FOR_NS]
+        for name in old:
+            if name not in self._of.table.jobs:
+                del self._starts[name]
 
     def _settle(self) -> None:
         """After a change of who is to be asked: what nobody asks about any more need not wait."""

@@ -113,6 +113,8 @@ class Noticing:
 
     def ended(self, lives: list[Live]) -> None:
         """Tell that those have started of which that was not noticed before they were over."""
+        if not self._silent and not self._telling.known:
+            return
         for live in lives:
             if self._silent.pop(live.key, None) is not None and self._has_begun(live):
                 self._telling.run(EventName.STARTED, live, self._of.clock())

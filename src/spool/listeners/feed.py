@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN = 10_000  # events that a listener has taken in and not dealt with
 MOST_TRIES = 3  # of telling what the process did not survive
+_MISTAKE = 70  # EX_SOFTWARE of sysexits.h
 _LOOK_S = 5.0  # even if nobody says that there is more
 
 
@@ -68,16 +70,16 @@ class Feed:
                 due_s = self._tick()
                 self._save()
                 if self._over(idle=not told):
-                    return
+                    break
                 if not told:
                     self._sleep(due_s)
         except Exception:
             log.exception("the listener %s has come to its end by a mistake of the program", self._listener.name)
-        finally:
-            with suppress(Exception):
-                self._listener.close()
-            self._save()
-            self._inbox.close()
+            os._exit(_MISTAKE)  # the dispatcher starts another process, which goes on from the cursors
+        with suppress(Exception):
+            self._listener.close()
+        self._save()
+        self._inbox.close()
 
     def _tell_some(self) -> bool:
         """Tell of what can be read at once; return whether there was anything."""

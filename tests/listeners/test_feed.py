@@ -1,0 +1,178 @@
+"""One listener, its thread and its cursor: what it is told, when it counts as told, and how it leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spool.core.events import Event, EventName
+from spool.formats.events import render_event
+from spool.listeners.feed import MOST_TRIES, Feed
+from spool.store.disk import Disk
+from spool.store.inbox import Inbox
+from spool.store.outbox import Outbox
+from support import wait_for
+
+
+class Recorder:
+    """A listener that records. *behave* is called with each event before it counts as done."""
+
+    name = "recorder"
+
+    def __init__(self, behave: Callable[[Event], None] = lambda _: None) -> None:
+        self.heard: list[str] = []
+        self.open: list[Callable[[], None]] = []
+        self.at_once = True
+        self.closed = threading.Event()
+        self._behave = behave
+
+    def wants(self, name: EventName) -> bool:
+        return name is not EventName.POLLING
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        self.heard.append(event.id)
+        self._behave(event)
+        if self.at_once:
+            done()
+        else:
+            self.open.append(done)
+
+    def tick(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Stand:
+    """An outbox, and feeds that read from it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self.disk = Disk(f"{root}/.tmp")
+        self.outbox = Outbox(self.root, self.disk)
+        self.outbox.begin("recorder")
+        self.feeds: list[Feed] = []
+
+    def tell(self, *ids: str, name: EventName = EventName.FINISHED) -> None:
+        for each in ids:
+            self.outbox.append(render_event(_event(each, name)))
+
+    def feed(self, listener: Recorder, *, careful: bool = False) -> Feed:
+        feed = Feed(listener, Inbox(self.root, "recorder", self.disk), careful=careful)
+        self.feeds.append(feed)
+        feed.start()
+        return feed
+
+    @property
+    def unread(self) -> bool:
+        return self.outbox.unread()
+
+
+def _event(number: str, name: EventName) -> Event:
+    return Event(id=number, name=name, at_ns=1, host="h", version="1", spool_dir="/s")
+
+
+@pytest.fixture
+def stand(spool_root: Path) -> Iterator[Stand]:
+    """Give an outbox whose listener has heard of nothing."""
+    made = Stand(spool_root)
+    yield made
+    for feed in made.feeds:
+        feed.leave(0)
+        assert feed.join(10)
+    made.outbox.close()
+
+
+def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
+    """What is told is on record as told; the next feed begins after it. What is not wanted is passed over."""
+    stand.tell("a", "b")
+    stand.tell("p", name=EventName.POLLING)
+    first = Recorder()
+    feed = stand.feed(first)
+    wait_for(lambda: not stand.unread, what="all to be read")
+    assert first.heard == ["a", "b"]
+    stand.tell("c")
+    feed.more()
+    wait_for(lambda: first.heard == ["a", "b", "c"], what="c")
+    feed.leave(10)
+    assert feed.join(10)
+    assert first.closed.is_set()
+    second = Recorder()
+    stand.tell("d")
+    stand.feed(second)
+    wait_for(lambda: second.heard == ["d"], what="d alone")
+
+
+def test_what_is_not_done_is_told_again(stand: Stand) -> None:
+    """A feed that leaves before the second of three is done leaves that and the third to the next."""
+    stand.tell("a", "b", "c")
+    listener = Recorder()
+    listener.at_once = False
+    feed = stand.feed(listener)
+    wait_for(lambda: len(listener.open) == 3, what="three to be taken in")
+    listener.open[0]()
+    listener.open[2]()
+    feed.leave(0)
+    assert feed.join(10)
+    again = Recorder()
+    stand.feed(again)
+    wait_for(lambda: not stand.unread, what="the rest")
+    assert again.heard == ["b", "c"]
+
+
+def test_a_feed_that_is_to_leave_waits_for_what_is_not_done(stand: Stand) -> None:
+    """It leaves as soon as the last event is dealt with, in another thread."""
+    stand.tell("a")
+    listener = Recorder()
+    listener.at_once = False
+    feed = stand.feed(listener)
+    wait_for(lambda: listener.open, what="a to be taken in")
+    feed.leave(60)
+    assert not feed.join(0.05)
+    listener.open[0]()
+    assert feed.join(10)
+    assert not stand.unread
+
+
+def test_a_listener_that_raises_has_heard(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged and the next event is told."""
+
+    def behave(event: Event) -> None:
+        if event.id == "a":
+            raise ValueError("no")
+
+    stand.tell("a", "b")
+    listener = Recorder(behave)
+    stand.feed(listener)
+    wait_for(lambda: not stand.unread, what="all to be read")
+    assert listener.heard == ["a", "b"]
+
+
+def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> None:
+    """A careful feed notes each event down before it is told: after so many ends the next event is told instead."""
+    stand.tell("a", "b")
+    told = []
+    for _ in range(MOST_TRIES):
+        hangs, go = threading.Event(), threading.Event()
+
+        def behave(event: Event, hangs: threading.Event = hangs, go: threading.Event = go) -> None:
+            told.append(event.id)
+            hangs.set()
+            go.wait(20)
+
+        feed = Feed(Recorder(behave), Inbox(stand.root, "recorder", stand.disk), careful=True)
+        feed._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
+        feed.start()
+        assert hangs.wait(20)
+        feed.leave(0)
+        go.set()
+        assert feed.join(10)
+    assert told == ["a"] * MOST_TRIES
+    last = Recorder()
+    stand.feed(last, careful=True)
+    wait_for(lambda: not stand.unread, what="the rest")
+    assert last.heard == ["b"]

@@ -1,0 +1,155 @@
+"""The events on the disk: appended, read from a cursor, cut; cut off anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spool.core import layout
+from spool.core.events import Event, EventName
+from spool.core.model import Grant, Notify, Request, Result, State
+from spool.formats.events import parse_event, render_event
+from spool.store.disk import Disk
+from spool.store.inbox import Inbox
+from spool.store.outbox import Outbox
+from spool.testing.faults import FaultyDisk, PowerCut
+
+
+def event(number: int, filler: str = "") -> Event:
+    """Return some event."""
+    return Event(
+        id=str(number),
+        name=EventName.FINISHED,
+        at_ns=number,
+        host="h",
+        version="1",
+        spool_dir="/s",
+        job="x",
+        reason=filler,
+    )
+
+
+def disk(root: Path) -> Disk:
+    """Return the disk of a spool."""
+    return Disk(str(root / ".tmp"))
+
+
+def heard(root: Path, kind: str, *, all_of_it: bool = True) -> list[str]:
+    """Return the ids that a listener hears from its cursor on, and let it have heard them."""
+    inbox = Inbox(str(root), kind, disk(root))
+    found, position = [], inbox.position
+    while lines := inbox.read(position):
+        found += [line.event.id for line in lines if line.event is not None]
+        position = lines[-1].end
+        if not all_of_it:
+            break
+    inbox.save(position)
+    inbox.close()
+    return found
+
+
+def test_an_event_comes_back_as_it_was() -> None:
+    """A line of the file has all of an event, the result, the grant and whom to notify too."""
+    whole = Event(
+        id="a",
+        name=EventName.RETRYING,
+        at_ns=5,
+        host="h",
+        version="1",
+        spool_dir="/s",
+        reason="r\n",
+        tags=("t",),
+        request=Request(cpus=2, gpus=1, gpu_type="A"),
+        grant=Grant(cpus=2, gpu_uuids=("u",), gpu_indices=(3,)),
+        result=Result("j", 1, 2, State.FAILED, "exit code 3", exit_code=3, again="retry", tags=("t",)),
+        notify=Notify(("json://x",), ("ended",), 5),
+    )
+    line = render_event(whole)
+    assert line.count(b"\n") == 1
+    assert parse_event(line.rstrip()) == whole
+    assert parse_event(line[: len(line) // 2]) is None
+
+
+def test_each_listener_hears_of_all_from_its_beginning_on(spool_root: Path) -> None:
+    """One that begins later hears of nothing that was before, and each goes on where it was."""
+    outbox = Outbox(str(spool_root), disk(spool_root))
+    assert outbox.begin("hooks")
+    assert not outbox.begin("hooks")
+    outbox.append(render_event(event(1)))
+    assert outbox.begin("notify")
+    outbox.append(render_event(event(2)) + render_event(event(3)))
+    assert heard(spool_root, "hooks") == ["1", "2", "3"]
+    assert heard(spool_root, "notify") == ["2", "3"]
+    assert not outbox.unread()
+    outbox.append(render_event(event(4)))
+    assert outbox.unread()
+    assert heard(spool_root, "hooks") == ["4"]
+    assert (spool_root / layout.EVENTS).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_all_have_read_is_cut_off_and_no_cursor_changes(spool_root: Path) -> None:
+    """A listener that is behind keeps what it has not heard, a reader goes on in the new file, positions only grow."""
+    outbox = Outbox(str(spool_root), disk(spool_root))
+    outbox.begin("hooks")
+    outbox.begin("notify")
+    for number in range(20):
+        outbox.append(render_event(event(number, "x" * 100)))
+    reader = Inbox(str(spool_root), "hooks", disk(spool_root))
+    position = reader.read(reader.position)[14].end
+    reader.save(position)
+    Inbox(str(spool_root), "notify", disk(spool_root)).save(position)
+    size, end = (spool_root / layout.EVENTS).stat().st_size, outbox.end
+    outbox.cut()
+    assert (spool_root / layout.EVENTS).stat().st_size < size / 2
+    assert outbox.end == end
+    outbox.append(render_event(event(20)))
+    assert [line.event.id for line in reader.read(position) if line.event] == [str(n) for n in range(15, 21)]
+    assert heard(spool_root, "notify") == [str(n) for n in range(15, 21)]
+    again = Outbox(str(spool_root), disk(spool_root))
+    assert again.end == outbox.end
+    reader.close()
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_nothing_is_lost_where_the_dispatcher_is_cut_off(spool_root: Path, tmp_path: Path, *, torn: bool) -> None:
+    """Before each change of an append or a cut: what was appended is heard once, a torn line is passed over."""
+    for number in range(1, 40):
+        root = tmp_path / f"{number}"
+        (root / ".tmp").mkdir(parents=True)
+        faulty = FaultyDisk(str(root / ".tmp"), cut_at=number, torn=torn)
+        sure: list[str] = []
+        got: list[str] = []
+        outbox = Outbox(str(root), faulty)
+        try:
+            outbox.begin("hooks")
+            for serial in range(8):
+                outbox.append(render_event(event(serial, "x" * 50)))
+                sure.append(str(serial))
+                if serial % 3 == 2:
+                    got += heard(root, "hooks", all_of_it=serial != 5)
+                    outbox.cut()
+        except PowerCut:
+            pass
+        outbox.close()
+        after = Outbox(str(root), disk(root))
+        after.begin("hooks")
+        after.append(render_event(event(99)))
+        got += heard(root, "hooks")
+        assert [each for each in got if each in sure or each == "99"] == [*sure, "99"], number
+        after.close()
+        if not faulty.is_cut:
+            return
+    raise AssertionError("the scenario has no end")
+
+
+def test_a_file_that_somebody_removed_begins_anew(spool_root: Path) -> None:
+    """Cursors of the old file do not hide what is told in the new one."""
+    outbox = Outbox(str(spool_root), disk(spool_root))
+    outbox.begin("hooks")
+    outbox.append(render_event(event(1)))
+    assert heard(spool_root, "hooks") == ["1"]
+    outbox.close()
+    (spool_root / layout.EVENTS).unlink()
+    outbox.append(render_event(event(2)))
+    assert heard(spool_root, "hooks") == ["2"]
