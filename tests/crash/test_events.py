@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from crash.scripts import play
-from crash.world import Session, World, history, world_at
+from crash.world import Session, World, check, history, world_at
 from spool.core import layout
 from spool.core.events import Event, EventName
-from spool.dispatcher import recover, start
+from spool.dispatcher import recover, start, telling
 from spool.dispatcher.listening import Listening
+from spool.listeners.hookfiles import HookFiles
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
 from spool.testing.faults import FaultyDisk
@@ -70,9 +71,9 @@ def _check(world: World) -> None:
     for result in history(world.root):
         name = EventName.RETRYING if result.again is not None else EventName(result.outcome)
         assert names[name, result.job, result.run] == 1, f"{name} of {result.job} {result.run} was not told once"
-        told = next(event for event in events if (event.name, event.job, event.run) == (name, result.job, result.run))
-        assert told.result is not None
-        assert (told.result.outcome, told.result.again) == (result.outcome, result.again)
+        found = next(event for event in events if (event.name, event.job, event.run) == (name, result.job, result.run))
+        assert found.result is not None
+        assert (found.result.outcome, found.result.again) == (result.outcome, result.again)
     for job, run in world.begun:
         for name in (EventName.SUBMITTED, EventName.STARTED):
             assert names[name, job, run] == 1, f"{name} of {job} {run} was not told"
@@ -81,6 +82,7 @@ def _check(world: World) -> None:
     assert {job: count for (name, job), count in jobs.items() if name == EventName.HELD} == HELD
     assert {job: count for (name, job), count in jobs.items() if name == EventName.RELEASED} == HELD
     assert {job for (name, job) in jobs if name == EventName.CANCELLING} == {"long"}
+    check(world)
     began, left = jobs[EventName.DISPATCHER_STARTED, None], jobs[EventName.DISPATCHER_STOPPED, None]
     assert left >= began - 1, "a dispatcher that was killed was not missed"
 
@@ -132,3 +134,28 @@ def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.M
             except Exception as error:
                 failures.append(f"{_where(whole, number)}: {type(error).__name__} {error}")
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
+    hooks = HookFiles()
+    monkeypatch.setattr(telling, "find_hooks", lambda _: hooks)
+    with world_at(tmp_path / "world", monkeypatch) as world:
+        monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+        session = Session(world)
+        try:
+            session.users.submit("long", "hang")
+            session.turns(4)
+            assert session.now is not None
+            assert not (world.root / layout.EVENTS).exists()
+            hooks = HookFiles({"polling": ("/hook",)})
+            session.turns(4)
+            assert _events(world) == []
+            for _ in range(2):
+                session.now.noticing._poll_at_ns = 0
+                session.turns(4)
+            assert [(event.name, event.job, event.run) for event in _events(world)] == [("polling", "long", 1)] * 2
+        finally:
+            session.end()

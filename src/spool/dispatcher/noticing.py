@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
 _POLL_NS = 60 * SECOND_NS
+_OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
 _RESERVED, _GPU, _DISPATCHER = "reservation", "gpu", "dispatcher"
 
 
@@ -67,6 +68,7 @@ class Noticing:
     def begins(self) -> None:
         """Tell that the dispatcher serves, and that the one before it was killed."""
         telling, now = self._telling, self._of.clock()
+        self._forget_the_gone()
         for key in [key for key in telling.known if key.startswith(f"{_DISPATCHER}:")]:
             if telling.wants(EventName.DISPATCHER_STOPPED):
                 why = "it was killed, or the machine went down"
@@ -81,6 +83,12 @@ class Noticing:
             telling.notes = []
         if telling.wants(EventName.DISPATCHER_STARTED):
             telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, key, self._root, now))
+
+    def _forget_the_gone(self) -> None:
+        """Forget what was told of runs that are over, where a power cut took the line that says so."""
+        live = {_key(each, name) for each in self._of.table.live.values() for name in _OF_RUNS}
+        for key in [key for key in self._telling.known if key.endswith(_OF_RUNS) and key not in live]:
+            self._telling.forget(key)
 
     def leaves(self) -> None:
         """Tell that the dispatcher leaves."""
@@ -119,7 +127,7 @@ class Noticing:
             if self._silent.pop(live.key, None) is not None and self._has_begun(live):
                 self._telling.run(EventName.STARTED, live, self._of.clock())
         for live in lives:
-            for name in (EventName.STARTED, EventName.CANCELLING):
+            for name in _OF_RUNS:
                 self._telling.forget(_key(live, name))
 
     def _has_begun(self, live: Live) -> bool:
