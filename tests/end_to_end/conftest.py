@@ -1,6 +1,7 @@
 """Spools with real dispatchers.
 
-A module that says `EXECUTORS = (...)` has each of its tests that use one run under each of these.
+A module that says `EXECUTORS = (...)` has each of its tests that use one run under each of these, unless the test says
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from served import Served
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the executor to the tests of the modules that name several."""
     names = getattr(metafunc.module, "EXECUTORS", ())
-    if names and "executor" in metafunc.fixturenames:
+    says = any("executor" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if names and "executor" in metafunc.fixturenames and not says:
         metafunc.parametrize("executor", names, indirect=True, scope="module")
 
 

@@ -55,7 +55,6 @@ def test_priority_then_arrival_decides(served: Served) -> None:
     assert started == ["gate", "job-1", "job-4", "job-0", "job-2", "job-5", "job-3"]
 
 
-@_BOTH
 def test_nothing_is_given_twice(served: Served) -> None:
     """Forty jobs on three CPUs never run more than three at once, and use all three."""
     _configure(served, "cpus = 3\n")
@@ -269,7 +268,6 @@ def test_once_does_one_pass(served: Served) -> None:
     served.end_runs()
 
 
-@_BOTH
 def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
     """`--until-idle` runs what waits, chains and retries included, and leaves; held files do not keep it."""
     served.drop("kept", "true", place="held")

@@ -285,6 +285,7 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
     assert not marked(shared.root, "greedy")
 
 
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
 def test_shared_memory_counts_once(served: Served) -> None:
     """Ten processes that share 100 MB by fork use 100 MB, and stay within 200."""
     program = (
