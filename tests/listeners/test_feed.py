@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,9 +62,10 @@ class Stand:
         for each in ids:
             self.outbox.append(render_event(_event(each, name)))
 
-    def feed(self, listener: Recorder, *, careful: bool = False) -> Feed:
+    def feed(self, listener: Recorder, *, careful: bool = False, limit: float = math.inf) -> Feed:
         feed = Feed(listener, Inbox(self.root, "recorder", self.disk), careful=careful)
         self.feeds.append(feed)
+        feed.more(limit)
         feed.start()
         return feed
 
@@ -96,7 +98,7 @@ def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
     wait_for(lambda: not stand.unread, what="all to be read")
     assert first.heard == ["a", "b"]
     stand.tell("c")
-    feed.more()
+    feed.more(math.inf)
     wait_for(lambda: first.heard == ["a", "b", "c"], what="c")
     feed.leave(10)
     assert feed.join(10)
@@ -105,6 +107,20 @@ def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
     stand.tell("d")
     stand.feed(second)
     wait_for(lambda: second.heard == ["d"], what="d alone")
+
+
+def test_nothing_is_told_before_it_may_be(stand: Stand) -> None:
+    """What stands after the position that the dispatcher has given is not told: its file may be half moved."""
+    stand.tell("a")
+    end = stand.outbox.end
+    stand.tell("b")
+    listener = Recorder()
+    feed = stand.feed(listener, limit=end)
+    wait_for(lambda: stand.outbox.cursor("recorder") == end, what="a to be read")
+    feed.leave(10)
+    assert feed.join(10)
+    assert listener.heard == ["a"]
+    assert stand.unread
 
 
 def test_what_is_not_done_is_told_again(stand: Stand) -> None:
@@ -166,6 +182,7 @@ def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> N
 
         feed = Feed(Recorder(behave), Inbox(stand.root, "recorder", stand.disk), careful=True)
         feed._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
+        feed.more(math.inf)
         feed.start()
         assert hangs.wait(20)
         feed.leave(0)

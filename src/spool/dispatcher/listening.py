@@ -27,6 +27,7 @@ _PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is s
 _WELL_NS = 60 * SECOND_NS  # a process that has lived so long was well
 _MOST_TRIES = 3
 _AT_ONCE = 64
+_MUCH = 1 << 16  # of what it has not read: it need not be told of each event then
 _PATIENCE_NS = 30 * SECOND_NS  # with an answer, beyond what hooks may take
 
 
@@ -56,6 +57,7 @@ class Listening:
         self._wanted = False
         self._questions: dict[int, _Question] = {}
         self._number = 0
+        self._position = 0
         self._greeting = False  # whether the process has said who it is, and can be asked
         self._born_ns = 0
         self._deaths = 0  # in a row
@@ -79,10 +81,12 @@ class Listening:
             self._kinds = (*self._kinds, *sorted(added))
             self._say(Kinds(self._kinds))
 
-    def more(self) -> None:
-        """Tell it that there are events to be read."""
-        if not self._out:  # it has not read yet what was said before
-            self._say(More())
+    def more(self, position: int) -> None:
+        """Tell it that there are events to be read, up to *position*."""
+        if position != self._position:
+            self._position = position
+            if len(self._out) < _MUCH:
+                self._say(More(position))
 
     def ask(self, event: Event) -> int:
         """Ask whether it may be; return the number that the reply will have."""
@@ -173,7 +177,7 @@ class Listening:
         self._channel = ours
         self._born_ns = time.monotonic_ns()
         self._in = b""
-        self._out = render(Kinds(self._kinds)) + render(More())
+        self._out = render(Kinds(self._kinds)) + render(More(self._position))
         self._ready.register(ours, select.EPOLLIN)
         self._write()
 
@@ -238,9 +242,12 @@ class Listening:
     def _write(self) -> None:
         if self._channel is None:
             return
+        late = len(self._out) >= _MUCH
         try:
             while self._out:
                 self._out = self._out[self._channel.send(self._out) :]
+                if late and not self._out:
+                    self._out, late = render(More(self._position)), False
         except BlockingIOError:
             pass
         except OSError:  # it is gone, as the next read will tell

@@ -153,6 +153,7 @@ class Dispatcher:
 
     def turn(self) -> bool:
         """Do one pass; return whether another has something to do at once."""
+        self.telling.begin_pass()
         self.sight.see()
         self.gates.hear()
         ended = self.ends.collect()

@@ -49,6 +49,7 @@ class Telling:
         self._lines: list[bytes] = []
         self.notes: list[journal.Line] = []  # what the journal is to be told, after the events are written down
         self._news = False
+        self._passing = True  # a file may be half moved
         self.replies: list[Reply] = []
         self.settled = True  # False: who is to be asked has changed
 
@@ -62,6 +63,7 @@ class Telling:
         kinds = outbox.kinds()
         if kinds:
             if outbox.unread():
+                self._news = True
                 self.listening.listen(kinds)
             outbox.cut()
 
@@ -89,12 +91,17 @@ class Telling:
         self._kinds = kinds
         self._settle()
 
+    def begin_pass(self) -> None:
+        """Let nobody hear of what is written from here on until :meth:`tick`."""
+        self._passing = True
+
     def tick(self) -> None:
-        """See to the process, and tell it of what is new."""
+        """At the end of a pass: see to the process, and tell it of what is new and has come to its end."""
         self.listening.tick()
+        self._passing = False
         if self._news:
             self._news = False
-            self.listening.more()
+            self.listening.more(self._logs.events.end)
             if self._logs.events.is_long:
                 self._logs.events.cut()
 
@@ -188,7 +195,7 @@ class Telling:
             self._news = True
 
     def close(self) -> None:
-        """Let the process tell what there is, and leave."""
-        if self._news:
-            self.listening.more()
+        """Let the process tell what there is, and leave; what a pass that was cut off is about, the next one tells."""
+        if self._news and not self._passing:
+            self.listening.more(self._logs.events.end)
         self.listening.close()

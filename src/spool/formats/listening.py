@@ -20,7 +20,9 @@ class Kinds(msgspec.Struct, frozen=True, tag="kinds", tag_field="is"):
 
 
 class More(msgspec.Struct, frozen=True, tag="more", tag_field="is"):
-    """There are events to be read, or the configuration or the hooks have changed."""
+    """There are events to be read, up to that position: what they tell of has come to its end on the disk."""
+
+    position: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="is"):

@@ -31,6 +31,7 @@ class Feed:
         self._news = True
         self._open: dict[int, None] = {}  # where those events stand that are told and not done, in their order
         self._read_to = inbox.position
+        self._limit = 0.0
         self._tries = inbox.tries
         self._leave_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"spool-{listener.name}", daemon=True)
@@ -39,10 +40,11 @@ class Feed:
         """Begin."""
         self._thread.start()
 
-    def more(self) -> None:
-        """Have it look whether there is more; from any thread."""
+    def more(self, limit: float) -> None:
+        """Have it tell of what stands before the position *limit*; from any thread."""
         with self._wake:
             self._news = True
+            self._limit = limit
             self._wake.notify()
 
     def leave(self, within_s: float) -> None:
@@ -90,11 +92,13 @@ class Feed:
         except OSError as error:
             log.error("cannot read the events: %s", error.strerror)
             return False
+        told = False
         for one in found:
-            if self._late:
-                return False
+            if self._late or one.end > self._limit:
+                break
             self._tell(one)
-        return bool(found)
+            told = True
+        return told
 
     def _tell(self, one: Found) -> None:
         event = one.event

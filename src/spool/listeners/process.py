@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from spool.core import layout
 from spool.core.events import EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
-from spool.formats.listening import Ask, Hello, Kinds, read_told, render
+from spool.formats.listening import Ask, Hello, Kinds, More, read_told, render
 from spool.listeners import CAREFUL, KINDS, Listener, by_kind
 from spool.listeners.answers import Answers
 from spool.listeners.current import Current
@@ -62,7 +63,10 @@ class _Process:
         self._problems: list[str] = []
         self._leftovers = Leftovers(root)
         self._writing = threading.Lock()
+        self._position = 0.0  # what stands before it may be told
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
+        if not self._is_socket:
+            self._position = math.inf
         self._answers = Answers(self._listeners, self._say)
         self._text = b""
 
@@ -103,10 +107,12 @@ class _Process:
                     self._make()
                 case Ask(number, event):
                     self._answers.ask(number, event)
-                case _:
+                case More(position):
+                    self._position = position
+                case None:
                     pass
         for feed in self._feeds.values():
-            feed.more()
+            feed.more(self._position)
         return True
 
     def _say(self, line: bytes) -> None:
@@ -163,6 +169,7 @@ class _Process:
                 if kind not in self._feeds and kind in cursors(self._layout):
                     feed = Feed(listener, Inbox(self._root, kind, self._disk), careful=kind in CAREFUL)
                     self._feeds[kind] = feed
+                    feed.more(self._position)
                     feed.start()
         self._leftovers.reap()
 
