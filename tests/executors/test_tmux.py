@@ -192,6 +192,22 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     assert executor.unavailable() is None
 
 
+def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many slow answers in a row count as silence: the starts of a pass together take no longer than that."""
+    monkeypatch.setattr(tmux, "LIMIT_S", 0.5)
+    monkeypatch.setattr(tmux, "_SLOW_S", 0.2)
+    says = f"[ $1 = -V ] && exec echo tmux 3.3\necho x >> {tmp_path}/asked\nsleep 0.3; echo 1 1"
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", says))
+    (tmp_path / "run.sh").write_text("true\n")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    executor = TmuxExecutor()
+    for _ in range(20):
+        executor.start(launch)
+    assert (tmp_path / "asked").read_text().count("x") <= 2
+    assert "does not answer" in (executor.unavailable() or "")
+    wait_for(lambda: executor.unavailable() is None)
+
+
 def test_who_uses_no_tmux_pays_nothing_for_it() -> None:
     """Neither the dispatcher nor a submission imports libtmux before a job wants it."""
     program = (

@@ -52,6 +52,7 @@ OLDEST = (3, 2)
 LIMIT_S = 3.0
 """How long a tmux command may take. It takes a few milliseconds."""
 
+_SLOW_S = 0.25
 _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
 _SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
 _LEFT = re.compile("server exited|lost server")
@@ -66,6 +67,7 @@ class TmuxExecutor:
     def __init__(self) -> None:
         self._process = ProcessExecutor()
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # of which program what is wrong with it
+        self._slow_s = 0.0  # what the last starts took together, each of which took long
         self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
 
     def unavailable(self) -> str | None:
@@ -104,6 +106,7 @@ class TmuxExecutor:
             words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
         if launch.run > 1:
             words += [";", "kill-session", "-t", f"={session_of(launch.job, launch.run - 1)}"]
+        begun = time.monotonic()
         try:
             answer = self._asked(server, words, told, launch)
         except TimeoutError:
@@ -113,6 +116,10 @@ class TmuxExecutor:
             return Started()  # removed a moment ago: the job is to wait, and not to fail
         except (OSError, LibTmuxException) as error:
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
+        took_s = time.monotonic() - begun
+        self._slow_s = self._slow_s + took_s if took_s > _SLOW_S else 0.0
+        if self._slow_s > LIMIT_S:  # it answers, but the starts of a pass together would take as long as a hang
+            self._hung, self._slow_s = (str(server.socket_path), None), 0.0
         # The last of the commands may fail where the first has not: there was no earlier session.
         pids = answer.stdout[0].split() if answer.stdout else []
         if len(pids) != 2:
