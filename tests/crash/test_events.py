@@ -15,7 +15,7 @@ from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
 from spool.core.events import Event, EventName
-from spool.dispatcher import recover, start, telling
+from spool.dispatcher import noticing, recover, start, telling
 from spool.dispatcher.listening import Listening
 from spool.listeners.hookfiles import HookFiles
 from spool.store.disk import Disk
@@ -34,6 +34,8 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have somebody who wants to hear of everything, and no process that tells him."""
     monkeypatch.setattr(Listening, "tick", lambda _: None)
     monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
+    for name in ("_SOON_NS", "_LATER_NS"):  # so that each play makes the same changes in the same passes
+        monkeypatch.setattr(noticing, name, 0)
     monkeypatch.setattr(start, "SILENT_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
 
