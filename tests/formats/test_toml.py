@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+import tomli
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -36,6 +37,16 @@ HOSTILE = {
     "half a key": b"comm",
     "carriage return": b"a = 1\rb = 2",
 }
+
+
+def test_what_the_parser_takes_and_nobody_could_look_into_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsers differ in how much nesting they take; what is too deep for us is the file's mistake, and no crash."""
+    deep: object = 1
+    for _ in range(2000):
+        deep = [deep]
+    monkeypatch.setattr(tomli, "loads", lambda text: {"a": deep})
+    with pytest.raises(InvalidFile, match="nested too deeply"):
+        toml.read(b'a = "\\\\"\n', "job x")
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
@@ -153,6 +164,52 @@ _values = st.recursive(
 def test_what_is_written_reads_back(document: dict[str, object]) -> None:
     """Writing loses nothing, also texts of several lines and carriage returns."""
     assert toml.read(toml.write(document), "x") == document
+
+
+_digits = st.from_regex(r"[0-9](_?[0-9]){0,24}", fullmatch=True) | st.integers(300, 400).map(lambda n: "7" * n)
+_numbers = st.one_of(
+    st.tuples(st.sampled_from(["", "+", "-"]), _digits, st.sampled_from(["", ".0", ".7_7"]), _digits).map("".join),
+    st.tuples(_digits, st.sampled_from(["e", "E", ".0e", ".1E+", "e-", "e+"]), st.integers(0, 400).map(str)).map(
+        "".join
+    ),
+    st.tuples(st.sampled_from(["0x", "0o", "0b"]), st.from_regex(r"[01](_?[01]){0,70}", fullmatch=True)).map("".join),
+    st.integers(-(1 << 70), 1 << 70).flatmap(
+        lambda n: st.sampled_from([str(n), hex(abs(n)), oct(abs(n)), bin(abs(n))])
+    ),
+    st.text(st.sampled_from("0123456789_+-.eExobinfatABF"), min_size=1, max_size=24),
+    st.floats().map(repr),
+)
+_pieces = [*"ab0e'é\t", "\\u0000", "\\U00000000", "\\t", "\\n", "\\\\"]
+_quoted = st.lists(st.sampled_from(_pieces), max_size=6).map(lambda pieces: f'"{"".join(pieces)}"')
+_written = st.recursive(
+    _numbers | _quoted,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda values: f"[{', '.join(values)}]")
+        | st.tuples(_quoted, inner).map(lambda pair: f"{{ {pair[0]} = {pair[1]} }}")
+    ),
+    max_leaves=4,
+)
+
+
+@example("a", "9223372036854775808")
+@example("a", "1e309")
+@example("a", "0b" + "1" * 64)
+@example("a", "0o1777777777777777777777")
+@example("a", "1" * 309 + ".0")
+@example('"\\u0000"', "1")
+@given(st.just("a") | _quoted, _written)
+def test_no_value_that_is_refused_escapes_the_quick_look(key: str, written: str) -> None:
+    """Whatever a thorough look refuses is refused, however it is written; all else is read."""
+    text = f"{key} = {written}\n"
+    try:
+        document = tomllib.loads(text)
+    except ValueError:
+        return
+    if toml._find_bad(document) is None:
+        assert toml.read(text.encode(), "x") == document
+    else:
+        with pytest.raises(InvalidFile):
+            toml.read(text.encode(), "x")
 
 
 @given(st.text(max_size=30))

@@ -41,14 +41,14 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     text = decode(data, what)
     if text.count(".") >= MAX_KEY_PARTS and _has_long_key(text):
         raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
+    suspicious = any(word in text for word in _WORDS) or _MAY_BE_BAD.search(text) is not None
     try:
         document = tomli.loads(text)
+        bad = _find_bad(document) if suspicious else None
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
-    suspicious = any(word in text for word in _WORDS) or _MAY_BE_BAD.search(text) is not None
-    bad = _find_bad(document) if suspicious else None
     if bad is not None:
         path, why = bad
         from spool.formats.lines import find_line  # here, for only a file that is wrong needs it
