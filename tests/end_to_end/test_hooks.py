@@ -198,6 +198,16 @@ def test_a_hook_is_given_the_facts_and_no_address(served: Served) -> None:
     assert (served.root / "events.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_hook_finds_the_files_where_they_belong(served: Served) -> None:
+    """When it is told of an end the file is in done/ and the run in the history; of a start, in running/."""
+    hook(served, "finished", 'ls done/"$SPOOL_JOB".toml >> ledger; grep -c "\\"$SPOOL_JOB\\"" history.jsonl >> ledger')
+    hook(served, "submitted", 'ls running/"$SPOOL_JOB".toml >> ledger')
+    served.start()
+    served.drop("x", "while [ ! -s spool/ledger ]; do sleep 0.01; done")
+    served.until(lambda: len(ledger(served)) >= 3, "both hooks")
+    assert ledger(served) == [["running/x.toml"], ["done/x.toml"], ["1"]]
+
+
 def test_several_hooks_of_an_event_run_in_order(served: Served) -> None:
     """hooks/EVENT first, then hooks/EVENT.d/* sorted; what is not executable and what editors leave is passed over."""
     hook(served, "finished.d/20-two", "echo two >> ledger")
@@ -211,6 +221,7 @@ def test_several_hooks_of_an_event_run_in_order(served: Served) -> None:
     assert ledger(served) == [["zero"], ["one"], ["two"]]
     assert "hooks/finished.d/15-plain: it is not run: it is not executable" in served.said()
     assert "hooks/finnished: no event has that name, did you mean finished?" in served.said()
+    assert "hooks/finished.d/15-plain: it is not run: it is not executable" in served.spool("doctor").stdout
 
 
 def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Served) -> None:
