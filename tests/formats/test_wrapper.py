@@ -120,14 +120,14 @@ def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> Non
 @pytest.mark.parametrize("said", ["", "\n", "1 77\n", "{pid}", "{pid} \n", "{pid} 77\n"])
 def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs, tmp_path: Path, said: str) -> None:
     """A line with its own pid gives the start ticks; with anything else it reads /proc."""
-    run = runs.make("exec sleep 60", replace(surroundings(), boot_id=identity.boot_id()))
+    run = runs.make("echo ready; exec sleep 60", replace(surroundings(), boot_id=identity.boot_id()))
     line = tmp_path / "said"
     with line.open("w") as file:  # the shell's pid is that of what it replaces
         starter = f"printf %s \"{said.format(pid='$$')}\" > '{line}'; exec \"$@\" told < '{line}'".replace("\n", "\\n")
         starter = starter.replace("printf %s", "printf")
         run.start("/bin/sh", "-c", starter, "sh", stdin=file)
     assert run.process is not None
-    wait_for(lambda: (run.text("jid") or "").endswith("\n"))
+    run.says("ready")
     found = identity.of_process(run.process.pid)
     assert found is not None
     assert run.jid == (replace(found, start_ticks=77) if "} 77" in said else found)
