@@ -117,9 +117,24 @@ def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> Non
     assert run.text("error") is None
 
 
-@pytest.mark.parametrize("said", ["", "\n", "1 77\n", "{pid}", "{pid} \n", "{pid} 77\n"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "\n",
+        "1 77\n",
+        "{pid}",
+        "{pid} \n",
+        "{pid} 77",
+        "{pid} 7x7\n",
+        "{pid} 77 7\n",
+        "{pid} -77\n",
+        "{pid}0 77\n",
+        "{pid} 77\n",
+    ],
+)
 def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs, tmp_path: Path, said: str) -> None:
-    """A line with its own pid gives the start ticks; with anything else it reads /proc."""
+    """A whole line with its own pid and a number gives the start ticks; with anything else it reads /proc."""
     run = runs.make("echo ready; exec sleep 60", replace(surroundings(), boot_id=identity.boot_id()))
     line = tmp_path / "said"
     with line.open("w") as file:  # the shell's pid is that of what it replaces
@@ -130,7 +145,7 @@ def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs
     run.says("ready")
     found = identity.of_process(run.process.pid)
     assert found is not None
-    assert run.jid == (replace(found, start_ticks=77) if "} 77" in said else found)
+    assert run.jid == (replace(found, start_ticks=77) if said == "{pid} 77\n" else found)
 
 
 def test_the_jid_proves_the_wrapper(runs: Runs) -> None:

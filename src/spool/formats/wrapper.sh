@@ -66,8 +66,12 @@ spool_signal() {
 # byte, which takes longer than its own start; so whoever started this one may have said "PID START_TICKS".
 spool_identify() {
     spool_pid='' spool_ticks=''
-    if [ "$spool_told" = told ]; then read -r spool_pid spool_ticks; fi
-    if [ "$spool_pid" != "$$" ] || [ -z "$spool_ticks" ]; then
+    # What is cut off before the end of its line may be the beginning of another number.
+    if [ "$spool_told" = told ]; then read -r spool_pid spool_ticks || spool_ticks=''; fi
+    case $spool_ticks in
+    '' | *[!0-9]*) spool_pid='' ;;
+    esac
+    if [ "$spool_pid" != "$$" ]; then
         IFS= read -r spool_line < "/proc/$$/stat" || return 1
         IFS= read -r spool_boot < /proc/sys/kernel/random/boot_id || return 1
         # The second field is the program's name in parentheses and may hold anything, so count from its end.
