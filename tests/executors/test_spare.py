@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spool.core.errors import SpoolError
 from spool.executors import Launch, Started
 from spool.executors.process import ProcessExecutor
 from spool.formats import records
@@ -80,9 +82,7 @@ def test_one_waits_at_a_time(shop: Shop) -> None:
 
 def test_a_run_does_not_see_that_its_shell_has_waited(shop: Shop) -> None:
     """Arguments, signals, environment and descriptors are those of a wrapper that was started for it."""
-    say = (
-        'echo "$0" $#; grep -E "^Sig(Ign|Blk)" /proc/self/status; ls /proc/self/fd; env | grep -v METADIR | sort'
-    )
+    say = 'echo "$0" $#; grep -E "^Sig(Ign|Blk)" /proc/self/status; ls /proc/self/fd; env | grep -v METADIR | sort'
     logs = []
     for ready in (False, True):
         if ready:
@@ -138,3 +138,91 @@ def test_the_shell_leaves_with_whoever_started_it(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     waiting = int((tmp_path / "pid").read_text())
     wait_for(lambda: (stat := identity.read_stat(waiting)) is None or stat.dead, what="the end of the shell")
+
+
+def test_a_shell_that_is_gone_is_not_named_again(shop: Shop) -> None:
+    """Its pid may be another process's by now. No new one is started until a job is: it might end as fast, for ever."""
+    waiting = shop.executor.get_ready()
+    assert waiting is not None
+    os.kill(waiting, signal.SIGKILL)
+    os.waitpid(waiting, 0)
+    assert shop.executor.get_ready() is None
+    assert shop.finish(shop.executor.start(shop.launch("exit 6"))) == 6
+    assert shop.executor.get_ready() is not None
+
+
+def test_a_shell_that_was_stopped_does_not_start_a_run_that_was_settled_meanwhile(shop: Shop) -> None:
+    """Told while it is stopped, it goes on one day, finds the jid and leaves."""
+    waiting = shop.executor.get_ready()
+    assert waiting is not None
+    os.kill(waiting, signal.SIGSTOP)
+    launch = shop.launch("echo no")
+    started = shop.executor.start(launch)
+    (Path(launch.metadir) / "jid").write_bytes(records.VOID_JID)
+    os.kill(waiting, signal.SIGCONT)
+    assert shop.finish(started) == ALREADY_STARTED
+    assert not (Path(launch.metadir) / "log").exists()
+
+
+def test_a_stopped_shell_is_ended_as_any(shop: Shop) -> None:
+    """It is not waited for in vain."""
+    waiting = shop.executor.get_ready()
+    assert waiting is not None
+    os.kill(waiting, signal.SIGSTOP)
+    shop.executor.close()
+    assert identity.read_stat(waiting) is None
+
+
+def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop) -> None:
+    """Killed right after its word to the waiting shell: the run has its jid and comes to its end."""
+    launch = shop.launch("exit 7")
+    child = os.fork()
+    if child == 0:
+        shop.executor.get_ready()
+        shop.executor.start(launch)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
+    assert records.parse_jid(_record(launch, "jid")) is not None
+
+
+def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told, ended by somebody, dismissed, or never started because the machine has no room."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    before = os.listdir("/proc/self/fd")
+    for number in (None, signal.SIGKILL):
+        waiting = shop.executor.get_ready()
+        assert waiting is not None
+        if number is not None:
+            os.kill(waiting, number)
+            os.waitpid(waiting, 0)
+        assert shop.finish(shop.executor.start(shop.launch("exit 8"))) == 8
+    shop.executor.get_ready()
+    shop.executor.close()
+    for name in ("posix_spawn", "pipe2"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            assert shop.executor.get_ready() is None
+            if name == "posix_spawn":
+                with pytest.raises(SpoolError, match="temporarily unavailable"):
+                    shop.executor.start(shop.launch("exit 9"))
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
+def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
+    """The pipe to the waiting shell may be one of them."""
+    launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
+    child = os.fork()
+    if child == 0:
+        for fd in closed:
+            os.close(fd)
+        for launch in launches:
+            shop.finish(shop.executor.start(launch))
+            shop.executor.get_ready()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2
