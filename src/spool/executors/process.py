@@ -84,11 +84,14 @@ class ProcessExecutor:
         return Started(pid)
 
     def get_ready(self) -> int | None:
-        """Have a shell wait for the next job; return its pid."""
+        """Have a shell wait for the next job; return its pid.
+
+        One that was ended by somebody is made good by the next start: it might be ended again as soon as it is there.
+        """
         if self._spare is None:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
                 self._spare = Spare(self._spawn, own_environment())
-        return self._spare.pid if self._spare is not None else None
+        return self._spare.pid if self._spare is not None and not self._spare.gone else None
 
     def close(self) -> None:
         """End the shell that waits."""

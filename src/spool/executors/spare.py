@@ -52,11 +52,16 @@ class Spare:
             os.close(self._pipe)
         return True
 
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has ended it; its pid may be another's by now."""
+        other_end = select.poll()
+        other_end.register(self._pipe, 0)  # an error is reported all the same: nobody holds it
+        return bool(other_end.poll(0))
+
     def dismiss(self) -> None:
         """End it."""
-        gone = select.poll()
-        gone.register(self._pipe, 0)  # nobody holds the other end: somebody has ended it, and its pid may be another's
-        if not gone.poll(0):
+        if not self.gone:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
