@@ -15,8 +15,10 @@ from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
 from spool.core.events import Event, EventName
-from spool.dispatcher import noticing, recover, start, telling
+from spool.core.layout import RUNNING
+from spool.dispatcher import moves, noticing, recover, start, telling
 from spool.dispatcher.listening import Listening
+from spool.formats.listening import Reply
 from spool.listeners.hookfiles import HookFiles
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
@@ -159,5 +161,33 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
                 session.now.noticing._poll_at_ns = 0
                 session.turns(4)
             assert [(event.name, event.job, event.run) for event in _events(world)] == [("polling", "long", 1)] * 2
+        finally:
+            session.end()
+
+
+def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
+    monkeypatch.setattr(telling, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    with world_at(tmp_path / "world", monkeypatch) as world:
+        session = Session(world)
+        try:
+            session.users.submit("long", "hang")
+            session.turns(4)
+            session.users.path(RUNNING, "long").unlink()
+            session.turns(4)
+            now = session.now
+            assert now is not None
+            assert now.asking
+            assert now.moves.next_due_ns() is None
+            assert len(now.telling.listening._questions) == 1
+            assert world.pids("long")
+            now.telling.replies.append(Reply(1, no="not yet"))
+            session.turns(4)
+            assert not now.asking
+            assert now.moves.next_due_ns() is None
+            assert session.users.path(RUNNING, "long").exists()
+            assert world.pids("long")
         finally:
             session.end()

@@ -95,7 +95,7 @@ class Gates:
             return True
         if live.key in self._allowed or f"{live.name}:{live.run}:{EventName.CANCELLING}" in self._telling.known:
             return True
-        live.stop = None
+        live.stop, live.asking = None, True
         if live.key not in self._cancels:
             why = f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
             event = happenings.of_run(EventName.CANCELLING, live, self._of.spool.root, self._of.clock(), why)
@@ -184,6 +184,7 @@ class Gates:
 
     def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
         live = cancel.live
+        live.asking = False
         self._cancels.pop(live.key, None)
         if live.proof is not None or live.key not in self._of.table.live:
             return

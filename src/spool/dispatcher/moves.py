@@ -65,7 +65,7 @@ class Moves:
             except OSError:  # nobody can tell
                 continue
         for live in self.table.live.values():
-            if live.file_missing_ns is not None and live.stop is None and live.proof is None:
+            if live.file_missing_ns is not None and live.stop is None and live.proof is None and not live.asking:
                 self._see_missing(live)
 
     def _see_missing(self, live: Live) -> None:
@@ -89,7 +89,7 @@ class Moves:
             (
                 live.file_missing_ns + MISSING_NS
                 for live in self.table.live.values()
-                if live.file_missing_ns is not None and live.stop is None
+                if live.file_missing_ns is not None and live.stop is None and not live.asking
             ),
             default=None,
         )

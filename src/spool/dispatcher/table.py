@@ -92,6 +92,7 @@ class Live:
     adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     final: bool = False  # its job has ended with it
+    asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
 
     @property
