@@ -164,6 +164,7 @@ def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
 def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:
     """Each task is queued and ends as a job of its own, and the array's end comes after theirs."""
     _hook_all(served)
+    hook(served, "finished.d/facts", "cat >> facts")
     served.drop("sweep", ["/bin/true"], array="0-1")
     assert served.run() == 0
     for task in ("sweep_0", "sweep_1"):
@@ -174,6 +175,8 @@ def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:
             "finished",
         ]
     assert told(served, "sweep") == ["queued", "finished"]
+    facts = [json.loads(line) for line in (served.root / "facts").read_text().splitlines()]
+    assert {each["job"] for each in facts if each.get("array")} == {"sweep"}
     names = [(line[0], line[1]) for line in ledger(served)]
     assert names.index(("finished", "sweep")) > max(names.index(("finished", f"sweep_{at}")) for at in (0, 1))
 

@@ -80,8 +80,8 @@ class Sums:
         self._ended = Seen()
 
     def take(self, event: Event) -> None:
-        """Count an event in, unless it was told before."""
-        if not self._seen.new(event.id):
+        """Count an event in, unless it was told before. Of an array its tasks count, not the array."""
+        if event.is_array or not self._seen.new(event.id):
             return
         if event.name is EventName.QUEUED:
             self.submissions += 1

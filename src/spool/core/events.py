@@ -46,6 +46,7 @@ class Event:
     spool_dir: str
     reason: str = ""
     job: str | None = None
+    is_array: bool = False  # the job is an array, and this is of it as a whole: it has no runs of its own
     run: int | None = None
     attempt: int | None = None
     user: str | None = None

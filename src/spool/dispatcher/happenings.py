@@ -64,6 +64,7 @@ def of_end(result: Result, spec: Spec | None, root: str) -> Event:
         result=result,
         metadir=Layout(root).metadir(result.job, result.run),
         notify=spec.notify if spec is not None else None,
+        is_array=spec is not None and spec.is_array,
     )
 
 
@@ -89,6 +90,7 @@ def of_file(name: EventName, job: Job, file: JobFile, root: str, at_ns: int, rea
         request=spec.request if spec else None,
         submitted_at_ns=job.wait.arrived_at_ns if job.wait is not None else None,
         notify=spec.notify if spec else None,
+        is_array=spec is not None and spec.is_array,
     )
 
 

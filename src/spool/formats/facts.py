@@ -30,6 +30,7 @@ def facts(event: Event) -> dict[str, Any]:
         "spool_dir": event.spool_dir,
         "reason": event.reason or None,
         "job": event.job,
+        "array": event.is_array or None,
         "run": event.run,
         "attempt": event.attempt,
         "user": event.user,
