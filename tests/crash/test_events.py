@@ -124,6 +124,26 @@ def test_a_cut_before_any_change_leaves_nothing_untold(
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
 
 
+def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher that is killed while it tells what another could not leaves it to the third."""
+    whole = _length(tmp_path, monkeypatch)
+    failures = []
+    for pair in range(max(1, 270 // STRIDE)):
+        first = random.randint(1, whole.count)
+        then = [random.randint(1, 14) for _ in range(random.randint(1, 3))]
+        torn = random.random() < 0.5
+        with world_at(tmp_path / f"{pair}", monkeypatch) as world:
+            disks = [FaultyDisk(f"{world.root}/.tmp", cut_at=cut, torn=torn) for cut in (first, *then)]
+            try:
+                assert _played(world, iter(disks)).cuts >= 2
+                _check(world)
+            except Exception as error:
+                failures.append(f"{_where(whole, first)}, then {then}, {torn=}: {type(error).__name__} {error}")
+    assert not failures, "\n".join(failures)
+
+
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
 def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
     """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""

@@ -231,7 +231,8 @@ class Look:
 
     def _see_why_held(self, job: Job, file: JobFile | None) -> None:
         """See whether spool itself has held the job; edited, removed or released it is a job like any other."""
-        why = self._refusals.why(job.name, file) if file is not None else ""
+        another = file is not None and job.held is not None and file.inode != job.held.inode
+        why = self._refusals.why(job.name, file) if file is not None and not another else ""
         if job.why_held and not why:
             self._refusals.withdraw(job.name)
         job.why_held = why
