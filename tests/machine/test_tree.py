@@ -55,6 +55,19 @@ def test_who_has_left_the_tree_is_found_by_its_session(proc: FakeProc) -> None:
     assert pids(proc) == [50, 51, 52, 53]
 
 
+def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakeProc) -> None:
+    """It has the variables of the run that it is told of; who looks for it finds what it started, wherever that is."""
+    hook = {**MARK, "SPOOL_HOOK": "45.7"}
+    proc.process(60, parent=45, session=60, start=600, environment=hook)
+    proc.process(61, parent=1, session=61, start=601, environment=hook)
+    proc.process(62, parent=1, session=62, start=602, environment={**hook, "SPOOL_HOOK": "45.8"})
+    proc.process(63, parent=1, session=63, start=603, environment={**hook, "SPOOL_DIR": "/elsewhere"})
+    assert pids(proc) == [50, 51]
+    wanted = Wanted("45.7", 0, SPOOL)
+    assert sorted(found.pid for found in tree.scan([wanted], proc=str(proc), me=45)[wanted.key]) == [60, 61]
+    assert sorted(tree.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
+
+
 def test_who_has_left_the_session_too_is_found_by_its_mark(proc: FakeProc) -> None:
     """A daemon carries the mark of the run in its environment, and its descendants need not."""
     proc.process(52, parent=1, start=502, environment=MARK)

@@ -10,6 +10,9 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
 * the descendants of all of these, whatever their session and environment, unless they carry the mark of another
   run of the same spool, or are this process: a dispatcher that was started from within a job is none of its own.
 
+A hook finds the variables of the run that it is told of, and is none of its processes: `SPOOL_HOOK` says so, and by it
+the hook's own processes are found.
+
 Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
 for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
 
