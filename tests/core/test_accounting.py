@@ -31,8 +31,7 @@ def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: 
 def added(*runs: Account, by: By | None = None, **wanted: Any) -> Statistics:
     """Return what the runs add up to."""
     ledger = Ledger(Wanted(**wanted), by)
-    for run in runs:
-        ledger.add(run)
+    ledger.add(runs)
     return ledger.statistics()
 
 

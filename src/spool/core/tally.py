@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spool.core.measures import nearest_rank
 from spool.core.model import SECOND_NS, State
 from spool.core.peaks import Intervals
 
 _HOUR_NS = 3600 * SECOND_NS
+_COARSE_BITS = 16
 
 
 @dataclass(slots=True)
@@ -155,5 +157,21 @@ class Tally:
 
 
 def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
-    ordered = sorted(times)
-    return nearest_rank(ordered, 50), nearest_rank(ordered, 90)
+    """Return the median and the 90th percentile, by nearest rank."""
+    if not times:
+        return None, None
+    # Sorted is only what is near them: the times are first counted by their leading bits.
+    shift = max(max(times).bit_length() - _COARSE_BITS, 0)
+    counts = sorted(Counter([each >> shift for each in times]).items())
+    return _of_rank(times, 50, counts, shift), _of_rank(times, 90, counts, shift)
+
+
+def _of_rank(times: array[int], percent: int, counts: Sequence[tuple[int, int]], shift: int) -> int:
+    rank = -(-len(times) * percent // 100) - 1  # from 0
+    at = 0
+    while counts[at][1] <= rank:
+        rank -= counts[at][1]
+        at += 1
+    leading = counts[at][0]
+    least, above = leading << shift, (leading + 1) << shift
+    return sorted([each for each in times if least <= each < above])[rank]

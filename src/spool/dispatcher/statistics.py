@@ -31,8 +31,7 @@ def report(spool: Spool, wanted: Wanted, by: By | None) -> Report:
     """Read the history, rotated files too, and add it up; days are those of this machine's clock."""
     history = History(spool.root)
     ledger = Ledger(wanted, by, local_day)
-    for run in history.since(wanted.since_at_ns):
-        ledger.add(run)
+    ledger.add(history.since(wanted.since_at_ns))
     return Report(ledger.statistics(), history.unreadable, tuple(history.problems))
 
 
