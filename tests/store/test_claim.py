@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.store.disk import Disk
-from spool.store.locked import LockedSpool
+from spool.store.locked import CUT_OFF_NS, LockedSpool
 from spool.store.requests import Requests
 from support import make_spool
 
@@ -97,8 +98,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
     return Desk(tmp_path / "spool", atomic=request.param == "in one step")
 
 
-# In two steps, what is saved between the last check and the unlink is lost: FORMAT 5 says so.
-@pytest.mark.parametrize(("atomic", "moment"), [(True, 1), (True, 2), (True, 3), (False, 1), (False, 3)])
+@pytest.mark.parametrize("moment", [1, 2, 3, 4])
+@pytest.mark.parametrize("atomic", [True, False])
 def test_a_save_at_any_moment_of_a_claim_loses_nothing(tmp_path: Path, atomic: bool, moment: int) -> None:
     """The new version is queued whatever the old one has come to; a claimed one is the one that was looked at."""
     desk = Desk(tmp_path / "spool", atomic=atomic)
@@ -180,3 +181,79 @@ def test_an_older_file_in_the_way_is_never_replaced(desk: Desk) -> None:
     (desk.root / RUNNING / "x.toml").write_bytes(NEW)
     assert not desk.claim()
     assert desk.texts() == {QUEUED: OLD, RUNNING: NEW}
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 6])
+def test_two_saves_during_a_claim_lose_nothing(tmp_path: Path, moment: int) -> None:
+    """What is put there while the newer file goes back to its place is kept beside it."""
+    desk = Desk(tmp_path / "spool", atomic=False)
+    desk.disk.deeds = {2: lambda: desk.save(NEW), moment + 2: lambda: desk.queued.exists() or desk.submit(NEWER)}
+    assert desk.claim()
+    assert desk.texts()[RUNNING] == OLD
+    waiting = {path.read_bytes() for path in (desk.root / QUEUED).iterdir()}
+    assert NEW in waiting
+    assert waiting <= {NEW, NEWER}
+
+
+@pytest.mark.parametrize("take", ["rm", "mv"])
+def test_a_job_that_is_taken_out_of_running_at_once_is_not_claimed(desk: Desk, take: str) -> None:
+    """Whatever was done with it in the moment of the claim stays done."""
+    running, done = desk.root / RUNNING / "x.toml", desk.root / "done" / "x.toml"
+
+    def taken() -> bool:
+        Busy.move(desk.disk, str(desk.queued), str(running))
+        if take == "rm":
+            running.unlink()
+        else:
+            running.rename(done)
+        return True
+
+    desk.disk.move = lambda old, new: taken()  # type: ignore[assignment]
+    assert not desk.claim()
+    assert desk.texts() == {}
+    assert done.exists() == (take == "mv")
+
+
+def test_what_cannot_be_given_back_because_it_is_gone_is_no_matter(desk: Desk) -> None:
+    """A newer version was claimed, and taken away by its owner before it was back."""
+    desk.disk.deeds = {1: lambda: desk.save(NEW), 2 if desk.disk.atomic else 4: (desk.root / RUNNING / "x.toml").unlink}
+    assert not desk.claim()
+    assert desk.texts() == {}
+
+
+def _twice(desk: Desk, place: str) -> Path:
+    """Give the waiting file a second name, long ago."""
+    second = desk.root / place / "x.toml"
+    os.link(desk.queued, second)
+    return second
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+@pytest.mark.parametrize("what", ["between", "put back", "complete", "away"])
+def test_a_save_while_one_of_two_names_is_taken_away_loses_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str, moment: int
+) -> None:
+    """Whoever finishes a move that was cut off takes a second name away, and never a new file."""
+    second = _twice(desk, {"between": HELD, "away": DONE}.get(what, RUNNING))
+    path = second if what == "put back" else desk.queued
+    later = time.time_ns() + 2 * CUT_OFF_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    deeds: dict[str, Callable[[], object]] = {
+        "between": lambda: desk.spool.is_between("x"),
+        "put back": lambda: desk.spool.put_back("x", QUEUED),
+        "complete": desk.spool.complete_moves,
+        "away": lambda: desk.spool.put_away("x", QUEUED),
+    }
+    saved = []
+
+    def save() -> None:
+        (desk.root / ".tmp" / "saved").write_bytes(NEW)
+        os.replace(desk.root / ".tmp" / "saved", path)
+        saved.append(True)
+
+    desk.disk.deeds = {moment: save}
+    deeds[what]()
+    kept = {where.read_bytes() for where in (desk.queued, second) if where.exists()}
+    assert (NEW in kept) == bool(saved)
+    assert OLD in kept or what == "away"  # what is filed away takes the place of an older record
+    assert sorted(os.listdir(desk.root / ".tmp")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable
@@ -149,7 +150,7 @@ def test_move_cut_anywhere_loses_nothing(benches: Callable[[], Bench]) -> None:
         lambda b: void((b.here / "a").write_bytes(OLD)),
         lambda disk, b: disk.move(str(b.here / "a"), str(b.here / "b")),
     )
-    assert [names(bench) for bench, _ in outcomes] == [["a"], ["a"], ["a", "b"], ["b"]]
+    assert [names(bench) for bench, _ in outcomes] == [["a"], ["a"], ["a", "b"], ["b"], ["b"]]
 
 
 def test_move_never_replaces(benches: Callable[[], Bench]) -> None:
@@ -182,12 +183,39 @@ def test_move_tolerates_a_user_who_removes_the_old_name_meanwhile(bench: Bench) 
     (bench.here / "a").write_bytes(OLD)
 
     class Busy(Disk):
-        def unlink(self, path: str) -> None:
-            os.unlink(path)
-            super().unlink(path)
+        def rename(self, old: str, new: str) -> None:
+            os.unlink(old)
+            super().rename(old, new)
 
     Busy(str(bench.staging)).move(str(bench.here / "a"), str(bench.here / "b"))
     assert bench.names() == ["b"]
+
+
+@pytest.mark.parametrize("other", ["b", "gone"])
+def test_a_name_that_is_no_second_one_stays(bench: Bench, other: str) -> None:
+    """`drop` takes a name away only while the file has the other one as well."""
+    (bench.here / "a").write_bytes(OLD)
+    (bench.here / "b").write_bytes(OLD)
+    assert not bench.disk().drop(str(bench.here / "a"), str(bench.here / other))
+    assert bench.names() == ["a", "b"]
+    assert bench.staged() == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM])
+def test_a_move_in_one_step_that_is_refused_is_made_in_two(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Whatever the kernel, the file system or a filter of system calls says instead of doing it."""
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(renameat2, "_renameat2", lambda: refuse)
+    (bench.here / "a").write_bytes(OLD)
+    bench.disk().move(str(bench.here / "a"), str(bench.here / "b"))
+    assert bench.names() == ["b"]
+    assert bench.staged() == []
 
 
 def test_move_of_a_link_moves_the_link(bench: Bench) -> None:
@@ -443,7 +471,7 @@ def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(ben
 
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
-    composites = {"staged", "put", "put_beside", "publish", "move", "discard"}
+    composites = {"staged", "put", "put_beside", "publish", "move", "drop", "discard"}
     composites |= {"ensure_directory", "remove_tree", "sync_directories"}
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterable
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -92,8 +93,7 @@ class Disk:
     def staged(self, data: bytes, *, durable: bool = False) -> str:
         """Write *data* to a new file in the staging directory and return its path."""
         while True:
-            self._serial += 1
-            path = f"{self.staging}/{self._pid}.{self._serial}"
+            path = self._fresh()
             try:
                 self.create(path, data)
             except FileExistsError:  # left behind by an earlier process of this pid
@@ -159,8 +159,28 @@ class Disk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
             self.rename(old, new)
             return
-        if same_file(old, new):  # else somebody has put another one in its place
-            self.discard(old)
+        self.drop(old, new)
+
+    def drop(self, path: str, other: str) -> bool:
+        """Take the name *path* away if it is a second one of the file *other*; return whether it was.
+
+        Whatever somebody puts in its place meanwhile stays: what is moved aside is looked at before it goes.
+        """
+        aside = self._fresh()
+        try:
+            found, kept = os.lstat(path), os.lstat(other)
+            if not os.path.samestat(found, kept):
+                return False
+            self.rename(path, aside)
+        except FileNotFoundError:
+            return False
+        if os.path.samestat(os.lstat(aside), kept):
+            return self.discard(aside)
+        try:
+            self.move(aside, path)
+        except FileExistsError:  # and somebody has put a third one there
+            self.rename(aside, f"{path}.{time.time_ns()}")
+        return False
 
     def discard(self, path: str) -> bool:
         """Take a name away if it is there; return whether it was."""
@@ -200,6 +220,10 @@ class Disk:
                 self.sync_directory(path)
             except FileNotFoundError:
                 continue
+
+    def _fresh(self) -> str:
+        self._serial += 1
+        return f"{self.staging}/{self._pid}.{self._serial}"
 
 
 def same_file(one: str, other: str) -> bool:

@@ -77,7 +77,7 @@ class LockedSpool(Spool):
             return False
         with contextlib.suppress(FileNotFoundError):
             if time.time_ns() - os.lstat(queued).st_ctime_ns > CUT_OFF_NS:
-                self.disk.discard(queued)
+                self.disk.drop(queued, self.layout.job_file(layout.HELD, name))
         return True
 
     def claim(self, name: str, inode: int, mtime_ns: int, size: int) -> bool:
@@ -89,15 +89,15 @@ class LockedSpool(Spool):
         queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
         try:
             self.disk.move(queued, running)
-        except (FileNotFoundError, FileExistsError):
+            status = os.lstat(running)
+        except (FileNotFoundError, FileExistsError):  # also if somebody has taken it out again at once
             return False
-        status = os.lstat(running)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
         # Of two names one is about to go away, and nobody can tell which.
         if changed or same_file(running, self.layout.job_file(layout.HELD, name)):
             # It waits on; in held/ if in this very moment another one was put in its place.
             for place in (layout.QUEUED, layout.HELD):
-                with contextlib.suppress(FileExistsError):
+                with contextlib.suppress(FileExistsError, FileNotFoundError):
                     self.disk.move(running, self.layout.job_file(place, name))
                     break
             return False
@@ -165,8 +165,7 @@ class LockedSpool(Spool):
             self.disk.rename(file, f"{done}.{time.time_ns()}")
         else:
             # Of two names of one file (`ln done/x.toml queued/x.toml`), rename(2) takes away neither.
-            if same_file(file, done):
-                self.disk.discard(file)
+            self.disk.drop(file, done)
         return True
 
     def put_back(self, name: str, place: str) -> bool:
@@ -180,9 +179,7 @@ class LockedSpool(Spool):
                 return False
             self.disk.move(running, back)
         except FileExistsError:
-            if not same_file(running, back):
-                return False
-            self.disk.discard(running)  # a move that was cut off between its two halves
+            return self.disk.drop(running, back)  # a move that was cut off between its two halves
         except FileNotFoundError:
             return False
         return True
@@ -200,9 +197,7 @@ class LockedSpool(Spool):
         The file has both names then. It is taken for running, and the evidence of its newest run says the rest.
         """
         for name in self.names(layout.RUNNING):
-            queued = self.layout.job_file(layout.QUEUED, name)
-            if same_file(self.layout.job_file(layout.RUNNING, name), queued):
-                self.disk.discard(queued)
+            self.disk.drop(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
 
     def sweep_staging(self) -> None:
         """Remove what processes that are no more left in the staging directory."""

@@ -10,8 +10,9 @@ from functools import cache
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
-# The kernel (before 3.15), the file system (NFS, some of FUSE) or a filter of system calls does not know it.
-_CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+# The kernel (before 3.15), the file system (NFS, some of FUSE) or a filter of system calls does not know it. A filter
+# may say so by EPERM; where nobody may move the file, that will be said of the other way as well.
+_CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
 
 
 def rename_new(old: str, new: str) -> bool:
