@@ -230,6 +230,25 @@ def test_a_file_that_may_not_be_read_is_left_alone(mode: int) -> None:
             assert isinstance(read_whole(str(path)), Seen)
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
+def test_where_the_time_of_access_cannot_be_kept_a_file_is_read_all_the_same(
+    file: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Another user's file, and a file system that does not know how, are read as ever; what is gone is gone."""
+    real = os.open
+
+    def refuse(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_NOATIME:
+            raise OSError(error, os.strerror(error))
+        return real(path, flags, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert isinstance(read_whole(str(file)), Seen)
+        assert read_whole(str(file.parent)) is NotWhole.NOT_OURS
+        assert read_whole(f"{file}.gone") is NotWhole.GONE
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
 def test_another_users_file_is_whole_after_a_quiet_time() -> None:
     """The kernel gives no lease on another user's file: what was written just now waits, what is old is read."""

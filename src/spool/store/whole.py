@@ -87,7 +87,9 @@ def _open(path: str) -> int:
     try:
         # That the time of the last access need not be written saves a fifth of reading a file for the first time.
         return os.open(path, _OPEN | os.O_NOATIME)
-    except PermissionError:  # it is another user's, or not to be read at all
+    except FileNotFoundError:
+        raise
+    except OSError:  # it is another user's, or the file system does not know how; or it is not to be read at all
         return os.open(path, _OPEN)
 
 
