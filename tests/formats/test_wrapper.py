@@ -220,10 +220,11 @@ def test_a_killed_wrapper_leaves_no_exit_code(runs: Runs) -> None:
     """After KILL to the wrapper there is a jid that is gone and no rc: the run is lost, not finished."""
     run = runs.make("echo ready; exec sleep 60").start()
     run.says("ready")
+    wait_for(lambda: run.text("status") == "running\n")
     run.kill(signal.SIGKILL)
     run.finish()
     assert run.rc is None
-    wait_for(lambda: run.text("status") == "running\n")
+    assert run.text("status") == "running\n"
     assert identity.liveness(run.jid) is Liveness.GONE
 
 
