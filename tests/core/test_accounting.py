@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,27 +15,51 @@ from spool.core.days import Days, utc_day
 from spool.core.model import SECOND_NS as S
 from spool.core.model import State
 from spool.core.peaks import Intervals, Peak
-from spool.core.tally import Account, Totals
+from spool.core.tally import Totals
 
 HOUR = 3600 * S
 DAY = 24 * HOUR
 T0 = 20_000 * DAY  # a midnight in UTC
 
 
-def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Account:
+@dataclass
+class Run:
+    """An account, by hand."""
+
+    job: str
+    run: int
+    outcome: str
+    submitted_at_ns: int | None
+    started_at_ns: int | None
+    ended_at_ns: int | None
+    cpus: int = 0
+    gpus: tuple[str, ...] = ()
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    attempt: int = 1
+    requeues: int = 0
+    again: str | None = None
+    user: str | None = None
+    project: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    executor: str | None = None
+
+
+def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Run:
     """Return a run; instants in seconds after T0."""
     submitted, started, ended = (None if at is None else T0 + at * S for at in (submit, start, end))
-    return Account(job, more.pop("run", 1), more.pop("outcome", "finished"), submitted, started, ended, cpus, **more)
+    return Run(job, more.pop("run", 1), more.pop("outcome", "finished"), submitted, started, ended, cpus, **more)
 
 
-def added(*runs: Account, by: By | None = None, **wanted: Any) -> Statistics:
+def added(*runs: Run, by: By | None = None, **wanted: Any) -> Statistics:
     """Return what the runs add up to."""
     ledger = Ledger(Wanted(**wanted), by)
     ledger.add(runs)
     return ledger.statistics()
 
 
-def total(*runs: Account, **wanted: Any) -> Totals:
+def total(*runs: Run, **wanted: Any) -> Totals:
     """Return what all the runs together add up to."""
     return added(*runs, **wanted).total
 
@@ -245,7 +269,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.sampled_from(By), st.one_of(st.none(), st.integers(0, 300_000)))
-def test_the_total_does_not_depend_on_the_groups(runs: list[Account], by: By, since: int | None) -> None:
+def test_the_total_does_not_depend_on_the_groups(runs: list[Run], by: By, since: int | None) -> None:
     """However runs are grouped, all of them together are the same; and unless they have tags, groups add up to it."""
     wanted = {"since_at_ns": None if since is None else T0 + since * S}
     grouped, plain = added(*runs, by=by, **wanted), added(*runs, **wanted)

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from spool.core.model import SECOND_NS, State
 from spool.core.peaks import Intervals
@@ -14,9 +15,11 @@ _HOUR_NS = 3600 * SECOND_NS
 _COARSE_BITS = 16
 
 
-@dataclass(slots=True)
-class Account:
-    """One ended run: what the accounting needs of its line of history. Not frozen, for there may be millions."""
+class Account(Protocol):
+    """One ended run: what the accounting needs of its line of history.
+
+    A protocol, for of millions it is the copying that takes the time: what read the line has these already.
+    """
 
     job: str
     run: int
@@ -24,18 +27,18 @@ class Account:
     submitted_at_ns: int | None
     started_at_ns: int | None
     ended_at_ns: int | None
-    cpus: int = 0  # what it was given
-    gpus: tuple[str, ...] = ()
-    cpu_time_ns: int | None = None
-    peak_memory_bytes: int | None = None
-    attempt: int = 1
-    requeues: int = 0
-    again: str | None = None
-    user: str | None = None
-    project: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    executor: str | None = None
+    cpus: int  # what it was given
+    gpus: tuple[str, ...]
+    cpu_time_ns: int | None
+    peak_memory_bytes: int | None
+    attempt: int
+    requeues: int
+    again: str | None
+    user: str | None
+    project: str | None
+    group: str | None
+    tags: tuple[str, ...]
+    executor: str | None
 
 
 @dataclass(frozen=True, slots=True)

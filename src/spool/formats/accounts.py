@@ -5,6 +5,7 @@ Instants are to the microsecond here: to have the nanoseconds would take three t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -23,7 +24,10 @@ _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The fields of `ends.HistoryLine` that are counted; here `null` is as good as absent."""
+    """The fields of `ends.HistoryLine` that are counted, and what is made of them: an `Account`.
+
+    Here `null` is as good as absent.
+    """
 
     job: str
     run: int
@@ -36,13 +40,17 @@ class _Line(msgspec.Struct, gc=False):
     project: str | None = None
     group: str | None = None
     tags: tuple[str, ...] = ()
-    granted_cpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    gpu_uuids: tuple[str, ...] = ()
+    cpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = msgspec.field(default=0, name="granted_cpus")
+    gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
     peak_memory_bytes: int | None = None
     cpu_time_ms: int | None = None
     requeues: int = 0
     again: str | None = None
     executor: str | None = None
+    submitted_at_ns: int | None = None  # these four are in no line
+    started_at_ns: int | None = None
+    ended_at_ns: int | None = None
+    cpu_time_ns: int | None = None
 
 
 class _End(msgspec.Struct, gc=False):
@@ -53,7 +61,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 _decode_end = msgspec.json.Decoder(_End).decode
 
 
-def read_accounts(text: bytes) -> tuple[list[Account], int]:
+def read_accounts(text: bytes) -> tuple[Sequence[Account], int]:
     """Return what lines of history say, and how many of them cannot be understood: torn, of a later version.
 
     A last line without its newline may be half written: it is no such line.
@@ -69,7 +77,8 @@ def read_accounts(text: bytes) -> tuple[list[Account], int]:
     half = _read(last) if last else None
     if half is not None and half.outcome in _OUTCOMES:
         known.append(half)
-    return _accounts(known), unreadable
+    _convert(known)
+    return known, unreadable
 
 
 def read_account(line: bytes) -> Account | None:
@@ -85,36 +94,13 @@ def _read(line: bytes) -> _Line | None:
         return None
 
 
-def _accounts(lines: list[_Line]) -> list[Account]:
-    instants = zip(
-        _instants([line.submitted_at for line in lines]),
-        _instants([line.started_at for line in lines]),
-        _instants([line.ended_at for line in lines]),
-        strict=True,
-    )
-    return [
-        Account(
-            line.job,
-            line.run,
-            line.outcome,
-            submitted_at_ns,
-            started_at_ns,
-            ended_at_ns,
-            line.granted_cpus,
-            line.gpu_uuids,
-            None if line.cpu_time_ms is None else line.cpu_time_ms * _NS_PER_MS,
-            line.peak_memory_bytes,
-            line.attempt,
-            line.requeues,
-            line.again,
-            line.user,
-            line.project,
-            line.group,
-            line.tags,
-            line.executor,
-        )
-        for line, (submitted_at_ns, started_at_ns, ended_at_ns) in zip(lines, instants, strict=True)
-    ]
+def _convert(lines: list[_Line]) -> None:
+    submitted = _instants([line.submitted_at for line in lines])
+    started = _instants([line.started_at for line in lines])
+    ended = _instants([line.ended_at for line in lines])
+    for line, submitted_at_ns, started_at_ns, ended_at_ns in zip(lines, submitted, started, ended, strict=True):
+        line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
+        line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * _NS_PER_MS
 
 
 def read_end(line: bytes) -> int | None:
