@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +45,14 @@ _UNWANTED = (
     "VISUAL",
 )
 _LEAVE_S = 5.0  # how long a process that is about to end may take; not how long one may stay
+
+# A shell cannot trap what was ignored when it began: under nohup, or in the background of a script, no wrapper would
+# pass signals on.
+for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _homes = {os.path.expanduser("~"), pwd.getpwuid(os.getuid()).pw_dir}
 REAL_SPOOLS = tuple(os.path.join(home, ".spool") for home in _homes)
