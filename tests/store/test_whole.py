@@ -230,6 +230,21 @@ def test_a_file_that_may_not_be_read_is_left_alone(mode: int) -> None:
             assert isinstance(read_whole(str(path)), Seen)
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_file_that_there_is_no_room_to_open_is_looked_at_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """It is not taken for somebody else's business, which would take the job out of the queue."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert read_whole(str(file)) is NotWhole.WRITING
+    assert isinstance(read_whole(str(file)), Seen)
+
+
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
 def test_where_the_time_of_access_cannot_be_kept_a_file_is_read_all_the_same(
     file: Path, monkeypatch: pytest.MonkeyPatch, error: int

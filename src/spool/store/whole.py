@@ -18,6 +18,7 @@ from enum import Enum
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -54,6 +55,8 @@ def read_whole(path: str) -> Seen | NotWhole:
     except FileNotFoundError:
         return NotWhole.GONE
     except OSError as error:
+        if error.errno in _NO_ROOM:  # for another open file, now: it is looked at again, and keeps its place
+            return NotWhole.WRITING
         # ELOOP: a link. ENXIO: a socket. EACCES: somebody else's business until it is made readable.
         return NotWhole.UNREADABLE if error.errno == errno.EACCES else NotWhole.NOT_OURS
     try:
