@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from spool.core import layout
 from spool.formats import jobfile
@@ -41,6 +41,21 @@ class Served:
         }
         self.stderr = root.parent / f"{root.name}.stderr"
         self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Serve a test."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Leave nothing behind; fail if the dispatcher was not well, unless the test has failed already."""
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            self.end_runs()
 
     # The dispatcher.
 

@@ -35,31 +35,17 @@ def executor(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 def served(tmp_path: Path, executor: str | None) -> Iterator[Served]:
     """Give a spool of the test's own; the test starts the dispatcher."""
-    spool = Served(tmp_path / "spool", executor=executor)
-    try:
+    with Served(tmp_path / "spool", executor=executor) as spool:
         yield spool
-        spool.close()
-    finally:
-        if spool.process is not None:
-            spool.process.kill()
-            spool.process.wait()
-        spool.end_runs()
 
 
 @pytest.fixture(scope="module")
 def shared_spool(tmp_path_factory: pytest.TempPathFactory, executor: str | None) -> Iterator[Served]:
     """Give the spool of a whole module, for tests that do not disturb each other, with 8 CPUs to give."""
-    spool = Served(tmp_path_factory.mktemp("shared") / "spool", executor=executor)
-    (spool.root / "config.toml").write_text('cpus = 8\nlook_every = "1h"\n')
-    spool.start()
-    try:
+    with Served(tmp_path_factory.mktemp("shared") / "spool", executor=executor) as spool:
+        (spool.root / "config.toml").write_text('cpus = 8\nlook_every = "1h"\n')
+        spool.start()
         yield spool
-        spool.close()
-    finally:
-        if spool.process is not None:
-            spool.process.kill()
-            spool.process.wait()
-        spool.end_runs()
 
 
 @pytest.fixture

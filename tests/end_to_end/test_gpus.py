@@ -28,16 +28,9 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[
     """Give a spool with four GPUs of 80 GiB, whose dispatcher looks at them often."""
     for at in range(4):
         fake_nvml.gpu(_uuid(at), bus=at)
-    spool = Served(tmp_path / "spool", fake_nvml.variables, executor)
-    (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "200ms"\n')
-    try:
+    with Served(tmp_path / "spool", fake_nvml.variables, executor) as spool:
+        (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "200ms"\n')
         yield spool
-        spool.close()
-    finally:
-        if spool.process is not None:
-            spool.process.kill()
-            spool.process.wait()
-        spool.end_runs()
 
 
 def _given(line: dict[str, Any]) -> set[str]:

@@ -107,16 +107,9 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with two GPUs that are looked at often."""
     for at in range(2):
         fake_nvml.gpu(f"GPU-{at}", bus=at + 1)
-    spool = Served(tmp_path / "spool", fake_nvml.variables)
-    (spool.root / "config.toml").write_text('cpus = 8\ngpu.poll = "200ms"\n')
-    try:
+    with Served(tmp_path / "spool", fake_nvml.variables) as spool:
+        (spool.root / "config.toml").write_text('cpus = 8\ngpu.poll = "200ms"\n')
         yield spool
-        spool.close()
-    finally:
-        if spool.process is not None:
-            spool.process.kill()
-            spool.process.wait()
-        spool.end_runs()
 
 
 def test_a_gpu_that_is_free_again_is_told(gpus: Served, fake_nvml: FakeNvml) -> None:

@@ -20,16 +20,9 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with four GPUs, whose dispatcher wakes for events and for what is due, and for nothing else."""
     for at in range(4):
         fake_nvml.gpu(f"GPU-{at}", bus=at + 1)
-    spool = Served(tmp_path / "spool", fake_nvml.variables)
-    (spool.root / "config.toml").write_text('cpus = 64\nlook_every = "1h"\n')
-    try:
+    with Served(tmp_path / "spool", fake_nvml.variables) as spool:
+        (spool.root / "config.toml").write_text('cpus = 64\nlook_every = "1h"\n')
         yield spool
-        spool.close()
-    finally:
-        if spool.process is not None:
-            spool.process.kill()
-            spool.process.wait()
-        spool.end_runs()
 
 
 def reserve(spool: Served, name: str, gpus: int | list[int], start: datetime, end: datetime, who: str) -> Path:
