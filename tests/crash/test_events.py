@@ -16,9 +16,10 @@ from crash.world import Session, World, check, history, world_at
 from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.layout import RUNNING
-from spool.dispatcher import moves, noticing, recover, start, telling
+from spool.dispatcher import moves, noticing, recover, start
 from spool.dispatcher.listening import Listening
 from spool.formats.listening import Reply
+from spool.listeners import standing
 from spool.listeners.hookfiles import HookFiles
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
@@ -165,7 +166,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 ) -> None:
     """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
     hooks = HookFiles()
-    monkeypatch.setattr(telling, "find_hooks", lambda _: hooks)
+    monkeypatch.setattr(standing, "find_hooks", lambda _: hooks)
     with world_at(tmp_path / "world", monkeypatch) as world:
         monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
         session = Session(world)
@@ -187,7 +188,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 
 def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
-    monkeypatch.setattr(telling, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
+    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:

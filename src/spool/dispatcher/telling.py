@@ -18,15 +18,13 @@ from spool.dispatcher.table import Job, JobFile, Live
 from spool.formats import journal
 from spool.formats.events import render_event
 from spool.formats.listening import Hello, Reply
-from spool.listeners.hookfiles import NONE, HookFiles, find_hooks
-from spool.listeners.installed import plugins_installed
+from spool.listeners.standing import CAN_BE_REFUSED, FOR_JOBS, NOBODY, standing
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
 
 _EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # what those may want who have not said yet
-_ASKED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
 
 
 class Telling:
@@ -41,9 +39,7 @@ class Telling:
         self.problems: tuple[str, ...] = ()
         self.known: set[str] = set()  # ids that the journal has
         self.listening = Listening(spool.root, self._answered, self._greeted)
-        self._hooks: HookFiles = NONE
-        self._has_plugins = plugins_installed()
-        self._kinds: frozenset[str] = frozenset()
+        self._standing = NOBODY
         self._hello: Hello | None = None
         self._by_jobs = False  # whether a job has said whom to tell
         self._lines: list[bytes] = []
@@ -68,27 +64,19 @@ class Telling:
             outbox.cut()
 
     def look(self) -> None:
-        """Look who listens: what lies in `hooks/`, what the configuration says."""
-        hooks = find_hooks(self._spool.root)
-        if hooks.problems != self._hooks.problems:
-            for problem in hooks.problems:
-                log.warning("%s", problem)
+        """Look who listens."""
         config = self._settings.config
         self.listening.limit_ns = config.hook_time_limit_ns
-        here = {
-            "hooks": bool(hooks.paths),
-            "plugins": self._has_plugins,
-            "notify": bool(config.notify) or self._by_jobs,
-            "metrics": config.metrics is not None,
-        }
-        kinds = frozenset(kind for kind, listens in here.items() if listens)
-        if hooks == self._hooks and kinds == self._kinds:
+        found, before = standing(self._spool.root, config, for_jobs=self._by_jobs), self._standing
+        if found.problems != before.problems:
+            for problem in found.problems:
+                log.warning("%s", problem)
+        if found == before:
             return
-        self._hooks = hooks
-        if kinds - self._kinds - {"hooks"}:
+        if found.silent - before.silent:
             self._hello = None  # it will say anew what it wants
-        self._begin(kinds)
-        self._kinds = kinds
+        self._standing = found
+        self._begin(found.kinds)
         self._settle()
 
     def begin_pass(self) -> None:
@@ -113,20 +101,14 @@ class Telling:
 
     def _settle(self) -> None:
         """Work out what is wanted from what is known of those who listen."""
-        hooked = {EventName(name) for name in self._hooks.paths}
-        others = self._kinds - {"hooks"}
-        if not others:
-            wanted = frozenset[EventName]()
-        elif self._hello is None:
-            wanted = _EVERYTHING
-        else:
-            wanted = frozenset(EventName(name) for name in self._hello.wants)
-        self.wanted = frozenset(hooked - _ASKED) | wanted
-        asked = hooked & _ASKED
-        if "plugins" in self._kinds:
-            asked |= _ASKED if self._hello is None else {EventName(name) for name in self._hello.asks}
-        self.asked = frozenset(asked)
-        self.problems = (*self._hooks.problems, *(self._hello.problems if self._hello is not None else ()))
+        found, hello = self._standing, self._hello
+        wanted, asked = frozenset[EventName](), frozenset[EventName]()
+        if found.silent:
+            wanted = _EVERYTHING if hello is None else frozenset(EventName(name) for name in hello.wants)
+        if found.may_ask:
+            asked = CAN_BE_REFUSED if hello is None else frozenset(EventName(name) for name in hello.asks)
+        self.wanted, self.asked = found.wants | wanted, found.asks | asked
+        self.problems = (*found.problems, *(hello.problems if hello is not None else ()))
         self.settled = False
 
     def _greeted(self, hello: Hello | None) -> None:
@@ -168,7 +150,7 @@ class Telling:
         """Have *event* written down by the next :meth:`flush`."""
         if event.notify is not None and not self._by_jobs:
             self._by_jobs = True
-            self._begin({"notify"})
+            self._begin({FOR_JOBS})
         self._lines.append(render_event(event))
 
     def note(self, key: str) -> None:

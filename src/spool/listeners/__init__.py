@@ -1,4 +1,4 @@
-"""Who is told of events. The dispatcher writes them down and knows none of the listeners but by these words."""
+"""Who is told of events. The dispatcher writes them down and knows none of the listeners."""
 
 from __future__ import annotations
 

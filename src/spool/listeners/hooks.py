@@ -13,11 +13,9 @@ from spool.formats.facts import facts, render_facts
 from spool.listeners.base import Answer
 from spool.listeners.hookfiles import find_hooks
 from spool.listeners.hookrun import Ran, run_hook
+from spool.listeners.standing import CAN_BE_REFUSED
 
 log = logging.getLogger(__name__)
-
-ASKED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
-"""Of these hooks are not told: they are asked, and may say no."""
 
 
 class Hooks:
@@ -31,11 +29,11 @@ class Hooks:
 
     def wants(self, name: EventName) -> bool:
         """Whether there are hooks for that kind of event, and nothing is asked by it."""
-        return name not in ASKED and name in find_hooks(self._root).paths
+        return name not in CAN_BE_REFUSED and name in find_hooks(self._root).paths
 
     def asks(self, name: EventName) -> bool:
         """Whether the hooks are asked about that kind of event."""
-        return name in ASKED
+        return name in CAN_BE_REFUSED
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Run the hooks of *event*; whatever they do, it is done."""
@@ -68,7 +66,7 @@ class Hooks:
                 log.info("%s: %s", shown, _printable(line))
         about = event.job or event.reservation or event.gpu or "the dispatcher"
         if ran.problem is not None:
-            level = logging.INFO if event.name in ASKED else logging.WARNING
+            level = logging.INFO if event.name in CAN_BE_REFUSED else logging.WARNING
             log.log(level, "%s for %s: %s", shown, about, ran.problem)
         if ran.left:
             log.warning("%s for %s: %d processes that it left behind were ended", shown, about, ran.left)
