@@ -62,6 +62,13 @@ class Unsynced:
             os.close(fd)
         self.contents.clear()
 
+    def close(self) -> None:
+        """Let go of every file."""
+        for fd in (*self.contents.values(), *(fd for fd, _ in self.logs.values())):
+            os.close(fd)
+        self.contents.clear()
+        self.logs.clear()
+
     def sync_logs(self) -> None:
         """All that was appended is on the disk, as it is 50 ms later."""
         for inode, (fd, _) in self.logs.items():

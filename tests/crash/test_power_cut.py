@@ -121,6 +121,8 @@ def _blackout(root: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int | None, s
         except Exception as error:
             told = ", ".join(blackout.told)
             raise AssertionError(f"POWER_SEED={seed} at {cut_at}: {type(error).__name__}: {error} ({told})") from error
+        finally:
+            blackout.unsynced.close()
         return blackout
 
 

@@ -110,7 +110,7 @@ def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> No
     told, to_viewer = os.pipe()
     from_viewer, shown = os.pipe()
     ends = fcntl.fcntl(to_viewer, fcntl.F_DUPFD, 20), fcntl.fcntl(from_viewer, fcntl.F_DUPFD, 20)
-    moved = f"import os, sys; os.dup2({ends[0]}, 6); os.dup2({ends[1]}, 7); os.closerange(8, 99); "
+    moved = f"import os, sys; os.dup2({ends[0]}, 6); os.dup2({ends[1]}, 7); os.closerange(8, 4096); "
     run.start(sys.executable, "-c", f"{moved}os.execvp(sys.argv[1], sys.argv[1:])", pass_fds=ends)
     for fd in (to_viewer, from_viewer, *ends):
         os.close(fd)
