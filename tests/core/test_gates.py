@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
@@ -227,6 +229,14 @@ def test_nothing_is_forgotten_until_it_is_done():
     seen = view(job("b", depends_on="a"), job("c", depends_on="b"), ended={"a": X})
     one, other = decide(seen, NOW, Policy()), decide(seen, NOW, Policy())
     assert one.endings == other.endings != ()
+
+
+def test_who_was_not_judged_because_he_ended_anyway_is_judged_when_that_was_not_done():
+    """A job whose time is over and whose dependency has failed ends as the one, and in a paused spool as the other."""
+    late = job("b", depends_on="a", scheduling_timeout_ns=S)
+    seen = view(late, ended={"a": X})
+    assert names_ended(decide(seen, NOW + 2 * S, Policy())) == {"b": "unschedulable"}
+    assert names_ended(decide(replace(seen, paused=True), NOW + 2 * S, Policy())) == {"b": "cancelled"}
 
 
 def test_a_dependency_that_waits_again_closes_the_gate():

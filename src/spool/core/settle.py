@@ -40,9 +40,11 @@ def settle(
     satisfied: dict[str, None] = {}
     while todo:
         name = todo.pop()
-        if name in names.ended_now:
-            continue
         waits = name in queue
+        if name in names.ended_now:
+            if waits and name not in watch.doomed:
+                watch.doubtful.add(name)  # it was not judged, and is to be if nobody ends it
+            continue
         job = queue.get(name) or held.get(name)
         if job is None or job.spec.depends_on is None:
             continue
