@@ -24,7 +24,9 @@ def said(served: Served, *words: str) -> dict[str, Any]:
 def test_what_real_jobs_used_is_known_and_what_is_not_is_null(served: Served) -> None:
     """Peak memory and CPU time of runs under one dispatcher; of one that outlived its dispatcher, no CPU time."""
     (served.root / "config.toml").write_text("cpus = 4\n")
-    served.start()
+    # Started by a program that is larger than the job, as a notebook may be.
+    large = "import os, sys; x = b'x' * (400 << 20); os.execv(sys.argv[1], sys.argv[1:])"
+    served.start(prefix=[sys.executable, "-c", large])
     served.drop("eats", [sys.executable, "-c", "b = bytearray(150 << 20); sum(range(3_000_000))"], cpus=2)
     served.drop("fails", "exit 3", retry={"max": 1})
     served.wait_done("eats", "fails")

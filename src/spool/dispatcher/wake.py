@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import select
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from types import FrameType
 from spool.core.lifecycle import Liveness
 from spool.dispatcher.stop import processes_of
 from spool.dispatcher.table import Live
-from spool.machine import children, identity
+from spool.machine import children, identity, memory
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,7 @@ class Wakes:
         self._runs: dict[int, Live] = {}  # by the pid of the wrapper
         self._by_fd: dict[int, Live] = {}
         self._ended: set[tuple[str, int]] = set()
+        self._own_peak_kib = 0  # as far as it was looked at
         self._strangers: set[int] = set()  # children that are no run's
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
@@ -130,7 +130,6 @@ class Wakes:
         if not self._children:
             return
         self._children = False
-        own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -144,11 +143,18 @@ class Wakes:
                 continue
             live.exit_status = status
             live.cpu_time_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-            # A child counts the memory of whoever spawned it until it turned into the wrapper; a peak below our own
-            # says nothing of the job.
-            if usage.ru_maxrss > own_peak:
+            if self._says_something(usage.ru_maxrss):
                 live.peak_memory_bytes = max(live.peak_memory_bytes or 0, usage.ru_maxrss * _KIBIBYTE)
             yield live
+
+    def _says_something(self, peak_kib: int) -> bool:
+        """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
+
+        The rusage of this process will not do: it counts whoever has started us, up to the same moment.
+        """
+        if peak_kib > self._own_peak_kib:
+            self._own_peak_kib = memory.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
+        return peak_kib > self._own_peak_kib
 
     def ended_runs(self) -> set[tuple[str, int]]:
         """Return the runs whose wrapper, no child of ours, has ended since the last call."""
