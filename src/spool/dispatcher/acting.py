@@ -31,7 +31,7 @@ class Acting:
         machine = of.machine = of.world.machine(now)
         if machine.gpus and machine.gpu_problem is None:
             of.bookings.machine_has(frozenset(gpu.index for gpu in machine.gpus))
-        made_of = (of.table.version, machine)
+        made_of = (of.table.version, of.world.what_counts(machine))
         plan = of.plan
         if plan is not None and made_of == self._decided and (plan.next_at_ns is None or now < plan.next_at_ns):
             return False

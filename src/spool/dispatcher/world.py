@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from spool.core.model import SECOND_NS, Gpu, Machine, State
@@ -69,6 +70,16 @@ class World:
         if seen != self._seen:
             self._seen = seen
         return self._seen or seen
+
+    def what_counts(self, machine: Machine) -> Machine:
+        """Return *machine* without the numbers that no decision looks at now: they change all the time.
+
+        The memory that is really free counts where a job that waits asks for memory, the disk where it is short.
+        """
+        free = machine.disk_free_bytes
+        short = free is not None and free < self._settings.config.policy.disk_floor_bytes
+        available = machine.memory_available_bytes if self._memory_matters() else None
+        return replace(machine, memory_available_bytes=available, disk_free_bytes=free if short else None)
 
     def take_gpu_answer(self) -> None:
         """NVML's answer is there: take it in."""
