@@ -79,6 +79,7 @@ def test_a_run_without_its_terminal_leaves_no_exit_code(runs: Runs, started: lis
     """When the terminal is taken away the wrapper ends at once, and nothing says that the command has ended."""
     run, terminal = _start(runs, started, f"echo up; {command}", epilog="echo epilog")
     run.says("up")
+    wait_for(lambda: run.text("status") == "running\n")  # written beside the command, which may have said "up" before
     terminal.close()
     assert terminal.wait() == 129
     assert run.rc is None
