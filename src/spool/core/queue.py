@@ -10,16 +10,15 @@ every rule again of each job that it looks at. An index changed step by step the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from spool.core.dependencies import Watch
 from spool.core.model import Request, Waiting
 from spool.core.order import Place, place
+from spool.core.ordered import Ordered
 from spool.core.waits import deadline_ns, opens_at_ns
-
-_Entry = TypeVar("_Entry", tuple[int, str], Place)
 
 _NEVER = -(1 << 63)
 _TIME = 1  # stands beside its shape because its instant has not come
@@ -41,14 +40,19 @@ class ShapeKey(NamedTuple):
 
 
 class Shape:
-    """The jobs of one shape: how many there are, and those with no gate of their own closed, in order."""
+    """The jobs of one shape: how many there are, and those with no gate of their own closed."""
 
-    __slots__ = ("key", "members", "ready")
+    __slots__ = ("key", "members", "open")
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
         self.members = 0
-        self.ready: list[Place] = []
+        self.open: Ordered[Place] = Ordered()
+
+    @property
+    def ready(self) -> list[Place]:
+        """The places of those whose gates are open, in order; for reading only."""
+        return self.open.entries
 
 
 def shape_key(job: Waiting) -> ShapeKey:
@@ -81,10 +85,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
         self._closed: dict[str, int] = {}  # jobs beside their shape, and why
-        self._times: list[tuple[int, str]] = []  # the jobs that have an instant, by instant, whether it has come or not
+        self._times: Ordered[tuple[int, str]] = Ordered()  # instant and job, whether the instant has come or not
         self._ripe_ns = _NEVER  # the instants up to this one have come
-        self._deadlines: list[tuple[int, str]] = []
-        self._arrivals: dict[tuple[str, str], list[tuple[int, str]]] = {}  # made when first asked for
+        self._deadlines: Ordered[tuple[int, str]] = Ordered()
+        self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # made when first asked for
         self._counts: dict[tuple[str, str], int] = {}
         for job in jobs:
             self.put(job)
@@ -117,11 +121,11 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._counts[owner] = self._counts.get(owner, 0) + 1
             arrivals = self._arrivals.get(owner)
             if arrivals is not None:
-                insort(arrivals, (job.arrived_at_ns, name))
+                arrivals.add((job.arrived_at_ns, name))
         closed = 0
         opens = opens_at_ns(job)
         if opens is not None:
-            insort(self._times, (opens, name))
+            self._times.add((opens, name))
             closed = _TIME if opens > self._ripe_ns else 0
         if job.spec.depends_on is not None:
             closed |= _DEPENDENCY
@@ -129,10 +133,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         if closed:
             self._closed[name] = closed
         else:
-            _insert(shape.ready, place(job))
+            shape.open.add(place(job))
         deadline = deadline_ns(job)
         if deadline is not None:
-            insort(self._deadlines, (deadline, name))
+            self._deadlines.add((deadline, name))
         self.watch.changed(name)
 
     def remove(self, name: str) -> None:
@@ -156,24 +160,24 @@ class WaitingQueue(Mapping[str, Waiting]):
         shape.members -= 1
         closed = self._closed.pop(name, 0)
         if not closed:
-            _discard(shape.ready, place(job))
+            shape.open.discard(place(job))
         if not shape.members:
             del self._shapes[key]
         opens = opens_at_ns(job)
         if opens is not None:
-            _discard(self._times, (opens, name))
+            self._times.discard((opens, name))
         if job.spec.depends_on is not None:
             self.watch.discard(job)
         deadline = deadline_ns(job)
         if deadline is not None:
-            _discard(self._deadlines, (deadline, name))
+            self._deadlines.discard((deadline, name))
         for owner in _owners(job):
             self._counts[owner] -= 1
             if not self._counts[owner]:
                 del self._counts[owner]
             arrivals = self._arrivals.get(owner)
             if arrivals is not None:
-                _discard(arrivals, (job.arrived_at_ns, name))
+                arrivals.discard((job.arrived_at_ns, name))
 
     # What follows is for `decide`.
 
@@ -184,10 +188,11 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     def ripen(self, now_ns: int) -> None:
         """Let the jobs whose instant has come join their shapes, and the others leave if the clock was set back."""
-        before, after = (bisect_left(self._times, (at_ns + 1,)) for at_ns in (self._ripe_ns, now_ns))
+        times = self._times.entries
+        before, after = (bisect_left(times, (at_ns + 1,)) for at_ns in (self._ripe_ns, now_ns))
         self._ripe_ns = now_ns
-        self._open([name for _, name in self._times[before:after]], _TIME)
-        for _, name in self._times[after:before]:
+        self._open([name for _, name in times[before:after]], _TIME)
+        for _, name in times[after:before]:
             self._close(name, _TIME)
 
     def open_dependency(self, names: Iterable[str]) -> None:
@@ -202,11 +207,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         closed = self._closed.get(name, 0)
         if not closed:
             job = self._jobs[name]
-            _discard(self._shapes[shape_key(job)].ready, place(job))
+            self._shapes[shape_key(job)].open.discard(place(job))
         self._closed[name] = closed | gate
 
     def _open(self, names: Iterable[str], gate: int) -> None:
-        opened: dict[ShapeKey, list[Place]] = {}
         for name in names:
             before = self._closed.get(name, 0)
             closed = before & ~gate
@@ -215,30 +219,24 @@ class WaitingQueue(Mapping[str, Waiting]):
             elif before:
                 del self._closed[name]
                 job = self._jobs[name]
-                opened.setdefault(shape_key(job), []).append(place(job))
-        for key, places in opened.items():
-            ready = self._shapes[key].ready
-            if len(places) < 8:
-                for one in places:
-                    insort(ready, one)
-            else:  # many at once: one sort of two sorted stretches
-                places.sort()
-                ready.extend(places)
-                ready.sort()
+                self._shapes[shape_key(job)].open.add(place(job))
 
     def overdue(self, now_ns: int) -> list[str]:
         """Return the jobs that have waited longer than their scheduling timeout, longest overdue first."""
-        return [name for _, name in self._deadlines[: bisect_left(self._deadlines, (now_ns,))]]
+        deadlines = self._deadlines.entries
+        return [name for _, name in deadlines[: bisect_left(deadlines, (now_ns,))]]
 
     def next_opening_ns(self, now_ns: int) -> int | None:
         """Return the first instant after *now_ns* for which a job waits, or None."""
-        at = bisect_left(self._times, (now_ns + 1,))
-        return self._times[at][0] if at < len(self._times) else None
+        times = self._times.entries
+        at = bisect_left(times, (now_ns + 1,))
+        return times[at][0] if at < len(times) else None
 
     def next_overdue_ns(self, now_ns: int) -> int | None:
         """Return the first instant after *now_ns* at which a scheduling timeout is over, or None."""
-        at = bisect_left(self._deadlines, (now_ns,))
-        return self._deadlines[at][0] + 1 if at < len(self._deadlines) else None
+        deadlines = self._deadlines.entries
+        at = bisect_left(deadlines, (now_ns,))
+        return deadlines[at][0] + 1 if at < len(deadlines) else None
 
     def with_scheduling_timeout(self) -> tuple[str, ...]:
         """Return the jobs whose waiting clock matters: after a pause their owner puts them again, the clock set on."""
@@ -259,25 +257,13 @@ class WaitingQueue(Mapping[str, Waiting]):
             return True
         arrivals = self._arrivals.get(owner)
         if arrivals is None:
-            arrivals = sorted((each.arrived_at_ns, each.name) for each in self._jobs.values() if owner in _owners(each))
-            self._arrivals[owner] = arrivals
-        return bisect_right(arrivals, (job.arrived_at_ns, job.name)) <= most
+            arrivals = self._arrivals[owner] = Ordered()
+            for each in self._jobs.values():
+                if owner in _owners(each):
+                    arrivals.add((each.arrived_at_ns, each.name))
+        return bisect_right(arrivals.entries, (job.arrived_at_ns, job.name)) <= most
 
 
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
     project = job.spec.project
     return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
-
-
-def _insert(ready: list[Place], one: Place) -> None:
-    """Insert in order; at the end, where those belong that come in order, without a search."""
-    if not ready or ready[-1] < one:
-        ready.append(one)
-    else:
-        insort(ready, one)
-
-
-def _discard(ordered: list[_Entry], entry: _Entry) -> None:
-    at = bisect_left(ordered, entry)
-    if at < len(ordered) and ordered[at] == entry:
-        del ordered[at]

@@ -1,0 +1,51 @@
+"""A list that is kept in order, for readers that come more rarely than entries do."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Generic, TypeVar
+
+Entry = TypeVar("Entry", bound=tuple[object, ...])
+
+_FEW = 8  # so many are each put into their place; more are sorted together with what is there
+
+
+class Ordered(Generic[Entry]):
+    """Entries in order. What is added is put into its place when somebody looks, all of it at once.
+
+    So 100,000 that come in any order cost one sort, and not a long list moved aside for each of them.
+    """
+
+    __slots__ = ("_entries", "_late")
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._late: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry; where it comes after all the others, at no cost."""
+        if not self._late and (not self._entries or self._entries[-1] < entry):
+            self._entries.append(entry)
+        else:
+            self._late.append(entry)
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out, if it is there."""
+        entries = self.entries
+        at = bisect_left(entries, entry)
+        if at < len(entries) and entries[at] == entry:
+            del entries[at]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them, in order; for reading only."""
+        late = self._late
+        if late:
+            if len(late) < _FEW:
+                for entry in late:
+                    insort(self._entries, entry)
+            else:
+                self._entries.extend(late)
+                self._entries.sort()
+            late.clear()
+        return self._entries
