@@ -17,7 +17,7 @@ def depth(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
     """Serve a spool in which jobs wait already; the one slot is taken by the first of them to start."""
     found: Samples = {}
     engine.prepare(1)
-    drop(str(engine.root), size.deep, "wait", ["/bin/true"])
+    drop(str(engine.root), size.deep, "wait", ["/bin/true"], numbered=True)
     first = scratch.fresh("first")
     os.rename(
         engine.stage("first", [scratch.stamp, first, "0", scratch.gate], priority=255, workdir="/"),

@@ -14,12 +14,15 @@ def job_text(command: list[str], **keys: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def drop(root: str, count: int, prefix: str, command: list[str], **keys: Any) -> None:
-    """Put *count* job files into `queued/`, each whole, as `mv` from `.tmp/` does."""
+def drop(root: str, count: int, prefix: str, command: list[str], *, numbered: bool = False, **keys: Any) -> None:
+    """Put *count* job files into `queued/`, each whole, as `mv` from `.tmp/` does.
+
+    *numbered*: no two are alike, as the number of the job is the last argument of its command.
+    """
     staged, text = f"{root}/.tmp/{prefix}drop", job_text(command, **keys)
     for number in range(count):
         with open(staged, "w") as file:
-            file.write(text)
+            file.write(job_text([*command, str(number)], **keys) if numbered else text)
         os.rename(staged, f"{root}/queued/{prefix}{number}.toml")
 
 

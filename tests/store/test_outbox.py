@@ -10,6 +10,7 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Notify, Request, Result, State
 from spool.formats.events import parse_event, render_event
+from spool.store import outbox as store_outbox
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
 from spool.store.outbox import Outbox
@@ -109,6 +110,27 @@ def test_what_all_have_read_is_cut_off_and_no_cursor_changes(spool_root: Path) -
     again = Outbox(str(spool_root), disk(spool_root))
     assert again.end == outbox.end
     reader.close()
+
+
+def test_a_listener_that_never_reads_does_not_fill_the_disk(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than the most that is kept, the newer half stays, in whole lines, and what is lost is told once."""
+    monkeypatch.setattr(store_outbox, "MOST_BYTES", 4000)
+    outbox = Outbox(str(spool_root), disk(spool_root))
+    outbox.begin("hooks")
+    lost, sizes = 0, list[int]()
+    for number in range(100):
+        outbox.append(render_event(event(number, "x" * 100)))
+        lost += outbox.cut()
+        sizes.append((spool_root / layout.EVENTS).stat().st_size)
+    assert max(sizes) < 4500
+    kept = heard(spool_root, "hooks")
+    assert kept == [str(number) for number in range(100 - len(kept), 100)]
+    assert 8 <= len(kept) < 30
+    lines = [len(render_event(event(number, "x" * 100))) for number in range(100 - len(kept))]
+    assert lost == sum(lines)
+    outbox.append(render_event(event(100)))
+    assert outbox.cut() == 0
+    assert heard(spool_root, "hooks") == ["100"]
 
 
 @pytest.mark.parametrize("torn", [False, True])

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from spool.core.events import Event, EventName
 from spool.core.model import Result, Spec
+from spool.core.units import show_size
 from spool.dispatcher import happenings
 from spool.dispatcher.listening import Listening
 from spool.dispatcher.settings import Settings
@@ -61,7 +62,7 @@ class Telling:
             if outbox.unread():
                 self._news = True
                 self.listening.listen(kinds)
-            outbox.cut()
+            self._cut()
 
     def look(self) -> None:
         """Look who listens."""
@@ -91,7 +92,13 @@ class Telling:
             self._news = False
             self.listening.more(self._logs.events.end)
             if self._logs.events.is_long:
-                self._logs.events.cut()
+                self._cut()
+
+    def _cut(self) -> None:
+        """Keep `events.jsonl` short."""
+        lost = self._logs.events.cut()
+        if lost:
+            log.error("listeners have read nothing for so long that %s of events are thrown away", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
         for kind in kinds:

@@ -19,6 +19,7 @@ from spool.store.spool import read_bytes
 
 _MOST = 1 << 30  # of the file that is read at once
 LONG_BYTES = 1 << 20  # worth cutting
+MOST_BYTES = 1 << 28  # so much is kept for a listener that does not read: about a million events
 
 
 class Outbox:
@@ -86,22 +87,31 @@ class Outbox:
             return False
         return any((self.cursor(kind) or 0) < self.end for kind in self.kinds())
 
-    def cut(self) -> None:
-        """Throw away what everybody has read."""
+    def cut(self) -> int:
+        """Throw away what everybody has read; return how many bytes were thrown away that somebody has not.
+
+        Those are none unless there are more than `MOST_BYTES`: a listener that never reads may not fill the disk.
+        """
         positions = [self.cursor(kind) for kind in self.kinds()]
-        if not positions or None in positions or self._fd is None:
-            return
-        keep = min(min(at for at in positions if at is not None), self.end)
-        if keep - self._base < self._size // 2:
-            return
+        if not positions or self._fd is None:
+            return 0
+        end = self.end
+        # Whose cursor cannot be read may have read nothing.
+        read = max(self._base, min(self._base if at is None else min(at, end) for at in positions))
+        too_much = end - read > MOST_BYTES
+        if read - self._base < self._size // 2 and not too_much:
+            return 0
         path = self._layout.at(layout.EVENTS)
-        data = read_bytes(path, _MOST) or b""
-        rest = data[self._head + keep - self._base :]
-        self._disk.put(path, render_base(keep) + rest)
+        events = (read_bytes(path, _MOST) or b"")[self._head :]
+        keep = read
+        if too_much:
+            keep = self._base + events.find(b"\n", end - MOST_BYTES // 2 - self._base) + 1
+        self._disk.put(path, render_base(keep) + events[keep - self._base :])
         with self._mutex:
             os.close(self._fd)
             self._fd = None
         self._open()
+        return keep - read
 
     def close(self) -> None:
         """Let go of the file."""
