@@ -50,6 +50,7 @@ class Listening:
         self._greeted = greeted
         self._ready = select.epoll()
         self._process: subprocess.Popen[bytes] | None = None
+        self._dying: list[subprocess.Popen[bytes]] = []  # to be waited for
         self._channel: socket.socket | None = None
         self._in = b""
         self._out = b""
@@ -104,11 +105,14 @@ class Listening:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
         if self._wanted and self._process is None:
             return self._again_ns
-        sent = [one.sent_at_ns for one in self._questions.values() if one.sent_at_ns is not None]
-        return min(sent) + self._patience_ns if sent else None
+        since = [one.sent_at_ns for one in self._questions.values() if one.sent_at_ns is not None]
+        if self._process is not None and not self._greeting:
+            since.append(self._born_ns)
+        return min(since) + self._patience_ns if since else None
 
     def tick(self) -> None:
         """Start the process if that is due; end one that does not answer."""
+        self._dying = [process for process in self._dying if process.poll() is None]
         now = time.monotonic_ns()
         due = self.next_due_ns()
         if due is None or now < due:
@@ -148,9 +152,9 @@ class Listening:
 
     def join(self, timeout_s: float) -> None:
         """Wait until it has left, after :meth:`close`."""
-        if self._process is not None:
+        for process in filter(None, (*self._dying, self._process)):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+                process.wait(timeout_s)
 
     @property
     def _patience_ns(self) -> int:
@@ -202,7 +206,7 @@ class Listening:
         process, self._process = self._process, None
         self._greeting = False
         if process is not None:
-            process.poll()
+            self._dying.append(process)  # who hangs up may live for another moment
         log.error("the process of the listeners has ended; another one is started")
         self._greeted(None)
         self._count_death()
