@@ -15,7 +15,7 @@ from crash.scripts import STEPS
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.dispatcher import recover
-from spool.dispatcher.recover import recall
+from spool.dispatcher.memory import recall
 from spool.formats import journal
 from spool.store.disk import Disk
 from spool.store.spool import Spool

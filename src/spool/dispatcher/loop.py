@@ -24,9 +24,10 @@ from spool.dispatcher.finish import Finisher
 from spool.dispatcher.gates import Gates
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
+from spool.dispatcher.memory import recall, worth_remembering
 from spool.dispatcher.moves import Moves
 from spool.dispatcher.noticing import Noticing
-from spool.dispatcher.recover import Recovery, recall, worth_remembering
+from spool.dispatcher.recover import Recovery
 from spool.dispatcher.report import Report
 from spool.dispatcher.restore import restore_results
 from spool.dispatcher.resume import unfinished

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from spool.core import layout
 from spool.core.model import OUTCOMES, SECOND_NS, Result, State
-from spool.dispatcher.recover import Memory
+from spool.dispatcher.memory import Memory
 from spool.formats import ends
 from spool.store.locked import LockedSpool
 

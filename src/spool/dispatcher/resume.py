@@ -11,7 +11,7 @@ from spool.core.errors import InvalidFile
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.dispatcher.array import Array
 from spool.dispatcher.expand import new_array
-from spool.dispatcher.recover import Memory
+from spool.dispatcher.memory import Memory
 from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import this_user
 from spool.formats.tasks import ArrayRecord, TaskFiles

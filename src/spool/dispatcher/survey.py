@@ -22,7 +22,7 @@ from spool.dispatcher.arraynames import ArrayNames
 from spool.dispatcher.booked import booked, local_zone
 from spool.dispatcher.expand import new_array
 from spool.dispatcher.finish import series_after
-from spool.dispatcher.recover import Memory, recall
+from spool.dispatcher.memory import Memory, recall
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import FRESH, INVALID, JobFile, Live, Series, Table, Wait, this_user
