@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,34 @@ def test_after_a_reboot_what_ran_is_lost_and_run_again_where_it_may(session: Ses
     assert _outcomes(session, "again") == ("lost 1.0 requeue", "finished 1.1")
     assert _outcomes(session, "once") == ("lost 1.0",)
     check(session.world)
+
+
+def test_what_the_journal_knows_to_be_over_is_not_begun_again_from_running(session: Session) -> None:
+    """A power cut took back the names up to the first run's, and emptied its grant; the journal reached the disk."""
+    session.users.submit("tired", "fail", "retry = { max = 1 }")
+    session.settle()
+    session.end()
+    root = session.world.root
+    shutil.rmtree(root / "jobs" / "tired" / "2")
+    _record(session, "tired", layout.GRANT).write_bytes(b"")
+    _record(session, "tired", layout.RESULT).unlink()
+    os.rename(root / DONE / "tired.toml", root / RUNNING / "tired.toml")
+    session.world.reboot()
+    session.settle()
+    assert session.world.begun == [("tired", 1), ("tired", 2)]
+    assert ends_of(session.world).places == {"tired": (DONE,)}
+    assert _outcomes(session, "tired") == ("failed 1.0 retry", "failed 2.0")
+
+
+def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session) -> None:
+    """After a reboot too: a newer file of a name that has ended is another submission."""
+    session.users.submit("job", "ok")
+    session.settle()
+    session.end()
+    session.users.submit("job", "ok # again", place=RUNNING)
+    session.world.reboot()
+    session.settle()
+    assert session.world.begun == [("job", 1), ("job", 2)]
 
 
 def test_a_pid_that_came_back_is_not_the_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

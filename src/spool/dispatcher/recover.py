@@ -28,6 +28,7 @@ from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)
 
+_TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
 _Known = journal.Started | journal.Waits | None
 
 
@@ -70,7 +71,7 @@ class Recovery:
         """File away what had ended for good before a power cut that took the move back."""
         for name, started in memory.closed.items():
             if self._taken_back(name, started):
-                log.warning("job %s had ended before the power cut; its file goes to done/", name)
+                log.warning(_TAKEN_BACK, name)
                 self._spool.file_away(name, QUEUED, None)
 
     # One name.
@@ -110,10 +111,23 @@ class Recovery:
         run = spool.latest_run(name)
         if run is not None and spool.result(name, run) is None:
             return self._adopt(name, run, memory.waits.get(name))
-        # Claimed and not started, or put there by hand: there is no run that it could belong to.
-        if in_running and spool.put_back(name, QUEUED):
-            log.warning("job %s lay in running/ without a run; it is queued", name)
+        if in_running:
+            self._without_run(name, run or 0, memory)
         return None
+
+    def _without_run(self, name: str, newest: int, memory: Memory) -> None:
+        """See to a file in `running/` that belongs to no run: claimed and not started, put there by hand, or over."""
+        over = memory.closed.get(name)
+        if (
+            over is not None
+            and over.boot_id != self._prober.boot_id()
+            and over.run >= newest
+            and self._spool.holds(over.inode, name, RUNNING)
+        ):
+            log.warning(_TAKEN_BACK, name)
+            self._spool.file_away(name, RUNNING, None)
+        elif self._spool.put_back(name, QUEUED):
+            log.warning("job %s lay in running/ without a run; it is queued", name)
 
     def _claimed_run(self, name: str) -> int | None:
         """Return the newest run that was granted anything, if the file in `running/` was claimed for it."""
