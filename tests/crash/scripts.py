@@ -49,6 +49,21 @@ STEPS: list[Step] = [
     _complain_and_mend,
     lambda s: s.users.submit("wrong", "ok"),
 ]
+# How often the steps have each job begun, where nothing is cut off.
+STARTS = {
+    "after": 1,
+    "gone": 1,
+    "killed": 2,
+    "long": 2,
+    "parked": 1,
+    "plain": 2,
+    "stopped": 2,
+    "tired": 2,
+    "tried": 3,
+    "twice": 2,
+    "wrong": 1,
+}
+JOBS = frozenset({*STARTS, "huge", "never"})  # those two end without having begun
 
 
 def play(session: Session, steps: list[Step] = STEPS) -> None:

@@ -10,32 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from crash.scripts import play
+from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.dispatcher import recover, start
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
-_JOBS = (
-    *("after", "gone", "huge", "killed", "long", "never", "parked"),
-    *("plain", "stopped", "tired", "tried", "twice", "wrong"),
-)
 # What the script comes to when nothing is cut off.
 EXPECTED = Ends(
-    places=dict.fromkeys(_JOBS, ("done",)),
-    starts={
-        "after": 1,
-        "gone": 1,
-        "killed": 2,
-        "long": 2,
-        "parked": 1,
-        "plain": 2,
-        "stopped": 2,
-        "tired": 2,
-        "tried": 3,
-        "twice": 2,
-        "wrong": 1,
-    },
+    places=dict.fromkeys(JOBS, ("done",)),
+    starts=STARTS,
     outcomes={
         "after": ("finished 1.0",),
         "gone": ("lost 1.0",),

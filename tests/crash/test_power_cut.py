@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crash.power import LossyDisk, Unsynced
-from crash.scripts import STEPS
+from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.dispatcher import recover
@@ -22,21 +22,6 @@ from spool.store.spool import Spool
 
 STRIDE = int(os.environ.get("CUT_STRIDE", "9"))
 SEED = int(os.environ.get("POWER_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-
-# How often each job is begun where nothing is cut off; one power cut may have one run of each job begun again.
-STARTS = {
-    "after": 1,
-    "gone": 1,
-    "killed": 2,
-    "long": 2,
-    "parked": 1,
-    "plain": 2,
-    "stopped": 2,
-    "tired": 2,
-    "tried": 3,
-    "twice": 2,
-    "wrong": 1,
-}
 
 
 class Blackout:
@@ -96,6 +81,7 @@ class Blackout:
         began = Counter(name for name, _ in [*self.begun, *self.world.begun])
         assert began["gone"] <= 1, "a job that must not be run again was"
         for name, count in began.items():
+            # One power cut may have one run of each job begun again.
             assert count <= STARTS[name] + 1, f"{name} was begun {count} times"
         for key in self.open & set(self.begun):
             assert lines[key] == 1, f"{key} had begun, the journal knew, and no line says how it ended"
@@ -103,7 +89,7 @@ class Blackout:
             assert lines[key] == 1, f"{key} was over, and no line says how it ended"
         places = ends_of(self.world).places
         assert places == dict.fromkeys(places, ("done",)), f"not everything has ended: {places}"
-        assert set(places) == {*STARTS, "huge", "never"}
+        assert set(places) == JOBS
         for name in STARTS:
             # A job that must not be run again may be on record as started when the power goes just before it is.
             assert began[name] >= 1 or name == "gone", f"{name} was never begun"
