@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from crash.world import Session
+from crash.world import Session, World
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.store.disk import Disk
 
 Step = Callable[[Session], object]
 
@@ -66,11 +67,20 @@ STARTS = {
 JOBS = frozenset({*STARTS, "huge", "never"})  # those two end without having begun
 
 
-def play(session: Session, steps: list[Step] = STEPS) -> None:
-    """Perform the steps, each once the last one has come to its end, and leave without a dispatcher."""
-    for step in steps:
-        step(session)
-        session.settle()
-    session.end()
-    session.settle()  # a last dispatcher: it has nothing to do but to clean up
-    session.end()
+def play(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Session:
+    """Perform the steps, each once the last one has come to its end, and leave without a dispatcher.
+
+    *disks*: of the first dispatchers, one each; those after them have a sound one. *survives*: whether a dispatcher
+    goes on after an OSError, or another one does.
+    """
+    session = Session(world, disks)
+    session.survives_errors = survives
+    try:
+        for step in STEPS:
+            step(session)
+            session.settle()
+        session.end()
+        session.settle()  # a last dispatcher: it has nothing to do but to clean up
+    finally:
+        session.end()
+    return session

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.cuts import where
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -169,10 +170,8 @@ def test_a_cut_before_any_change_alters_nothing_in_the_end(
     whole = played(None)
     failures = []
     for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        operation = whole.recorded[number - 1]
         try:
             played(number)
         except AssertionError as error:
-            paths = " ".join(os.path.relpath(path, whole.staging) for path in operation.paths)
-            failures.append(f"at change {number}: {operation.name} {paths}: {str(error)[:300]}")
+            failures.append(f"{where(whole, number)}: {str(error)[:300]}")
     assert not failures, "\n".join(failures)

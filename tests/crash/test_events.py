@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.cuts import can_be_torn, noting, where
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
@@ -46,13 +47,7 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 def _played(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Session:
     with (world.root / layout.CONFIG).open("a") as config:
         config.write('metrics = "/nowhere/spool.prom"\n')
-    session = Session(world, disks)
-    session.survives_errors = survives
-    try:
-        play(session)
-    finally:
-        session.end()
-    return session
+    return play(world, disks, survives=survives)
 
 
 def _events(world: World) -> list[Event]:
@@ -100,28 +95,20 @@ def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
     return disk
 
 
-def _where(disk: FaultyDisk, number: int) -> str:
-    operation = disk.recorded[number - 1]
-    return f"at change {number}: {operation.name} {' '.join(os.path.relpath(p, disk.staging) for p in operation.paths)}"
-
-
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_leaves_nothing_untold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, torn: bool
 ) -> None:
     """Killed before each change of the disk in turn, the next dispatcher tells what is not on record."""
     whole = _length(tmp_path, monkeypatch)
-    failures = []
+    failures: list[str] = []
     for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        if torn and whole.recorded[number - 1].name not in ("create", "append"):
+        if torn and not can_be_torn(whole, number):
             continue
-        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
             disk = FaultyDisk(f"{world.root}/.tmp", cut_at=number, torn=torn)
-            try:
-                assert _played(world, iter([disk])).cuts == 1
-                _check(world)
-            except Exception as error:  # all of them are to be told
-                failures.append(f"{_where(whole, number)}: {type(error).__name__} {error}")
+            assert _played(world, iter([disk])).cuts == 1
+            _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
 
 
@@ -130,18 +117,16 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
 ) -> None:
     """A dispatcher that is killed while it tells what another could not leaves it to the third."""
     whole = _length(tmp_path, monkeypatch)
-    failures = []
+    failures: list[str] = []
     for pair in range(max(1, 270 // STRIDE)):
         first = random.randint(1, whole.count)
         then = [random.randint(1, 14) for _ in range(random.randint(1, 3))]
         torn = random.random() < 0.5
-        with world_at(tmp_path / f"{pair}", monkeypatch) as world:
+        about = f"{where(whole, first)}, then {then}, {torn=}"
+        with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
             disks = [FaultyDisk(f"{world.root}/.tmp", cut_at=cut, torn=torn) for cut in (first, *then)]
-            try:
-                assert _played(world, iter(disks)).cuts >= 2
-                _check(world)
-            except Exception as error:
-                failures.append(f"{_where(whole, first)}, then {then}, {torn=}: {type(error).__name__} {error}")
+            assert _played(world, iter(disks)).cuts >= 2
+            _check(world)
     assert not failures, "\n".join(failures)
 
 
@@ -149,15 +134,12 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
 def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
     """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""
     whole = _length(tmp_path, monkeypatch)
-    failures = []
+    failures: list[str] = []
     for number in range(random.randint(1, 2 * STRIDE), whole.count + 1, 2 * STRIDE):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
             disk = FaultyDisk(f"{world.root}/.tmp", fail_at=number, error=errno.ENOSPC)
-            try:
-                _played(world, iter([disk]), survives=survives)
-                _check(world)
-            except Exception as error:
-                failures.append(f"{_where(whole, number)}: {type(error).__name__} {error}")
+            _played(world, iter([disk]), survives=survives)
+            _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
 
 
