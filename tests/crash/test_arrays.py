@@ -158,7 +158,7 @@ def test_a_cut_before_any_change_alters_nothing_in_the_end(
 
     def played(number: int | None) -> FaultyDisk:
         with world_at(tmp_path / f"{number}", monkeypatch) as world:
-            disk = FaultyDisk(str(world.root / ".tmp"), cut_at=number)
+            disk = FaultyDisk(world.staging, cut_at=number)
             session = Session(world, iter([disk]))
             try:
                 play(session)

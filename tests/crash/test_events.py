@@ -52,7 +52,7 @@ def _played(world: World, disks: Iterator[Disk], *, survives: bool = False) -> S
 
 def _events(world: World) -> list[Event]:
     """Return every event that was written down, repeats too."""
-    inbox = Inbox(str(world.root), "test", Disk(f"{world.root}/.tmp"))
+    inbox = Inbox(str(world.root), "test", Disk(world.staging))
     found, position = [], 0
     while lines := inbox.read(position):
         found += [line.event for line in lines if line.event is not None]
@@ -89,7 +89,7 @@ def _check(world: World) -> None:
 
 def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
     with world_at(tmp_path / "whole", monkeypatch) as world:
-        disk = FaultyDisk(f"{world.root}/.tmp")
+        disk = FaultyDisk(world.staging)
         _played(world, iter([disk]))
         _check(world)
     return disk
@@ -106,7 +106,7 @@ def test_a_cut_before_any_change_leaves_nothing_untold(
         if torn and not can_be_torn(whole, number):
             continue
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(f"{world.root}/.tmp", cut_at=number, torn=torn)
+            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
             assert _played(world, iter([disk])).cuts == 1
             _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
@@ -124,7 +124,7 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
         torn = random.random() < 0.5
         about = f"{where(whole, first)}, then {then}, {torn=}"
         with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
-            disks = [FaultyDisk(f"{world.root}/.tmp", cut_at=cut, torn=torn) for cut in (first, *then)]
+            disks = [FaultyDisk(world.staging, cut_at=cut, torn=torn) for cut in (first, *then)]
             assert _played(world, iter(disks)).cuts >= 2
             _check(world)
     assert not failures, "\n".join(failures)
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.M
     failures: list[str] = []
     for number in range(random.randint(1, 2 * STRIDE), whole.count + 1, 2 * STRIDE):
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(f"{world.root}/.tmp", fail_at=number, error=errno.ENOSPC)
+            disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
             _played(world, iter([disk]), survives=survives)
             _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)

@@ -39,10 +39,6 @@ EXPECTED = Ends(
 STRIDE = int(os.environ.get("CUT_STRIDE", "9"))
 
 
-def _staging(world: World) -> str:
-    return str(world.root / ".tmp")
-
-
 def _check(world: World) -> None:
     check(world)
     assert ends_of(world) == EXPECTED
@@ -54,7 +50,7 @@ def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
     monkeypatch.setattr(start, "SILENT_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
     with world_at(tmp_path / "whole", monkeypatch) as world:
-        disk = FaultyDisk(_staging(world))
+        disk = FaultyDisk(world.staging)
         play(world, iter([disk]))
         _check(world)
     return disk
@@ -71,7 +67,7 @@ def test_a_cut_before_any_change_alters_nothing_in_the_end(
         if torn and not can_be_torn(whole, number):
             continue
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(_staging(world), cut_at=number, torn=torn)
+            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
             assert play(world, iter([disk])).cuts == 1
             _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
@@ -89,7 +85,7 @@ def test_a_second_cut_during_the_recovery_alters_nothing_either(
         torn = random.random() < 0.5
         about = f"{where(whole, first)}, then {then}, {torn=}"
         with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
-            disks = [FaultyDisk(_staging(world), cut_at=cut, torn=torn) for cut in (first, *then)]
+            disks = [FaultyDisk(world.staging, cut_at=cut, torn=torn) for cut in (first, *then)]
             assert play(world, iter(disks)).cuts >= 2
             _check(world)
     assert not failures, "\n".join(failures)
@@ -104,7 +100,7 @@ def test_a_full_disk_at_any_change_loses_nothing(
     failures: list[str] = []
     for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(_staging(world), fail_at=number, error=errno.ENOSPC)
+            disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
             session = play(world, iter([disk]), survives=survives)
             assert disk.fail_at is not None
             assert disk.count >= disk.fail_at or session.errors

@@ -45,11 +45,10 @@ class Blackout:
         world.watchers.append(lambda _, path, __: self.unsynced.written(path))
 
     def _disks(self) -> Iterator[Disk]:
-        staging = f"{self.world.root}/.tmp"
-        self.disks.append(LossyDisk(staging, self.unsynced, self.cut_at))
+        self.disks.append(LossyDisk(self.world.staging, self.unsynced, self.cut_at))
         yield self.disks[0]
         while True:
-            yield LossyDisk(staging, self.unsynced)
+            yield LossyDisk(self.world.staging, self.unsynced)
 
     def lose_power(self) -> None:
         """Lose what was not synced, and begin another boot."""

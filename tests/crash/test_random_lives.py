@@ -37,11 +37,10 @@ class Life:
         self.told: list[str] = []
 
     def _disks(self) -> Iterator[Disk]:
-        staging = f"{self.world.root}/.tmp"
         while True:
             cut = self.random.choice((None, self.random.randint(1, 12), self.random.randint(1, 80)))
             fail = self.random.choice((None, None, self.random.randint(1, 40)))
-            disk = FaultyDisk(staging, cut_at=cut, torn=self.random.random() < 0.5, fail_at=fail)
+            disk = FaultyDisk(self.world.staging, cut_at=cut, torn=self.random.random() < 0.5, fail_at=fail)
             self.told.append(f"a dispatcher to be cut off at {cut}, without room at {fail}")
             yield disk
 

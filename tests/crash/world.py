@@ -74,6 +74,11 @@ class World:
     watchers: list[Callable[[str, str, bytes], None]] = field(default_factory=list)  # told of each write of a wrapper
     _pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
 
+    @property
+    def staging(self) -> str:
+        """Where everything is written before it has its name."""
+        return f"{self.root}/{layout.STAGING}"
+
     # What the dispatcher is given in place of the machine.
 
     name = "process"
