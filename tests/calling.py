@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support import ROOT
 
@@ -22,6 +24,13 @@ class Said:
 
 
 Command = Callable[..., Said]
+
+
+def asked(spool: Command, *words: object) -> Any:
+    """Return what a command says as JSON."""
+    said = spool(*words, "--json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
 
 
 def start(*words: object, stdin: int | None = subprocess.DEVNULL) -> subprocess.Popen[str]:

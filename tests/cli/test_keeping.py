@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
 from spool.formats import ends
@@ -55,7 +55,7 @@ def test_gc_dry_run_removes_nothing(spool: Command, spool_root: Path) -> None:
     metadir = ended(spool_root, "old", 1, 40)
     assert str(metadir) in spool("gc", "--older-than", "30d", "--dry-run").out
     assert metadir.exists()
-    assert json.loads(spool("gc", "--older-than", "30d", "--dry-run", "--json").out)["jobs"] == ["old"]
+    assert asked(spool, "gc", "--older-than", "30d", "--dry-run")["jobs"] == ["old"]
 
 
 def test_gc_keeps_the_newest_runs_and_the_size(spool: Command, spool_root: Path) -> None:

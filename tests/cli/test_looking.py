@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from spool.core.model import Grant, Result, State
 from spool.dispatcher.listing import Lister, Row
 from spool.formats import ends, records
@@ -97,9 +97,9 @@ def test_ls_of_a_job_that_is_not_there_is_told(spool: Command) -> None:
 
 def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Path) -> None:
     """The JSON of an empty spool is JSON, and that of a full one has every field."""
-    assert json.loads(spool("ls", "--json").out)["jobs"] == []
+    assert asked(spool, "ls")["jobs"] == []
     put_job(spool_root, "a")
-    found = json.loads(spool("ls", "--json").out)
+    found = asked(spool, "ls")
     assert found["version"] == 1
     assert found["dispatcher"] is False
     [row] = found["jobs"]
@@ -187,7 +187,7 @@ def test_show_tells_everything_of_a_job(spool: Command, spool_root: Path) -> Non
     assert "failed" in said
     assert f"{spool_root}/jobs/a/1/log" in said
     assert "2 CPUs" in spool("show", "b").out
-    found = json.loads(spool("show", "a", "--json").out)
+    found = asked(spool, "show", "a")
     assert found["places"] == ["queued"]
     assert [(run["run"], run["state"], run["exit_code"]) for run in found["runs"]] == [(1, "failed", 3)]
     assert spool("show", "nosuch").code == 3
@@ -210,7 +210,7 @@ def test_why_gives_every_reason_with_numbers(spool: Command, spool_root: Path) -
     assert "dependency: nosuch" in said.out
     assert "never fits: needs 100000 CPUs" in said.out
     assert "no dispatcher runs" in said.out
-    codes = [reason["code"] for reason in json.loads(spool("why", "a", "--json").out)["reasons"]]
+    codes = [reason["code"] for reason in asked(spool, "why", "a")["reasons"]]
     assert codes[:2] == ["dependency", "never_fits"]
 
 
@@ -219,7 +219,7 @@ def test_why_knows_what_has_to_end_first(spool: Command, spool_root: Path) -> No
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 2\n")
     running(spool_root, "busy")
     put_job(spool_root, "a", 'command = "true"\ncpus = 2\n')
-    found = json.loads(spool("why", "a", "--json").out)
+    found = asked(spool, "why", "a")
     assert [reason["code"] for reason in found["reasons"]] == ["cpus"]
     assert found["must_end"] == ["busy"]
     assert found["start_at"] is not None
@@ -247,10 +247,8 @@ def test_survey_and_dispatcher_give_the_same_reason(
 ) -> None:
     """What `why` finds on its own is what the dispatcher has found."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 100000\n')
-    rows = wait_for(
-        lambda: [row for row in json.loads(spool("ls", "--json").out)["jobs"] if row["reason"].startswith("never")]
-    )
-    answer = json.loads(spool("why", "a", "--json").out)
+    rows = wait_for(lambda: [row for row in asked(spool, "ls")["jobs"] if row["reason"].startswith("never")])
+    answer = asked(spool, "why", "a")
     assert answer["reasons"][0]["text"] == rows[0]["reason"] == answer["last_said"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 
@@ -48,13 +48,6 @@ def put(root: Path, name: str, place: str = "queued", **keys: object) -> None:
 def configure(root: Path, text: str) -> None:
     """Add to the configuration of the fixture `spool`."""
     (root / "config.toml").write_text(f"autostart = false\n{text}")
-
-
-def asked(spool: Command, *words: object) -> Any:
-    """Return what a command says as JSON."""
-    said = spool(*words, "--json")
-    assert said.code == 0, said.err
-    return json.loads(said.out)
 
 
 def by_index(found: Any) -> dict[int, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import tomllib
 from datetime import datetime, timedelta
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command
+from calling import Command, asked
 from plugins.fake_nvml import FakeNvml
 from spool.cli import timeline
 from spool.cli.common import this_user
@@ -69,7 +68,7 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
     day = (datetime.now() + timedelta(days=2)).strftime("%Y-%m-%dT")
     assert spool("reserve", "create", "soon", "--gpus", "1", "--start", "+2h", "--end", "+3h").code == 0
     assert spool("reserve", "create", "later", "--gpus", "1", "--start", f"{day}14:00", "--duration", "2h").code == 0
-    found = {one["name"]: one for one in json.loads(spool("reserve", "list", "--json").out)["reservations"]}
+    found = {one["name"]: one for one in asked(spool, "reserve", "list")["reservations"]}
     start, end = (datetime.fromisoformat(found["soon"][key][:19]) for key in ("start_at", "end_at"))
     assert end - start == timedelta(hours=1)
     local = datetime.fromisoformat(f"{day}14:00:00").astimezone()
@@ -150,7 +149,7 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     (folder / "over.toml").write_text('user = "a"\ngpus = 1\nstart = 2020-01-01T00:00:00Z\nduration = "1h"\n')
     (folder / "bad.toml").write_text('user = "a"\ngpu = 1\nduration = "1h"\n')
     (folder / "beside.toml").write_text('user = "a"\ngpus = 3\nduration = "1h"\n')
-    rows = json.loads(spool("reserve", "list", "--json").out)["reservations"]
+    rows = asked(spool, "reserve", "list")["reservations"]
     assert {one["name"]: one["state"] for one in rows} == {
         "active": "active", "pending": "pending", "bad": "invalid", "beside": "invalid",
     }  # fmt: skip
@@ -158,7 +157,7 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     assert 'did you mean "gpus"' in problems["bad"]
     assert "5 GPUs would be kept beside active" in problems["beside"]
     assert problems["active"] is None
-    everything = json.loads(spool("reserve", "list", "--all", "--json").out)["reservations"]
+    everything = asked(spool, "reserve", "list", "--all")["reservations"]
     assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}
     text = spool("reserve", "list").out
     assert "GPU 0" in text
@@ -171,7 +170,7 @@ def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -
     assert (said.code, said.out) == (0, "")
     assert "nothing is reserved" in said.err
     assert four.calls() == []
-    assert json.loads(spool("reserve", "list", "--json").out)["reservations"] == []
+    assert asked(spool, "reserve", "list")["reservations"] == []
 
 
 def test_cancel_removes_the_file_and_what_is_said_about_it(spool: Command, spool_root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
@@ -42,14 +41,6 @@ def ended(root: Path, job: str, run: int = 1, outcome: State = State.FINISHED, *
     return result
 
 
-def told(spool: Command, *words: object) -> dict[str, Any]:
-    """Return what `spool seff --json` says."""
-    said = spool("seff", "--json", *words)
-    assert said.code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
-
-
 def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
     """A line for each thing that was asked for, and lines for the next job file."""
     ended(spool_root, "train")
@@ -69,7 +60,7 @@ def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
 def test_json_has_units_in_its_names(spool: Command, spool_root: Path) -> None:
     """The keys are documented; what is unknown is null and never 0."""
     ended(spool_root, "train", cpu_time_ns=None, peak_memory_bytes=None)
-    found = told(spool, "train")
+    found = asked(spool, "seff", "train")
     assert (found["version"], found["job"], found["run"], found["state"]) == (1, "train", 1, "finished")
     assert (found["cpus"], found["memory_bytes"], found["gpus"], found["time_limit_ns"]) == (4, 8 * G, 1, 2 * HOUR)
     assert (found["run_time_ns"], found["gpu_hours"], found["time_limit_used"]) == (HOUR, 1, 0.5)
@@ -85,8 +76,8 @@ def test_the_newest_run_or_the_one_that_is_named(spool: Command, spool_root: Pat
     """The first run failed; the second is what is shown unless told otherwise."""
     ended(spool_root, "train", 1, State.FAILED, again="retry")
     ended(spool_root, "train", 2)
-    assert (told(spool, "train")["run"], told(spool, "train")["runs"]) == (2, [1, 2])
-    assert told(spool, "train.toml", "--run", 1)["state"] == "failed"
+    assert (asked(spool, "seff", "train")["run"], asked(spool, "seff", "train")["runs"]) == (2, [1, 2])
+    assert asked(spool, "seff", "train.toml", "--run", 1)["state"] == "failed"
     assert "run 1 of 2, failed" in spool("seff", "train", "--run", 1).out
 
 
@@ -98,14 +89,14 @@ def test_a_run_whose_records_were_removed_is_in_the_history(spool: Command, spoo
     (spool_root / "jobs" / "train" / "1").rmdir()
     (spool_root / "jobs" / "train").rmdir()
     for words in (("train",), ("train", "--run", 1)):
-        found = told(spool, *words)
+        found = asked(spool, "seff", *words)
         assert (found["cpu_efficiency"], found["memory_efficiency"], found["time_limit_ns"]) == (0.5, 0.25, None)
 
 
 def test_a_clock_that_was_set_gives_no_time(spool: Command, spool_root: Path) -> None:
     """A run that ended before it began has no run time, and nothing that follows from one."""
     ended(spool_root, "train", ended_at_ns=T0 - 5 * S)
-    assert told(spool, "train")["run_time_ns"] is None
+    assert asked(spool, "seff", "train")["run_time_ns"] is None
     lines = spool("seff", "train").out.splitlines()
     assert "memory     8 GiB given, 2 GiB at most: 25.0%" in lines
     assert "time       unknown" in lines
@@ -120,7 +111,7 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
     )
     (metadir / layout.JID).write_bytes(records.render_jid(replace(identity.of_process(os.getpid()), start_ticks=1)))
     (metadir / layout.RC).write_text("0\n")
-    found = told(spool, "train")
+    found = asked(spool, "seff", "train")
     assert (found["state"], found["so_far"], found["cpu_time_ns"]) == ("finished", False, None)
     assert "time      unknown" in spool("seff", "train").out
 
@@ -164,7 +155,7 @@ def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> N
     ended(spool_root, "sweep_1", 2, peak_memory_bytes=4 * G)
     ended(spool_root, "sweep_2", 1, State.TIMEOUT, ended_at_ns=T0 + 2 * HOUR)
     ended(spool_root, "sweep_9")  # of no array
-    found = told(spool, "sweep")
+    found = asked(spool, "seff", "sweep")
     assert (found["array"], found["tasks"], found["states"]) == (True, 4, {"queued": 1, "finished": 2, "timeout": 1})
     assert found["peak_memory_bytes"] == {"known": 3, "median": 2 * G, "most": 4 * G}
     assert (found["gpu_hours"], found["cpu_efficiency"]) == (4, 6 / 16)

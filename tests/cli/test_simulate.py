@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import builtins
 import gzip
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from calling import Command
+from calling import Command, asked
 from spool.cli import blocks
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
@@ -38,9 +37,7 @@ def trace(tmp_path: Path) -> Path:
 
 def policies(spool: Command, *words: object) -> dict[str, Any]:
     """Return the figures of each policy."""
-    said = spool("simulate", *words, "--json")
-    assert said.code == 0, said.err
-    return {one["policy"]: one for one in json.loads(said.out)["policies"]}
+    return {one["policy"]: one for one in asked(spool, "simulate", *words)["policies"]}
 
 
 def test_figures_by_policy(spool: Command, trace: Path) -> None:
@@ -58,7 +55,7 @@ def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
     said = spool("simulate", trace)
     assert said.code == 0, said.err
     assert said.out.splitlines()[0] == f"{trace}: 3 jobs on 4 CPUs (left out: 1 never fit, 1 did not run)"
-    found = json.loads(spool("simulate", trace, "--cpus", 2, "--json").out)
+    found = asked(spool, "simulate", trace, "--cpus", 2)
     assert (found["jobs"], found["never_fit"], found["incomplete"], found["machine"]["cpus"]) == (2, 2, 1, 2)
 
 
@@ -154,16 +151,14 @@ def test_our_own_history(spool: Command, spool_root: Path) -> None:
     metadir = spool_root / "jobs" / "b" / "1"
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text('command = "true"\ntime_limit = "50s"\n')
-    said = spool("simulate", "--history", "--cpus", 2, "--gpus", 1, "--policy", "fifo", "--json")
-    assert said.code == 0, said.err
-    found = json.loads(said.out)
+    found = asked(spool, "simulate", "--history", "--cpus", 2, "--gpus", 1, "--policy", "fifo")
     assert (found["jobs"], found["incomplete"], found["never_fit"]) == (3, 2, 0)
     (fifo,) = found["policies"]
     # a from 0 to 100; b, cut at its limit, to 150; the second a, which came at 105, to 200.
     assert (fifo["makespan_ns"], fifo["max_queue"]) == (200 * S, 1)
     assert fifo["gpu_utilisation"] == 0.25
     assert "time limit" in spool("simulate", "--history", "--cpus", 2, "--gpus", 1).err
-    assert json.loads(spool("simulate", "--history", "--cpus", 2, "--json").out)["never_fit"] == 1
+    assert asked(spool, "simulate", "--history", "--cpus", 2)["never_fit"] == 1
 
 
 def test_without_matplotlib_it_says_how_to_get_it(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from calling import Command
+from calling import Command, asked
 from spool.core.days import utc_day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
@@ -45,14 +45,6 @@ def history(spool_root: Path) -> Path:
     return path
 
 
-def counted(spool: Command, *words: object) -> dict[str, Any]:
-    """Return what `spool stats --json` says."""
-    said = spool("stats", "--json", *words)
-    assert said.code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
-
-
 def test_the_sums_in_words(spool: Command, history: Path) -> None:
     """Without `--by`, a line for each thing that one asks of an accounting."""
     said = spool("stats")
@@ -71,7 +63,7 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
 
 def test_json_has_units_in_its_names_and_null_for_unknown(spool: Command, history: Path) -> None:
     """The keys are documented; what is unknown is null and never 0."""
-    found = counted(spool)
+    found = asked(spool, "stats")
     assert (found["version"], found["by"], found["groups"], found["since_at"]) == (1, None, [], None)
     whole = found["total"]
     assert (whole["runs"], whole["jobs"], whole["outcomes"]["cancelled"], whole["outcomes"]["lost"]) == (3, 3, 1, 0)
@@ -104,7 +96,7 @@ def test_a_table_by_user(spool: Command, history: Path) -> None:
 )
 def test_grouping(spool: Command, history: Path, by: str, groups: dict[str | None, int]) -> None:
     """By anything that a line of history says; those that do not say are in a group without a name."""
-    found = counted(spool, "--by", by)
+    found = asked(spool, "stats", "--by", by)
     assert found["by"] == by
     assert {each[by]: each["runs"] for each in found["groups"]} == groups
 
@@ -115,7 +107,7 @@ def test_days_are_those_of_the_local_clock(spool: Command, spool_root: Path, mon
     for zone, days in (("UTC", 1), ("Pacific/Auckland", 1), ("Europe/Athens", 1), ("Asia/Karachi", 2)):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        assert len(counted(spool, "--by", "day")["groups"]) == days, zone
+        assert len(asked(spool, "stats", "--by", "day")["groups"]) == days, zone
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     spring = 1_774_700_000 * S  # 28 March 2026; on the 29th the clock goes forward
@@ -127,10 +119,10 @@ def test_days_are_those_of_the_local_clock(spool: Command, spool_root: Path, mon
 
 def test_since_and_until(spool: Command, history: Path) -> None:
     """By the end of a run: a date and time, with its offset or local, from then on, and up to but not including."""
-    assert counted(spool, "--since", "2023-11-14T23:43:20Z")["total"]["runs"] == 2
-    assert counted(spool, "--until", "2023-11-14T23:43:20Z")["total"]["runs"] == 1
-    assert counted(spool, "--since", "1000w", "--until", "2023-11-14")["total"]["runs"] == 0
-    assert counted(spool, "--user", "bob", "--project", "vision")["total"]["runs"] == 1
+    assert asked(spool, "stats", "--since", "2023-11-14T23:43:20Z")["total"]["runs"] == 2
+    assert asked(spool, "stats", "--until", "2023-11-14T23:43:20Z")["total"]["runs"] == 1
+    assert asked(spool, "stats", "--since", "1000w", "--until", "2023-11-14")["total"]["runs"] == 0
+    assert asked(spool, "stats", "--user", "bob", "--project", "vision")["total"]["runs"] == 1
     said = spool("stats", "--since", "1h")
     assert (said.code, said.out) == (0, "")
     assert "no run has ended that is wanted" in said.err
@@ -173,7 +165,7 @@ def test_an_empty_spool_has_no_figures(spool: Command) -> None:
     assert (said.code, said.out) == (0, "")
     assert "no run has ended" in said.err
     assert spool("stats", "--by", "day").code == 0
-    assert counted(spool)["total"]["success_rate"] is None
+    assert asked(spool, "stats")["total"]["success_rate"] is None
 
 
 def test_what_cannot_be_read_is_passed_over_and_told(spool: Command, history: Path) -> None:
@@ -190,7 +182,7 @@ def test_what_cannot_be_read_is_passed_over_and_told(spool: Command, history: Pa
         b"[" * 100_000,
     ]
     history.write_bytes(b"\n".join(bad) + b"\n\0\0\0\n\n" + good + json.dumps(odd).encode() + b"\n" + good[:40])
-    found = counted(spool)
+    found = asked(spool, "stats")
     assert (found["total"]["runs"], found["unreadable_lines"]) == (4, len(bad))
     assert f"{len(bad)} lines of the history could not be read" in spool("stats").err
 
@@ -199,7 +191,7 @@ def test_odd_lines_are_told_apart_from_bad_ones(spool: Command, history: Path) -
     """A line that stands twice counts once, one of the far future has no time, one that ends early is not timed."""
     far = line("far", 0, 10).replace(b"2023-", b"9999-")
     history.write_bytes(history.read_bytes() * 2 + line("back", 100, 50) + far)
-    found = counted(spool)
+    found = asked(spool, "stats")
     assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (5, 3, 1)
     assert "3 runs stood in the history more than once" in spool("stats").err
 
@@ -217,12 +209,12 @@ def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path,
     (spool_root / "history.jsonl.d").mkdir()
     os.mkfifo(spool_root / "history.jsonl.fifo")
     history.with_name("history.jsonl.9.gz").write_bytes(gzip.compress(first)[:30])
-    found = counted(spool)
+    found = asked(spool, "stats")
     assert (found["total"]["runs"], found["total"]["retries"], found["total"]["jobs"]) == (6, 1, 5)
     assert found["total"]["wait_mean_ns"] == (4 * 60 + 14_000) * S // 5
     assert len(found["problems"]) == 1
     assert "history.jsonl.9.gz" in found["problems"][0]
-    assert counted(spool, "--since", "2023-11-14T22:13:20Z")["total"]["runs"] == 4
+    assert asked(spool, "stats", "--since", "2023-11-14T22:13:20Z")["total"]["runs"] == 4
 
 
 def test_a_period_is_found_without_reading_all(spool: Command, spool_root: Path) -> None:
@@ -231,9 +223,9 @@ def test_a_period_is_found_without_reading_all(spool: Command, spool_root: Path)
     old = b"".join(line(f"o{at}", -900_000 + at, -899_000 + at, reason="x" * 900) for at in range(3000))
     new = b"".join(line(f"n{at}", at, at + 1) for at in range(10))
     (spool_root / "history.jsonl").write_bytes(bad + old + new)
-    found = counted(spool, "--since", "2023-11-14T22:13:20Z")
+    found = asked(spool, "stats", "--since", "2023-11-14T22:13:20Z")
     assert (found["total"]["runs"], found["unreadable_lines"]) == (10, 0)
-    assert counted(spool)["unreadable_lines"] == 10
+    assert asked(spool, "stats")["unreadable_lines"] == 10
 
 
 def test_on_a_terminal_there_are_as_many_columns_as_fit(
