@@ -267,6 +267,32 @@ def test_a_file_that_left_running_meanwhile_stops_its_run(
     check(session.world)
 
 
+@pytest.mark.parametrize("place", [None, DONE, QUEUED, HELD])
+@pytest.mark.parametrize(
+    ("code", "first", "again"),
+    [(0, "finished 1.0", "finished 1.0"), (3, "failed 1.0", "finished 2.0")],
+    ids=["well", "badly"],
+)
+def test_a_file_that_left_running_after_the_end_of_its_run_stops_nothing(
+    session: Session, place: str | None, code: int, first: str, again: str
+) -> None:
+    """The run ended as its exit code says. Back in the queue the file is the retry, or else a new submission."""
+    _running(session, "job", "retry = { max = 1 }")
+    session.world.exit(session.world.pids("job")[0], code)
+    if place is None:
+        session.users.path(RUNNING, "job").unlink()
+    else:
+        session.users.move("job", RUNNING, place)
+    session.settle()
+    expected: tuple[str, ...] = (first,)
+    if place == QUEUED:
+        expected = (first if code == 0 else f"{first} retry", again)
+    assert _outcomes(session, "job") == expected
+    assert ends_of(session.world).places == {"job": (HELD if place == HELD else DONE,)}
+    assert Spool(str(session.world.root)).stop("job", 1) is None
+    check(session.world)
+
+
 def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) -> None:
     """A job that was withdrawn while no dispatcher lived leaves nothing, and nothing runs."""
     session.users.submit("job", "ok", "cpus = 99")

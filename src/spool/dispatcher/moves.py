@@ -68,9 +68,19 @@ class Moves:
             if live.file_missing_ns is not None and live.stop is None and live.proof is None and not live.asking:
                 self._see_missing(live)
 
+    def _is_over(self, live: Live) -> bool:
+        """Whether the run had ended by itself when its file was taken away: that stops nothing any more.
+
+        It was a person, or it was the paperwork of another dispatcher, which was cut off after that.
+        """
+        spool, name, run = self.spool, live.name, live.run
+        return spool.exit_code(name, run) is not None or (live.adopted and spool.result(name, run) is not None)
+
     def _see_missing(self, live: Live) -> None:
-        if live.adopted and self.spool.result(live.name, live.run) is not None:
-            return  # it has ended, and what took its file away is the paperwork that was cut off after that
+        if self._is_over(live):
+            if self.spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
+                live.file_missing_ns = None  # it lies where a retry would put it
+            return
         stop = self.spool.stop(live.name, live.run)
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):
@@ -90,6 +100,7 @@ class Moves:
                 live.file_missing_ns + MISSING_NS
                 for live in self.table.live.values()
                 if live.file_missing_ns is not None and live.stop is None and not live.asking
+                if not self._is_over(live)
             ),
             default=None,
         )
