@@ -131,6 +131,24 @@ def test_our_own_orphans_are_the_runs_also_after_the_wrapper(proc: FakeProc) -> 
     assert pids(proc) == [51]
 
 
+@pytest.mark.parametrize("heir", ["init", "us", "our ancestor", "nobody yet"])
+def test_an_orphan_without_any_mark_is_known_by_its_output(proc: FakeProc, heir: str) -> None:
+    """Who inherits it depends on the machine, and in the moment of its parent's end the parent is nowhere."""
+    proc.process(20, parent=1, start=200)
+    proc.process(30, parent=20, start=300)
+    proc.process(ME, parent=30, start=400)
+    proc.end(50)
+    proc.end(51)
+    parent = {"init": 1, "us": ME, "our ancestor": 20, "nobody yet": 51}[heir]
+    proc.process(52, parent=parent, start=502)
+    proc.process(53, parent=parent, start=503)
+    proc.process(91, parent=90, start=910)
+    for pid, file in ((52, f"{SPOOL}/jobs/a/3/log"), (53, f"{SPOOL}/jobs/a/4/log"), (91, f"{SPOOL}/jobs/a/3/log")):
+        (proc.root / str(pid) / "fd").mkdir()
+        os.symlink(file, proc.root / str(pid) / "fd" / "1")
+    assert pids(proc) == [52]
+
+
 def test_zombies_belong_to_nobody(proc: FakeProc) -> None:
     """A process of which only the exit code is left holds nothing, and is no reason to wait."""
     proc.process(50, parent=ME, start=500, state="Z")

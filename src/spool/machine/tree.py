@@ -134,6 +134,11 @@ class _Walk:
                 else:
                     self._orphaned[run.jid.pid] = run.key
         self._keys = [run.key for run in runs]
+        self._reapers = {_INIT, me}  # who may inherit an orphan: us, and whoever had the dispatchers before us
+        at = self._alive.get(me)
+        while at is not None and at.parent not in self._reapers:
+            self._reapers.add(at.parent)
+            at = self._alive.get(at.parent)
         # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
         # walk cannot send us round in a circle.
         self._owners: dict[int, tuple[str, int] | None] = {me: None, 0: None, _INIT: None, _KERNEL: None}
@@ -177,8 +182,10 @@ class _Walk:
             return True, self._marked.get(mark, _SOMEBODY_ELSES)
         if process in self._known:
             return True, self._known[process]
-        if stat.parent in (self._me, _INIT) and (owner := self._by_output(stat.pid)) is not None:
-            return True, owner
+        # Whose parent was gone when that was looked at is an orphan by now.
+        if stat.parent in self._reapers or stat.parent not in self._alive:
+            owner = self._by_output(stat.pid)
+            return owner is not None, owner
         return False, None
 
     def _by_output(self, pid: int) -> tuple[str, int] | None:
