@@ -16,6 +16,7 @@ from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
 from spool.core.events import Event, EventName
+from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import moves, noticing, recover, start
 from spool.dispatcher.listening import Listening
@@ -192,5 +193,38 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             assert now.moves.next_due_ns() is None
             assert session.users.path(RUNNING, "long").exists()
             assert world.pids("long")
+        finally:
+            session.end()
+
+
+@pytest.mark.parametrize("name", ["submitting", "cancelling"])
+def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What an answer leads to is done once there is room, and so is what those behind it lead to."""
+    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    with world_at(tmp_path / "world", monkeypatch) as world:
+        disk = FaultyDisk(world.staging)
+        session = Session(world, iter([disk]))
+        session.survives_errors = True
+        try:
+            for job in ("a", "b"):
+                session.users.submit(job, "hang")
+            session.turns(4)
+            if name == "cancelling":
+                for job in ("a", "b"):
+                    session.users.path(RUNNING, job).unlink()
+                session.turns(4)
+            now = session.now
+            assert now is not None
+            asked = sorted(now.telling.listening._questions)
+            assert len(asked) == 2
+            now.telling.replies += [Reply(number, no="not yet") for number in asked]
+            disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
+            session.turns(6)
+            assert len(session.errors) == 1
+            assert not now.asking
+            place = HELD_PLACE if name == "submitting" else RUNNING
+            assert all(session.users.path(place, job).exists() for job in ("a", "b"))
         finally:
             session.end()

@@ -474,6 +474,48 @@ def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
     served.wait_done("x")
 
 
+WAITS = "echo asked >> ledger; while [ ! -e answer ]; do sleep 0.02; done; exit 1"
+
+
+def test_a_run_that_ends_while_its_cancel_is_asked_about_ends_as_it_did(served: Served) -> None:
+    """Nobody has stopped it: exit code 0 is finished, and what depends on it runs."""
+    _limit(served, "20s")
+    hook(served, "cancelling", WAITS)
+    served.start()
+    served.drop("x", f"until [ -e {served.root}/go ]; do sleep 0.02; done")
+    served.drop("after", "true", depends_on="x")
+    served.pid("x")
+    assert served.spool("cancel", "x").returncode == 0
+    served.until(lambda: ledger(served) == [["asked"]], "the question")
+    (served.root / "go").touch()
+    result = served.wait_done("x")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("finished", 0)
+    assert served.wait_outcome("after") == "finished"
+    (served.root / "answer").touch()
+    assert served.record("x", "stop") is None
+    assert served.record("x", "kept") is None
+
+
+def test_a_time_limit_asks_nobody_also_while_a_cancel_is_asked_about(served: Served) -> None:
+    """The run is stopped for its limit, and a no to the cancel comes too late to change that."""
+    _limit(served, "20s")
+    hook(served, "cancelling", WAITS)
+    served.start()
+    tidy = f"trap 'echo tidying; until [ -e {served.root}/go ]; do sleep 0.02; done; exit 1' TERM"
+    served.drop("x", f"{tidy}; sleep 600 & wait", time_limit="1s", kill_grace="20s")
+    served.pid("x")
+    assert served.spool("cancel", "x").returncode == 0
+    served.until(lambda: ledger(served) == [["asked"]], "the question")
+    served.until(lambda: "tidying" in served.log("x"), "the time limit")
+    (served.root / "answer").touch()
+    served.looked()
+    (served.root / "go").touch()
+    assert served.wait_outcome("x") == "timeout"
+    assert (served.record("x", "stop") or "").startswith("timeout")
+    assert served.record("x", "kept") is None
+
+
 def test_a_cancel_is_asked_about_across_a_restart(served: Served) -> None:
     """Killed while a cancel is asked about, the next dispatcher asks again; the yes then cancels, once."""
     _limit(served, "20s")

@@ -31,7 +31,8 @@ class Concluder:
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
             code = self._spool.exit_code(live.name, live.run)
-            live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
+            if not live.asking:
+                live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
             if code is not None:
                 live.exit_code = code
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
@@ -50,8 +51,8 @@ class Concluder:
             live.failure = "the wrapper ended before it could say who it is"
             self._spool.take_jid(live.name, live.run)
             return self.conclude(live)
-        # Where the disk was full a stop is on record here alone.
-        evidence = replace(evidence, stop=evidence.stop or live.stop_kind)
+        # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
+        evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
         live.exit_code = evidence.rc
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
             live.jid = self.jid(live)

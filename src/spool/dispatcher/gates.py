@@ -72,16 +72,19 @@ class Gates:
         if not telling.settled:
             telling.settled = True
             self._settle()
-        replies, telling.replies = telling.replies, []
-        if replies:
+        if telling.replies:
             self._forget_old()
-        for reply in replies:
-            for name, start in list(self._starts.items()):
-                if start.number == reply.number:
-                    self._answered(name, start, reply)
-            for cancel in list(self._cancels.values()):
-                if cancel.number == reply.number:
-                    self._stop_or_keep(cancel, reply)
+        while telling.replies:
+            self._take(telling.replies[0])
+            del telling.replies[0]  # not before: where the disk is full it is taken again
+
+    def _take(self, reply: Reply) -> None:
+        for name, start in list(self._starts.items()):
+            if start.number == reply.number:
+                self._answered(name, start, reply)
+        for cancel in list(self._cancels.values()):
+            if cancel.number == reply.number:
+                self._stop_or_keep(cancel, reply)
 
     def allowed(self, starts: tuple[Start, ...], now: int) -> tuple[Start, ...]:
         """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others."""
@@ -91,7 +94,10 @@ class Gates:
 
     def may_stop(self, live: Live, stop: Stop) -> bool:
         """Whether the run may be stopped now; if that is to be asked first, it is asked, and goes on until then."""
-        if stop.kind is not StopKind.CANCEL or EventName.CANCELLING not in self._telling.asked:
+        if stop.kind is not StopKind.CANCEL:
+            self.forget([live])  # it ends whatever the answer is
+            return True
+        if EventName.CANCELLING not in self._telling.asked:
             return True
         if live.key in self._allowed or f"{live.name}:{live.run}:{EventName.CANCELLING}" in self._telling.known:
             return True
@@ -103,12 +109,14 @@ class Gates:
         return False
 
     def forget(self, lives: Iterable[Live]) -> None:
-        """Have nothing more to do with runs that are over."""
+        """Have nothing more to do with runs that are over, or about to be; a cancel nobody agreed to was none."""
         for live in lives:
             self._allowed.discard(live.key)
-            cancel = self._cancels.pop(live.key, None)
+            cancel = self._cancels.get(live.key)
             if cancel is not None:
+                self._of.spool.disk.discard(self._of.spool.layout.record(*live.key, layout.STOP))
                 self._telling.listening.forget(cancel.number)
+                self._no_longer_asked(cancel)
 
     # Starts.
 
@@ -184,15 +192,17 @@ class Gates:
 
     def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
         live = cancel.live
-        live.asking = False
-        self._cancels.pop(live.key, None)
-        if live.proof is not None or live.key not in self._of.table.live:
-            return
-        if reply.no is None:
-            self._allowed.add(live.key)
-            self._of.order_stop(live, cancel.stop)
-        else:
-            self._keep(live, reply.no)
+        if live.proof is None and live.key in self._of.table.live:
+            if reply.no is None:
+                self._allowed.add(live.key)
+                self._of.order_stop(live, cancel.stop)
+            else:
+                self._keep(live, reply.no)
+        self._no_longer_asked(cancel)
+
+    def _no_longer_asked(self, cancel: _Cancel) -> None:
+        cancel.live.asking = False
+        self._cancels.pop(cancel.live.key, None)
 
     def _keep(self, live: Live, why: str) -> None:
         """Drop a cancel: the run goes on, its file comes back to `running/`, and a record says why."""

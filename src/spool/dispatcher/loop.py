@@ -10,9 +10,10 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from spool.core.layout import HELD, QUEUED
-from spool.core.model import Machine, State, Stop
+from spool.core.model import Machine, State, Stop, StopKind
 from spool.core.plan import Plan
 from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
@@ -244,6 +245,9 @@ class Dispatcher:
         if not self.gates.may_stop(live, stop):
             return
         self.noticing.stopping(live, stop)
+        if stop.kind is StopKind.CANCEL and self.telling.notes:
+            with suppress(OSError):  # it stays among the notes
+                self.flush()  # the next dispatcher is not to ask again about a run that is ending already
         if not self.spool.order_stop(live.name, live.run, stop):
             stop = self.spool.stop(live.name, live.run) or stop
         live.stop = stop
