@@ -92,6 +92,46 @@ def test_what_the_journal_knows_to_be_over_is_not_begun_again_from_running(sessi
     assert _outcomes(session, "tired") == ("failed 1.0 retry", "failed 2.0")
 
 
+def _forget_ends(session: Session, name: str, *, of: str) -> None:
+    """Have the journal and the history know nothing of how a run ended, *of* being the words of its start."""
+    journal = session.world.root / layout.JOURNAL
+    lines = journal.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if of in line)
+    journal.write_text("".join(line for line in lines[: at + 1]))
+    log = session.world.root / layout.HISTORY
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if f'"{name}"' not in line))
+
+
+def test_a_run_whose_end_was_emptied_in_done_is_lost_and_not_cancelled(session: Session) -> None:
+    """The paperwork had moved its file; the result and the exit code never reached the disk. It is run again."""
+    session.users.submit("first", "ok")
+    session.settle()
+    session.end()
+    _forget_ends(session, "first", of='["started","first",1')
+    _record(session, "first", layout.RESULT).write_bytes(b"")
+    _record(session, "first", layout.RC).write_bytes(b"")
+    session.users.submit("then", "ok", "depends_on = ['first']")
+    session.world.reboot()
+    session.settle()
+    assert _outcomes(session, "first") == ("lost 1.0 requeue", "finished 1.1")
+    assert _outcomes(session, "then") == ("finished 1.0",)
+    assert ends_of(session.world).places == {"first": (DONE,), "then": (DONE,)}
+
+
+def test_what_a_run_was_to_do_is_read_from_its_file_where_its_copy_is_empty(session: Session) -> None:
+    """Its retries count on, though the power cut has emptied its grant, its result and its copy of the job file."""
+    session.users.submit("tried", "fail until 2", "retry = { max = 1, delay = '1h' }")
+    session.turns(8)
+    session.end()
+    _forget_ends(session, "tried", of='["started","tried",1')
+    for record in (layout.RESULT, layout.GRANT, layout.SPEC_COPY):
+        _record(session, "tried", record).write_bytes(b"")
+    session.world.reboot()
+    session.turns(8)
+    assert _outcomes(session, "tried") == ("failed 1.0 retry",)
+    assert ends_of(session.world).places == {"tried": (QUEUED,)}
+
+
 def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session) -> None:
     """After a reboot too: a newer file of a name that has ended is another submission."""
     session.users.submit("job", "ok")

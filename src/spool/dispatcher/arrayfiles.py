@@ -56,7 +56,7 @@ class ArrayFiles:
             return
         stop = spool.stop(name, array.run)
         if stop is None and spool.holds(array.inode, name, QUEUED):
-            spool.put_forward(name)
+            spool.put_forward(name, QUEUED)
             array.missing_ns = None
             self._release(array, now_ns)
             return

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolUnusable, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
@@ -101,7 +101,10 @@ class Recovery:
             started = memory.open[name, remembered]
             if self._taken_back(name, started):
                 # The claim is made again, so that the end finds the file in its place.
-                spool.put_forward(name)
+                spool.put_forward(name, QUEUED)
+            elif self._end_lost(name, started):
+                log.warning("job %s had ended, and the power cut took away how", name)
+                spool.put_forward(name, DONE)
             if spool.grant(name, remembered) is None:
                 self._restore_metadir(name, remembered, started)
             return self._adopt(name, remembered, started)
@@ -146,6 +149,18 @@ class Recovery:
             return False
         return self._spool.untouched(started.inode, name, QUEUED, started.at_ns)
 
+    def _end_lost(self, name: str, started: journal.Started) -> bool:
+        """Whether a run was filed away whose end a power cut has emptied: nobody cancelled it, it is lost."""
+        spool, run = self._spool, started.run
+        return (
+            started.boot_id != self._prober.boot_id()
+            and spool.exit_code(name, run) is None
+            and spool.record(name, run, layout.RESULT) is not None
+            and spool.result(name, run) is None
+            and spool.stop(name, run) is None
+            and spool.holds(started.inode, name, DONE)
+        )
+
     def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
         """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
         spool = self._spool
@@ -170,13 +185,12 @@ class Recovery:
     def _adopt(self, name: str, run: int, known: _Known) -> Live:
         """Take a run in; *known* is what the journal has of it, or of the job as it waited."""
         spool = self._spool
-        text = spool.record(name, run, layout.SPEC_COPY)
-        # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
-        spec = spec_of_text(text, name) or spec_of_text(spool.job_text(RUNNING, name), name) or Spec(command="true")
-        record = spool.grant(name, run) or self._grant_lost(name, run, spec, known)
         started = known if isinstance(known, journal.Started) else None
+        granted = spool.grant(name, run)
+        inode = (granted.inode if granted else None) or (started.inode if started else 0)
+        spec = self._spec(name, run, inode)
+        record = granted or self._grant_lost(name, run, spec, known)
         at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
-        inode = record.inode or (started.inode if started else 0)
         if spool.prove(name, run, self._prober).verdict in (Verdict.STARTING, Verdict.SILENT):
             spool.take_jid(name, run)
         found = spool.jid(name, run)
@@ -203,6 +217,16 @@ class Recovery:
             stop=spool.stop(name, run),
             adopted=True,
         )
+
+    def _spec(self, name: str, run: int, inode: int) -> Spec:
+        """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
+        spool = self._spool
+        spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+        for place in (RUNNING, QUEUED, HELD, DONE):
+            if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
+                spec = spec_of_text(spool.job_text(place, name), name)
+        # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
+        return spec or Spec(command="true")
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
         """Return what can be said in place of a `grant.toml` that a power cut emptied."""

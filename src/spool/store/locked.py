@@ -184,10 +184,10 @@ class LockedSpool(Spool):
             return False
         return True
 
-    def put_forward(self, name: str) -> None:
-        """Make the claim of a job file again that a power cut took back."""
+    def put_forward(self, name: str, place: str) -> None:
+        """Make the claim of a job file in *place* again, after a power cut took it back."""
         try:
-            self.disk.move(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
+            self.disk.move(self.layout.job_file(place, name), self.layout.job_file(layout.RUNNING, name))
         except (FileExistsError, FileNotFoundError):
             return
 
