@@ -14,8 +14,8 @@ from spool.core.model import Result, State
 from spool.formats import ends
 from spool.formats.state import parse_state
 from spool.store.awaiting import Awaited, End
-from spool.store.following import Tail
 from spool.store.spool import Spool
+from spool.store.tails import Tail
 from support import wait_for
 
 

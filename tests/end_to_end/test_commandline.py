@@ -78,6 +78,24 @@ def test_run_follows_the_output_and_exits_with_the_code(auto: Served) -> None:
     assert "failed" in done.stderr
 
 
+def test_the_outputs_of_an_arrays_tasks_come_one_after_the_other(shared: Served) -> None:
+    """`run` shows each when the task has ended for good, `log` all of them in their order, and both its newest run."""
+    script = "echo run $SPOOL_RUN; sleep 0.2; echo of $SPOOL_ARRAY_INDEX; test $SPOOL_ARRAY_INDEX$SPOOL_RUN != 11"
+    done = shared.spool("run", "-n", "sweep", "--array", "0-2", "--retry-max", "1", "--cpus", "0", "-c", script)
+    assert (done.returncode, done.stderr) == (0, "spool: job sweep\n")
+    blocks = sorted(done.stdout.split("==> ")[1:])
+    assert blocks == [f"sweep_{index} <==\nrun {run}\nof {index}\n" for index, run in ((0, 1), (1, 2), (2, 1))]
+    for words in (("log", "sweep"), ("log", "-f", "sweep")):
+        assert sorted(shared.spool(*words).stdout.split("==> ")[1:]) == blocks
+    last = shared.spool("log", "sweep", "-n", "1").stdout
+    assert last == "".join(f"==> sweep_{index} <==\nof {index}\n" for index in range(3))
+    paths = shared.spool("log", "sweep", "--path").stdout.splitlines()
+    assert paths == [f"{shared.root}/jobs/sweep_{index}/{run}/log" for index, run in ((0, 1), (1, 2), (2, 1))]
+    shared.drop("sweep", "echo again", cpus=0, array="1-2%1")
+    shared.until(lambda: shared.spool("log", "sweep").stdout.count("again") == 2, "the outputs of the second time")
+    assert "sweep_0" not in shared.spool("log", "sweep").stdout
+
+
 def test_ctrl_c_of_run_cancels_the_job(shared: Served) -> None:
     """SIGINT to `run` cancels its job; the exit code is 130."""
     running = _command(shared, "run", "-n", "interrupted", "-c", "echo up; exec sleep 1000")

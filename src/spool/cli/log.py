@@ -15,8 +15,10 @@ from spool.cli.verb import Verb
 from spool.cli.wait import POLL_S
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.model import State
-from spool.store.following import Follower, Stream, Tail, outputs
+from spool.store.following import Follower
+from spool.store.gathering import Gathering
 from spool.store.spool import Spool
+from spool.store.tails import Stream, Tail, outputs
 
 
 @click.command(cls=Verb)
@@ -34,6 +36,7 @@ def command(
 
       spool log train -n 20
       spool log -f train          follows it across retries until the job has ended
+      spool log sweep             the output of each task of an array, under its name
 
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
     """
@@ -41,11 +44,21 @@ def command(
     name = job_name(name)
     stream = Stream.ERR if errors else Stream.OUT
     newest = _run_of(spool, name, run, may_wait=follow)
+    tasks = None
+    if newest is not None and not (follow and not only_path) and spool.array(name, newest) is not None:
+        tasks = Gathering(spool, name, newest, lines=lines)
     if only_path and newest is not None:
-        print(_path(spool, name, newest, stream))
+        for job, its_run in tasks.tasks() if tasks is not None else ((name, newest),):
+            print(_path(spool, job, its_run, stream))
         return 0
     if follow:
         return _follow(Follower(spool, name, run=newest, only=run is not None, lines=lines), name, stream)
+    if tasks is not None:
+        for task, its_run in tasks.tasks():
+            for piece in tasks.output(task, its_run):
+                if piece.stream is stream:
+                    sys.stdout.buffer.write(piece.data)
+        return 0
     assert newest is not None
     tail = Tail(_path(spool, name, newest, stream))
     if lines is not None:

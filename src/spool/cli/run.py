@@ -19,9 +19,10 @@ from spool.cli.verb import WordsVerb
 from spool.cli.wait import POLL_S
 from spool.core.errors import SpoolError
 from spool.core.model import State
-from spool.store.following import Follower, Piece, Stream
+from spool.store.following import Follower
 from spool.store.requests import Requests
 from spool.store.spool import Spool
+from spool.store.tails import Piece, Stream
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
@@ -45,7 +46,7 @@ def command(
     """Submit a job, follow its output and exit with its code.
 
     Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. The exit codes are
-    those of `spool wait`.
+    those of `spool wait`. Of an array each task's output is shown once it has ended.
 
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4

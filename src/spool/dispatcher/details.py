@@ -12,8 +12,8 @@ from spool.core.model import Grant, Result, State, Stop
 from spool.dispatcher.listing import Lister, Row
 from spool.dispatcher.refusals import why_kept
 from spool.machine.identity import MachineProber
-from spool.store.following import outputs
 from spool.store.spool import Spool
+from spool.store.tails import outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,117 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 
 from spool.core import layout
-from spool.formats.outputs import Outputs, outputs_of
 from spool.store.awaiting import Awaited, End
+from spool.store.gathering import Gathering
 from spool.store.spool import Spool
-
-_BLOCK = 1 << 16
-
-
-class Stream(Enum):
-    """Which of the two outputs."""
-
-    OUT = "stdout"
-    ERR = "stderr"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some output of a run. Empty at the beginning of one that is looked at from now on."""
-
-    run: int
-    stream: Stream
-    data: bytes
-
-
-class Tail:
-    """One file that grows; and that may be cut short, replaced, or not there yet."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd: int | None = None
-        self._at = 0
-
-    def skip_to_last(self, lines: int) -> None:
-        """Pass over all but the last *lines* lines of what is there now."""
-        if not self._opened():
-            return
-        assert self._fd is not None
-        end = os.fstat(self._fd).st_size
-        at, wanted = end, lines + 1
-        if lines == 0:
-            self._at = end
-            return
-        while at > 0 and wanted > 0:
-            start = max(0, at - _BLOCK)
-            block = os.pread(self._fd, at - start, start)
-            if at == end and not block.endswith(b"\n"):
-                wanted -= 1  # the last line has no end yet
-            cut = len(block)
-            while wanted > 0 and (cut := block.rfind(b"\n", 0, cut)) >= 0:
-                wanted -= 1
-            at = start + cut + 1 if cut >= 0 else start
-        self._at = at
-
-    def read(self) -> bytes:
-        """Return what is new, at most some of it; empty if nothing is."""
-        if not self._opened():
-            return b""
-        assert self._fd is not None
-        data = os.pread(self._fd, _BLOCK, self._at)
-        if data:
-            self._at += len(data)
-            return data
-        if os.fstat(self._fd).st_size < self._at:
-            self._at = 0  # it was cut short, and begins anew
-            return self.read()
-        if self._replaced():
-            self.close()
-            self._at = 0
-            return self.read()
-        return b""
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def _opened(self) -> bool:
-        if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError:
-                return False
-        return True
-
-    def _replaced(self) -> bool:
-        """Whether another file has the name now. One that was only removed is read to its end."""
-        assert self._fd is not None
-        try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
-        except OSError:
-            return False
-
-
-def outputs(spool: Spool, name: str, run: int) -> Outputs:
-    """Return where a run's output goes; stdout is always a path."""
-    script = spool.record(name, run, layout.WRAPPER)
-    found = outputs_of(script) if script else None
-    log = spool.layout.record(name, run, layout.JOB_LOG)
-    if found is None:
-        return Outputs(log, None)
-    return Outputs(found.stdout or log, found.stderr)
+from spool.store.tails import Piece, Stream, Tail, outputs
 
 
 class Follower:
-    """Reads the output of a job from a run on. `end` says how the job ended once that is known."""
+    """Reads the output of a job from a run on; of an array that of its tasks, each once it has ended.
+
+    `end` says how the job ended once that is known.
+    """
 
     def __init__(
         self,
@@ -132,6 +35,7 @@ class Follower:
         self._lines = lines
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
+        self._tasks: Gathering | None = None
         self.end: End | None = None
         if run is not None:
             self._begin(run)
@@ -167,6 +71,9 @@ class Follower:
         )
 
     def _begin(self, run: int) -> None:
+        if self._spool.array(self._name, run) is not None:
+            self._run, self._tasks = run, Gathering(self._spool, self._name, run, lines=self._lines)
+            return
         where = outputs(self._spool, self._name, run)
         paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
         for stream, path in paths.items():
@@ -183,6 +90,8 @@ class Follower:
 
     def _drained(self) -> Iterator[Piece]:
         assert self._run is not None or not self._tails
+        if self._tasks is not None:
+            yield from self._tasks.ended(last=self.end is not None)
         for stream, tail in self._tails.items():
             while data := tail.read():
                 yield Piece(self._run or 0, stream, data)
@@ -191,3 +100,5 @@ class Follower:
         """Close the files."""
         for tail in self._tails.values():
             tail.close()
+        if self._tasks is not None:
+            self._tasks.close()
