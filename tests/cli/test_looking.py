@@ -14,7 +14,8 @@ import pytest
 
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Result, State
-from spool.dispatcher.listing import Lister, Row
+from spool.dispatcher.listing import Lister
+from spool.dispatcher.rows import Row
 from spool.formats import ends, records
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity

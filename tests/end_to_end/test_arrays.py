@@ -133,6 +133,22 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
     assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
 
 
+def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
+    """It stands for its tasks, but for one that was run again by itself since; all of them are there when asked for."""
+    served.start()
+    served.drop("row", "test {index} != 1", cpus=0, array="0-2")
+    served.wait_done("row")
+    served.drop("row_9", "true", cpus=0)
+    served.move("row_1", "done", "queued")
+    served.wait_outcome("row_1", 2)
+    served.wait_done("row_9")
+    rows = {row["name"]: row for row in json.loads(served.spool("ls", "--json").stdout)["jobs"]}
+    assert set(rows) == {"row", "row_1", "row_9"}
+    assert rows["row"]["reason"] == "2 of 3 finished, 1 failed"
+    everything = json.loads(served.spool("ls", "--all", "--json").stdout)["jobs"]
+    assert {row["name"] for row in everything} == {"row", "row_0", "row_1", "row_2", "row_9"}
+
+
 def test_an_array_runs_again_from_done(shared: Served) -> None:
     """Moved from done/ to queued/ it is expanded again, edits and all; earlier runs keep their metadirs."""
     shared.drop("again", "true", cpus=0, array="0-2")

@@ -16,7 +16,8 @@ from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State
 from spool.core.units import show_duration
-from spool.dispatcher.listing import Lister, Listing, Row
+from spool.dispatcher.listing import Lister, Listing
+from spool.dispatcher.rows import Row
 from spool.formats.instants import render_instant
 
 _COLUMNS = (
@@ -60,7 +61,7 @@ def _usual_order(row: Row) -> tuple[int, int, int, object]:
 
 @click.command(cls=Verb)
 @click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
-@click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, too, not only the last ten.")
+@click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
 @click.option("-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
 @click.option("--project", metavar="NAME", help="Only jobs of this project.")
@@ -81,7 +82,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """List the jobs that wait, run, or ended a short while ago.
+    """List the jobs that wait, run, or ended a short while ago. An array that has ended stands for its tasks.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs.
 

@@ -9,8 +9,9 @@ from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Result, State, Stop
-from spool.dispatcher.listing import Lister, Row
+from spool.dispatcher.listing import Lister
 from spool.dispatcher.refusals import why_kept
+from spool.dispatcher.rows import Row
 from spool.machine.identity import MachineProber
 from spool.store.spool import Spool
 from spool.store.tails import outputs

@@ -16,11 +16,13 @@ from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.dispatcher.array import array_of
 from spool.dispatcher.background import is_starting
 from spool.dispatcher.refusals import why_held, why_kept
+from spool.dispatcher.rows import Row, row_of_result, row_of_spec, row_of_view
 from spool.dispatcher.table import user_name
 from spool.formats import ends, jobfile
-from spool.formats.state import JobView, StateView, parse_state
+from spool.formats.state import StateView, parse_state
 from spool.machine.identity import MachineProber
 from spool.store.spool import Spool, history_lines, read_bytes
 
@@ -35,35 +37,6 @@ _FITTING = {
     HELD: frozenset({State.HELD, State.INVALID}),
     RUNNING: frozenset({State.RUNNING, State.STOPPING}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One job. What is unknown is None."""
-
-    name: str
-    state: State
-    run: int | None = None
-    attempt: int | None = None
-    priority: int | None = None
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    gpus: int | None = None
-    user: str | None = None
-    project: str | None = None
-    tags: tuple[str, ...] = ()
-    submitted_at_ns: int | None = None
-    started_at_ns: int | None = None
-    ended_at_ns: int | None = None
-    exit_code: int | None = None
-    reason: str = ""
-
-    def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran; None where that is unknown."""
-        if self.ended_at_ns is not None:
-            return self.ended_at_ns - self.started_at_ns if self.started_at_ns is not None else None
-        since = self.started_at_ns if self.started_at_ns is not None else self.submitted_at_ns
-        return now_ns - since if since is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +103,7 @@ class Lister:
         if view is not None:
             state = _word(view.state)
             if state is not None and state in _FITTING[place]:
-                return _row_of_view(name, state, view)
+                return row_of_view(name, state, view)
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> Row:
@@ -150,7 +123,7 @@ class Lister:
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if spec is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return _row_of_spec(Row(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
+        return row_of_spec(Row(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
 
     def _running(self, name: str, user: str | None, spec: Spec | None) -> Row:
         spool = self._spool
@@ -181,7 +154,7 @@ class Lister:
             started_at_ns=grant.granted_at_ns if grant else None,
             reason=reason,
         )
-        return _row_of_spec(row, spec)
+        return row_of_spec(row, spec)
 
     def _spec(self, name: str, place: str) -> Spec | None:
         text = self._spool.job_text(place, name)
@@ -204,6 +177,7 @@ class Lister:
         """Return the jobs of *names*, last ended first; with *most*, no more than that and only recent ones."""
         left = set(names)
         rows: list[Row] = []
+        arrays: dict[str, Result | None] = {}  # that have ended, as far as they were asked for; None: it is none
         for line in history_lines(self._spool.root) if left else ():
             try:
                 result = ends.parse_history_line(line)
@@ -211,7 +185,12 @@ class Lister:
                 continue
             if most is not None and result.ended_at_ns is not None and self._now_ns - result.ended_at_ns > RECENT_NS:
                 return rows
-            if result.job in left:
+            if most is not None and (array := self._ended_array(result, left, arrays)) is not None:
+                left.discard(result.job)  # its array stands for it
+                if array.job in left:
+                    left.discard(array.job)
+                    rows.append(replace(row_of_result(array), reason=array.reason))
+            elif result.job in left:
                 left.discard(result.job)
                 rows.append(row_of_result(result))
                 if not left or (most is not None and len(rows) >= most):
@@ -220,67 +199,25 @@ class Lister:
             rows += [self._without_history(name) for name in left]
         return rows
 
+    def _ended_array(self, task: Result, names: Collection[str], known: dict[str, Result | None]) -> Result | None:
+        """Return how the array among *names* ended of which this is the run of a task."""
+        name = array_of(task.job)
+        if name not in known:
+            run = self._spool.latest_run(name) if name in names else None
+            known[name] = None
+            if run is not None and self._spool.array(name, run) is not None:
+                known[name] = self._spool.result(name, run)
+        array = known[name]
+        if array is None or (task.ended_at_ns or 0) > (array.ended_at_ns or 0):
+            return None  # or a task that was run again by itself
+        return array
+
     def _without_history(self, name: str) -> Row:
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is not None:
             return row_of_result(result)
         return Row(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
-
-
-def row_of_result(result: Result) -> Row:
-    """Return an ended run as a row."""
-    return Row(
-        result.job,
-        result.outcome,
-        run=result.run,
-        attempt=result.attempt,
-        cpus=result.request.cpus,
-        memory_bytes=result.request.memory_bytes,
-        gpus=result.request.gpus,
-        user=result.user,
-        project=result.project,
-        tags=result.tags,
-        submitted_at_ns=result.submitted_at_ns,
-        started_at_ns=result.started_at_ns,
-        ended_at_ns=result.ended_at_ns,
-        exit_code=result.exit_code,
-        reason=result.reason if result.outcome is not State.FINISHED else "",
-    )
-
-
-def _row_of_view(name: str, state: State, view: JobView) -> Row:
-    return Row(
-        name,
-        state,
-        run=view.run,
-        attempt=view.attempt,
-        priority=view.priority,
-        cpus=view.cpus,
-        memory_bytes=view.memory_bytes,
-        gpus=view.gpus,
-        user=view.user,
-        project=view.project,
-        tags=view.tags,
-        submitted_at_ns=view.since_ns,
-        started_at_ns=view.started_at_ns,
-        reason=view.reason,
-    )
-
-
-def _row_of_spec(row: Row, spec: Spec | None) -> Row:
-    if spec is None:
-        return row
-    request = spec.request
-    return replace(
-        row,
-        priority=spec.priority,
-        cpus=request.cpus,
-        memory_bytes=request.memory_bytes,
-        gpus=request.gpus,
-        project=spec.project,
-        tags=spec.tags,
-    )
 
 
 def _word(text: str) -> State | None:
