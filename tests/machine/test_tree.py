@@ -1,10 +1,9 @@
-"""Which processes belong to a run, and how they are signalled."""
+"""Which processes belong to a run."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 
 from machine.fake_proc import FakeProc
 from spool.core.model import Jid
-from spool.machine import identity, tree
-from spool.machine.tree import Process, Wanted
+from spool.machine import tree
+from spool.machine.signalling import Process, send
+from spool.machine.tree import Wanted
 from support import wait_for
 from wrapper_runs import SHELLS, Runs, runs_below
 
@@ -212,54 +212,5 @@ def test_a_real_daemon_is_found_and_ended(runs: Runs) -> None:
     wait_for(lambda: len(found()) == 2)
     left = found()
     assert not run.alive()
-    assert tree.send(left, signal.SIGKILL).signalled == left
+    assert send(left, signal.SIGKILL).signalled == left
     wait_for(lambda: not found())
-
-
-def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
-    """The pid alone is not enough: with another start the process is not signalled."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        ticks = identity.start_ticks(child.pid)
-        assert ticks is not None
-        other, same = Process(child.pid, ticks - 1), Process(child.pid, ticks)
-        assert tree.send([other], signal.SIGKILL) == tree.Sent(gone=frozenset({other}))
-        assert child.poll() is None
-        assert tree.send([same], signal.SIGTERM) == tree.Sent(signalled=frozenset({same}))
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert tree.send([same], signal.SIGTERM) == tree.Sent(gone=frozenset({same}))
-        assert child.wait() == -signal.SIGTERM
-    assert tree.send([same], signal.SIGTERM) == tree.Sent(gone=frozenset({same}))
-
-
-def test_pid_1_and_this_process_are_never_signalled() -> None:
-    """Whatever a scan may have said, some processes are not to be signalled."""
-    mine = Process(os.getpid(), identity.start_ticks(os.getpid()) or 0)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        spared = Process(child.pid, identity.start_ticks(child.pid) or 0)
-        refused = frozenset({mine, Process(1, 0), Process(0, 0), Process(-1, 0), spared})
-        assert tree.send(refused, signal.SIGTERM, spare={child.pid}) == tree.Sent(refused=refused)
-        child.kill()
-
-
-def test_without_descriptors_a_signal_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no pidfd can be had, the process is checked and signalled by its pid."""
-
-    def none_left(pid: int, flags: int = 0) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "pidfd_open", none_left)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        process = Process(child.pid, identity.start_ticks(child.pid) or 0)
-        assert tree.send([process._replace(start_ticks=1)], signal.SIGKILL).signalled == frozenset()
-        assert tree.send([process], signal.SIGKILL).signalled == {process}
-        assert child.wait() == -signal.SIGKILL
-
-
-def test_the_wrapper_is_a_process_while_it_lives() -> None:
-    """The jid of a process that has ended gives none."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        jid = identity.of_process(child.pid)
-        assert jid is not None
-        assert tree.process_of(jid) == Process(child.pid, jid.start_ticks)
-        child.kill()
-    assert tree.process_of(jid) is None

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from spool.core.model import SECOND_NS, Jid
 from spool.dispatcher.table import Live
 from spool.machine import identity, tree
-from spool.machine.tree import Process, Wanted
+from spool.machine.signalling import Process, send
+from spool.machine.tree import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Stopper:
             parents = {process.pid: _parent(process) for process in members}
             waited_for = set(parents.values())
             spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
-        tree.send([process for process in members if process.pid not in spared], signal.Signals[f"SIG{name}"])
+        send([process for process in members if process.pid not in spared], signal.Signals[f"SIG{name}"])
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
@@ -106,18 +107,18 @@ class Stopper:
         if others:
             stopping.alone_since_ns = None
             if now >= stopping.kill_at_ns:
-                tree.send(others, signal.SIGKILL)
+                send(others, signal.SIGKILL)
             elif news := self._untold(stopping, others, left):
-                tree.send(news, signal.SIGTERM)
+                send(news, signal.SIGTERM)
                 stopping.told |= news
             return
         if stopping.alone_since_ns is None:
             stopping.alone_since_ns = now
             if not left <= stopping.told:  # between two of its children: no later one is to be started
-                tree.send(left, signal.SIGTERM)
+                send(left, signal.SIGTERM)
                 stopping.told |= left
         elif now >= max(stopping.kill_at_ns, stopping.alone_since_ns + _WRAPPER_GRACE_NS):
-            tree.send(left, signal.SIGKILL)
+            send(left, signal.SIGKILL)
 
     def _untold(self, stopping: _Stopping, others: set[Process], left: set[Process]) -> set[Process]:
         """Return who is to have TERM now: everybody once, and later those whose parent died before they were seen.

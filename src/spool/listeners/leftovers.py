@@ -9,7 +9,8 @@ import time
 
 from spool.core.model import Jid
 from spool.machine import children, identity, tree
-from spool.machine.tree import Process, Wanted
+from spool.machine.signalling import Process, send
+from spool.machine.tree import Wanted
 
 _WALKS = 40
 _PAUSE_S = 0.005
@@ -42,7 +43,7 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
         left = tree.scan([wanted])[wanted.key]
         if not left:
             break
-        killed |= tree.send(left, signal.SIGKILL).signalled
+        killed |= send(left, signal.SIGKILL).signalled
         time.sleep(_PAUSE_S)
     return len(killed)
 

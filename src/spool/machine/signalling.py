@@ -1,0 +1,87 @@
+"""Signals to processes that are still the ones that were meant."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid
+from spool.machine.identity import liveness, read_stat
+
+_INIT = 1
+
+
+class Process(NamedTuple):
+    """One process for as long as it lives: the pid may come back, the pair does not within one boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a signal."""
+
+    signalled: frozenset[Process] = frozenset()
+    gone: frozenset[Process] = frozenset()  # ended before
+    refused: frozenset[Process] = frozenset()  # not ours to signal: another user's, pid 1, this process
+
+
+def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
+    """Send a signal to each process that still is the one it was, and say what became of it.
+
+    The identity is checked while a pidfd holds the process, so that a pid that came back is never signalled.
+    Pid 1, this process and the pids in *spare* are refused.
+    """
+    signalled: set[Process] = set()
+    gone: set[Process] = set()
+    refused: set[Process] = set()
+    for process in processes:
+        if process.pid <= _INIT or process.pid == os.getpid() or process.pid in spare:
+            refused.add(process)
+            continue
+        try:
+            found = _send(process, number)
+        except ProcessLookupError:
+            found = False
+        except PermissionError:
+            refused.add(process)
+            continue
+        (signalled if found else gone).add(process)
+    return Sent(frozenset(signalled), frozenset(gone), frozenset(refused))
+
+
+def _send(process: Process, number: int) -> bool:
+    """Signal the process; False if it is another one by now. Raises ProcessLookupError, PermissionError."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EMFILE, errno.ENFILE):
+            raise
+        # Without a descriptor there is a moment between the check and the signal; a run that cannot be ended is worse.
+        if not _is(process):
+            return False
+        os.kill(process.pid, number)
+        return True
+    try:
+        if not _is(process):
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is(process: Process) -> bool:
+    stat = read_stat(process.pid)
+    return stat is not None and not stat.dead and stat.start_ticks == process.start_ticks
+
+
+def process_of(jid: Jid) -> Process | None:
+    """Return the wrapper as a process, if it is alive here."""
+    return Process(jid.pid, jid.start_ticks) if liveness(jid) is Liveness.ALIVE else None
