@@ -84,3 +84,17 @@ def test_the_unit_serves_the_spool_that_its_files_name(tmp_path: Path, files: di
         path.write_text(text)
     home = os.path.expanduser("~")
     assert background._root_of_unit([str(tmp_path)]) == expected.format(home=home)
+
+
+def test_the_unit_serves_its_spool_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit names the spool by one path and the user by another: it is the unit's all the same."""
+    (tmp_path / "link").symlink_to(tmp_path / "spool")
+    drop_ins = tmp_path / "systemd/user/spool.service.d"
+    drop_ins.mkdir(parents=True)
+    (drop_ins.parent / "spool.service").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(os.path, "isdir", lambda _: True)  # systemd runs here
+    for named, other in (("link", "spool"), ("spool", "link")):
+        (drop_ins / "a.conf").write_text(f"[Service]\nEnvironment=SPOOL_DIR={tmp_path}/{named}\n")
+        assert background.unit_for(str(tmp_path / other)) == "spool.service"
+    assert background.unit_for(str(tmp_path / "another")) is None

@@ -13,6 +13,7 @@ import pytest
 from calling import Command, put_job, start
 from spool.cli import gantt, group
 from spool.core.model import Result, State
+from spool.store.spool import Spool
 from support import ROOT
 
 VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
@@ -145,3 +146,14 @@ def test_the_picture_shows_waits_runs_and_retries() -> None:
     assert "x" in lines[1]
     assert "+0 s" in lines[2]
     assert "\x1b[" in gantt.chart(runs, 0, 10 * second, gantt.Look(colour=True))[0]
+
+
+def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """It is made where the link leads; what jobs are told is its real path, what the user is told the one he gave."""
+    link, real = tmp_path / "link", tmp_path / "real"
+    link.symlink_to(real)
+    said = spool("--spool", link, "ls")
+    assert (said.code, said.err) == (5, f"spool: cannot open spool: {link}: no spool there; make one with `spool init`")
+    assert spool("--spool", link, "init").out == f"made a spool in {link}\n"
+    assert (real / "queued").is_dir()
+    assert Spool.open(str(link)).root == str(real)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, alive, marked, overlap
+from served import Served, alive, marked, overlap, pids_in
 from support import ROOT, wait_for
 
 _BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
@@ -398,22 +398,26 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     assert [line["job"] for line in served.history()] == ["runs", "after"]
 
 
-def test_a_spool_through_a_link_is_the_same_spool(served: Served) -> None:
+@pytest.mark.parametrize("first", ["by its path", "by a link"])
+def test_a_spool_through_a_link_is_the_same_spool(served: Served, first: str) -> None:
     """A dispatcher that names the spool by another path is refused while one lives, and adopts and ends its runs."""
-    served.start()
-    served.drop("left", "setsid sleep 1000 & echo up; exec sleep 1000", kill_grace="1s")
-    served.says("left", "up")
     link = served.root.parent / "link"
     link.symlink_to(served.root)
-    other = Served(link)
-    assert other.run("--once") == 0
-    served.kill()
-    other.start()
-    served.path("running", "left").unlink()
-    assert other.wait_outcome("left") == "cancelled"
-    other.wait_done("left")
-    other.close()
-    assert not marked(served.root)
+    with Served(link) as linked:
+        one, other = (served, linked) if first == "by its path" else (linked, served)
+        one.start()
+        # Neither its parent nor its session nor its output says whose it is; the mark alone does.
+        one.drop("left", "(setsid sleep 1000 >/dev/null 2>&1 & echo $!); echo up; exec sleep 1000", kill_grace="1s")
+        escaped = pids_in(one.says("left", "up"))
+        assert [alive(pid) for pid in escaped] == [True]
+        assert other.run("--once") == 0
+        one.kill()
+        other.start()
+        assert other.spool("--spool", str(other.root), "cancel", "left").returncode == 0
+        assert other.wait_outcome("left") == "cancelled"
+        assert [pid for pid in escaped if alive(pid)] == []
+        other.wait_done("left")
+        assert not marked(served.root) | marked(link)
 
 
 def _read(path: Path) -> str:

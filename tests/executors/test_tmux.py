@@ -85,6 +85,8 @@ def test_a_spool_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path, monke
     sockets = [socket_of(spool) for spool in spools]
     assert len(set(sockets)) == 2
     assert socket_of(str(tmp_path / ("l" * 100) / "a")) == sockets[0]
+    (tmp_path / "short").symlink_to(spools[0])
+    assert socket_of(str(tmp_path / "short")) == sockets[0]
     assert all(socket.startswith(f"{tmp_path}/spool-{os.getuid()}/") for socket in sockets)
 
 

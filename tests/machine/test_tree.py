@@ -68,6 +68,27 @@ def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakePr
     assert sorted(tree.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
 
 
+def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> None:
+    """Runs and hooks are found that were started under another path of the same spool, each path looked up once."""
+    spool, link = tmp_path / "spool", tmp_path / "link"
+    spool.mkdir()
+    link.symlink_to(spool)
+    here, there, nowhere = (MARK | {"SPOOL_DIR": str(path)} for path in (spool, link, tmp_path / "gone"))
+    relative = MARK | {"SPOOL_DIR": os.path.relpath(spool)}
+    for pid, environment in enumerate((here, there, there, nowhere, relative, there | {"SPOOL_JOB": "b"}), 60):
+        proc.process(pid, parent=1, start=pid, environment=environment)
+    proc.process(70, parent=51, start=700, environment=there | {"SPOOL_RUN": "4"})  # no part of run 3, though below it
+    found = tree.scan([Wanted("a", 3, str(spool), JID), Wanted("b", 3, str(spool))], proc=str(proc), me=ME)
+    assert {key: sorted(process.pid for process in of) for key, of in found.items()} == {
+        ("a", 3): [50, 51, 60, 61, 62],
+        ("b", 3): [65],
+    }
+    proc.process(80, parent=1, start=800, environment=there | {"SPOOL_HOOK": "45.7"})
+    assert tree.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
+    jobs = {pid: tree.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
+    assert jobs == {51: None, 60: "a", 61: "a", 63: None, 64: None, 80: None, 99: None}
+
+
 def test_who_has_left_the_session_too_is_found_by_its_mark(proc: FakeProc) -> None:
     """A daemon carries the mark of the run in its environment, and its descendants need not."""
     proc.process(52, parent=1, start=502, environment=MARK)

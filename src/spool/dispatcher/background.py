@@ -28,7 +28,8 @@ def ensure(root: str) -> str | None:
     """
     if is_served(root) or is_starting(root):
         return None
-    by_hand = f"start one with `spool --spool {root} dispatch`" if root != _usual_root() else "run `spool dispatch`"
+    usual = _is_same(root, _usual_root())
+    by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
     wanted, idle_exit = _wishes(root)
     if not wanted:
         return f"no dispatcher runs, and autostart is off: {by_hand}"
@@ -112,6 +113,10 @@ def _wishes(root: str) -> tuple[bool, str]:
     return said.autostart, "0s" if said.idle_exit_ns is None else f"{said.idle_exit_ns}ns"
 
 
+def _is_same(root: str, other: str) -> bool:
+    return os.path.realpath(root) == os.path.realpath(other)
+
+
 def _usual_root() -> str:
     return os.path.abspath(os.path.expanduser("~/.spool"))
 
@@ -124,7 +129,7 @@ def unit_for(root: str) -> str | None:
     places = [place.format(config=config) for place in _UNIT_PLACES]
     if not any(os.path.exists(f"{place}/{UNIT}") for place in places):
         return None
-    return UNIT if _root_of_unit(places) == root else None
+    return UNIT if _is_same(root, _root_of_unit(places)) else None
 
 
 def _root_of_unit(places: list[str]) -> str:

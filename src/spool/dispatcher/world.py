@@ -10,6 +10,7 @@ from pathlib import Path
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Table
+from spool.machine import tree
 from spool.machine.gpu_use import Ignore, Ours
 from spool.machine.gpus import GpuWatcher
 from spool.machine.host import Host, disk_free_bytes
@@ -117,15 +118,8 @@ class World:
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job whose run the process *pid* carries the mark of."""
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                marks = dict(word.partition(b"=")[::2] for word in environ.read().split(b"\0"))
-        except OSError:
-            return None
-        if marks.get(b"SPOOL_DIR", b"").decode("utf-8", "surrogateescape") != str(self._spool_dir):
-            return None
-        name = marks.get(b"SPOOL_JOB", b"").decode("utf-8", "surrogateescape")
-        job = self._table.jobs.get(name)
+        name = tree.job_of(pid, str(self._spool_dir))
+        job = self._table.jobs.get(name) if name is not None else None
         return name if job is not None and job.live is not None else None
 
     def close(self) -> None:

@@ -16,11 +16,12 @@ _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 
 
 def socket_of(spool_dir: str) -> str:
-    """Return the path of the server's socket: in the spool, or where that path is too long for one, in /tmp.
+    """Return the path of the server's socket: in the spool, or where its real path is too long for one, in /tmp.
 
     Raises SpoolError if the place in /tmp is somebody else's.
     """
-    path = layout.Layout(spool_dir).at(layout.TERMINALS)
+    root = os.path.realpath(spool_dir)  # a spool has one server, whoever calls it what
+    path = layout.Layout(root).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
     directory = f"{_ELSEWHERE}/spool-{os.getuid()}"
@@ -30,7 +31,7 @@ def socket_of(spool_dir: str) -> str:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         why = "the spool's path is too long for a socket, and this is not a directory of yours alone"
         raise SpoolError(cannot("use", "tmux", why, where=directory))
-    return f"{directory}/{hashlib.sha256(os.fsencode(os.path.realpath(spool_dir))).hexdigest()[:24]}"
+    return f"{directory}/{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}"
 
 
 def session_of(job: str, run: int) -> str:

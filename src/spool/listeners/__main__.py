@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m spool.listeners SPOOL\n")
         return 2
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
-    return serve(os.path.abspath(arguments[0]), 0)
+    return serve(os.path.realpath(arguments[0]), 0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
 A hook finds the variables of the run that it is told of, and is none of its processes: `SPOOL_HOOK` says so, and by it
 the hook's own processes are found.
 
+A spool is looked for by its real path. A mark may name it by another, through a symbolic link.
+
 Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
 for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
 
@@ -48,7 +50,7 @@ class Wanted:
 
     job: str
     run: int
-    spool_dir: str  # as its environment has it
+    spool_dir: str  # its real path
     jid: Jid | None = None  # of its wrapper; None if it has none yet
     known: frozenset[Process] = frozenset()  # those found before
 
@@ -97,9 +99,10 @@ class _Walk:
             for name in new:
                 if (stat := read_stat(int(name), proc=proc)) is not None and not stat.dead:
                     self._alive[stat.pid] = stat
-        self._spools = {run.spool_dir for run in runs}
+        self._real = _RealPaths({run.spool_dir: run.spool_dir for run in runs})
+        self._spools = frozenset(self._real)
         self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
-        self._metadirs: dict[str, tuple[str, int]] | None = None  # by their real paths
+        self._metadirs: dict[str, tuple[str, int]] | None = None
         self._runs = runs
         self._known = {process: run.key for run in runs for process in run.known}
         self._wrappers: dict[Process, tuple[str, int]] = {}
@@ -177,8 +180,7 @@ class _Walk:
             except OSError:
                 continue
             if self._metadirs is None:
-                real = {spool: os.path.realpath(spool) for spool in self._spools}
-                self._metadirs = {Layout(real[run.spool_dir]).metadir(*run.key): run.key for run in self._runs}
+                self._metadirs = {Layout(run.spool_dir).metadir(*run.key): run.key for run in self._runs}
             if directory in self._metadirs:
                 return self._metadirs[directory]
         return None
@@ -198,28 +200,48 @@ class _Walk:
             return None
         if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None
-        return _mark_in(environment)
+        return _mark_in(environment, self._real)
 
 
 def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
     """Return the processes that carry the mark of a hook of that spool: each pid and mark."""
-    found = []
+    found, real = [], _RealPaths({spool_dir: spool_dir})
     for name in os.listdir(proc):
         if name.isdigit():
             try:
                 environment = read_bytes(f"{proc}/{name}/environ")
             except OSError:
                 continue
-            mark = _mark_in(environment) if _HOOK_MARK in environment else None
+            mark = _mark_in(environment, real) if _HOOK_MARK in environment else None
             if mark is not None and mark[0] == spool_dir and mark[2] == "0":
                 found.append((int(name), mark[1]))
     return found
 
 
-def _mark_in(environment: bytes) -> tuple[str, str, str] | None:
+def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
+    """Return the job of that spool whose mark the process *pid* carries, None if it carries none."""
+    try:
+        environment = read_bytes(f"{proc}/{pid}/environ")
+    except OSError:
+        return None
+    mark = _mark_in(environment, _RealPaths({spool_dir: spool_dir}))
+    return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
+
+
+class _RealPaths(dict[str, str]):
+    """The real path of each path, looked up once; those that are known to be real are put in from the beginning."""
+
+    def __missing__(self, path: str) -> str:
+        # A relative one would be relative to a directory that is not ours; spool sets none.
+        self[path] = real = os.path.realpath(path) if os.path.isabs(path) else path
+        return real
+
+
+def _mark_in(environment: bytes, real: _RealPaths) -> tuple[str, str, str] | None:
+    """Return the spool, by its real path, the job and the run that an environment names; a hook is its run 0."""
     values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
     spool, hook = os.fsdecode(values.get(b"SPOOL_DIR", b"")), os.fsdecode(values.get(HOOK_MARK.encode(), b""))
     job, run = os.fsdecode(values.get(b"SPOOL_JOB", b"")), os.fsdecode(values.get(b"SPOOL_RUN", b""))
     if hook:
         job, run = hook, "0"  # no run has that number
-    return (spool, job, run) if spool and job and run else None
+    return (real[spool], job, run) if spool and job and run else None

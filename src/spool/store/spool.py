@@ -26,7 +26,7 @@ class Spool:
     """The look at a spool. Every read takes the disk as it is at that moment; what is missing is None."""
 
     def __init__(self, root: str) -> None:
-        self.layout = Layout(root)
+        self.layout = Layout(os.path.realpath(root))  # one spool, one mark on its processes, whatever it was called
         self.root = self.layout.root
 
     @classmethod
@@ -34,7 +34,7 @@ class Spool:
         """Return the spool at *root*; SpoolUnusable if there is none."""
         if not os.path.isdir(f"{root}/{layout.QUEUED}"):
             raise SpoolUnusable(f"cannot open spool: {root}: no spool there; make one with `spool init`")
-        return cls(os.path.abspath(root))
+        return cls(root)
 
     # Job files.
 

@@ -55,7 +55,7 @@ def make_spool(root: str) -> bool:
     What is there stays as it is. The new names are on the disk when this returns.
     """
     made = not is_spool(root)
-    place = Layout(os.path.abspath(root))
+    place = Layout(os.path.realpath(root))
     os.makedirs(os.path.dirname(place.root), exist_ok=True)
     disk = Disk(place.at(layout.STAGING))
     changed = disk.ensure_directory(place.root)
