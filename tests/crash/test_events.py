@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crash.cuts import can_be_torn, noting, where
 from crash.scripts import play
@@ -19,6 +21,7 @@ from spool.core.events import Event, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import moves, noticing, recover, start
+from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.dispatcher.listening import Listening
 from spool.formats.listening import Reply
 from spool.listeners import standing
@@ -167,6 +170,48 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
             assert [(event.name, event.job, event.run) for event in _events(world)] == [("polling", "long", 1)] * 2
         finally:
             session.end()
+
+
+def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
+    heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
+    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
+    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    with world_at(tmp_path / "world", monkeypatch) as world:
+        world.cpus = 3
+        session = Session(world)
+        try:
+            for name in ("dispatcher", "reservation", "gpu"):
+                session.users.submit(name, "hang")
+            session.turns(6)
+            session.end()
+            session.turns(6)
+            events = [(event.name, event.job) for event in _events(world)]
+            assert Counter(events) == {
+                (EventName.STARTED, "dispatcher"): 1,
+                (EventName.STARTED, "reservation"): 1,
+                (EventName.STARTED, "gpu"): 1,
+                (EventName.DISPATCHER_STOPPED, None): 1,
+            }
+            assert session.now is not None
+            session.now.noticing.leaves()
+            session.now.flush()
+            assert [event.job for event in _events(world)][len(events) :] == [None]
+            assert len({event.id for event in _events(world)}) == len(events) + 1
+        finally:
+            session.end()
+
+
+@given(st.from_regex(rf"\A{layout.NAME_PATTERN}\Z"), st.sampled_from(Kind), st.integers(), st.sampled_from(EventName))
+def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
+    name: str, kind: Kind, since_ns: int, event: EventName
+) -> None:
+    """The journal gives back of each kind what it was given, whatever else stands there; ids have no slash."""
+    written = [Lasting(kind, named, since_ns) for named in (name, "", f"MIG-GPU-1:{name}")]
+    keys = [*(each.key for each in written), f"{name}:1:{event}", f"{kind}:1:{event}", "/", "/gpu:", f"/{kind}:x"]
+    assert lasting(keys, kind) == written
+    assert [found for other in Kind if other is not kind for found in lasting(keys, other)] == []
+    assert not any("/" in each.id for each in written)
 
 
 def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

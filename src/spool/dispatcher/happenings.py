@@ -6,6 +6,7 @@ import spool
 from spool.core.events import Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import Reservation, Result, Spec
+from spool.dispatcher.lasting import Kind, Lasting
 from spool.dispatcher.table import Job, JobFile, Live, user_name
 from spool.machine import identity
 
@@ -94,10 +95,10 @@ def of_file(name: EventName, job: Job, file: JobFile, root: str, at_ns: int, rea
     )
 
 
-def of_reservation(name: EventName, key: str, booked: str, root: str, at_ns: int, of: Reservation | None) -> Event:
-    """Return that the reservation *booked* began or is over; *of* is None if its file is gone."""
+def of_reservation(name: EventName, this: Lasting, root: str, at_ns: int, of: Reservation | None) -> Event:
+    """Return that the reservation *this* began or is over; *of* is None if its file is gone."""
     return Event(
-        id=f"{key}:{name}",
+        id=f"{this.id}:{name}",
         name=name,
         at_ns=at_ns,
         host=identity.host(),
@@ -106,19 +107,19 @@ def of_reservation(name: EventName, key: str, booked: str, root: str, at_ns: int
         reason=(of.comment or "") if of is not None else "it was removed",
         user=of.user if of is not None else None,
         project=of.project if of is not None else None,
-        reservation=booked,
+        reservation=this.name,
     )
 
 
-def of_spool(name: EventName, key: str, root: str, at_ns: int, reason: str = "", gpu: str | None = None) -> Event:
+def of_spool(name: EventName, this: Lasting, root: str, at_ns: int, reason: str = "") -> Event:
     """Return an event of a GPU or of the dispatcher."""
     return Event(
-        id=f"{key}:{name}",
+        id=f"{this.id}:{name}",
         name=name,
         at_ns=at_ns,
         host=identity.host(),
         version=spool.__version__,
         spool_dir=root,
         reason=reason,
-        gpu=gpu,
+        gpu=this.name if this.kind is Kind.GPU else None,
     )

@@ -14,6 +14,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
 from spool.core.reservations import is_active
 from spool.dispatcher import happenings
+from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.table import Live
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
 _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
-_RESERVED, _GPU, _DISPATCHER = "reservation", "gpu", "dispatcher"
 
 
 class Noticing:
@@ -69,20 +69,20 @@ class Noticing:
         """Tell that the dispatcher serves, and that the one before it was killed."""
         telling, now = self._telling, self._of.clock()
         self._forget_the_gone()
-        for key in [key for key in telling.known if key.startswith(f"{_DISPATCHER}:")]:
+        for before in lasting(telling.known, Kind.DISPATCHER):
             if telling.wants(EventName.DISPATCHER_STOPPED):
                 why = "it was killed, or the machine went down"
-                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, key, self._root, now, why))
-            telling.forget(key)
-        key = f"{_DISPATCHER}:{now}"
+                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, before, self._root, now, why))
+            telling.forget(before.key)
+        this = Lasting(Kind.DISPATCHER, "", now)
         if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
             # Noted first: whoever is told of a dispatcher will be told that it is no more.
-            telling.note(key)
+            telling.note(this.key)
             telling.flush()
             self._of.logs.remember(telling.notes)
             telling.notes = []
         if telling.wants(EventName.DISPATCHER_STARTED):
-            telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, key, self._root, now))
+            telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, this, self._root, now))
 
     def _forget_the_gone(self) -> None:
         """Forget what was told of runs that are over, where a power cut took the line that says so."""
@@ -93,10 +93,10 @@ class Noticing:
     def leaves(self) -> None:
         """Tell that the dispatcher leaves."""
         telling = self._telling
-        for key in [key for key in telling.known if key.startswith(f"{_DISPATCHER}:")]:
+        for this in lasting(telling.known, Kind.DISPATCHER):
             if telling.wants(EventName.DISPATCHER_STOPPED):
-                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, key, self._root, self._of.clock()))
-            telling.forget(key)
+                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, this, self._root, self._of.clock()))
+            telling.forget(this.key)
 
     # Runs.
 
@@ -168,33 +168,31 @@ class Noticing:
 
     def _see_reservations(self, now: int) -> None:
         telling = self._telling
-        standing = {f"{_RESERVED}:{one.name}:{one.created_at_ns}": one for one in self._of.bookings.standing}
-        for key, one in standing.items():
-            if key not in telling.known and is_active(one, now):
+        standing = {Lasting(Kind.RESERVATION, one.name, one.created_at_ns): one for one in self._of.bookings.standing}
+        for this, one in standing.items():
+            if this.key not in telling.known and is_active(one, now):
                 if telling.wants(EventName.RESERVATION_STARTED):
-                    name = EventName.RESERVATION_STARTED
-                    telling.tell(happenings.of_reservation(name, key, one.name, self._root, now, one))
-                telling.note(key)
-        for key in [key for key in telling.known if key.startswith(f"{_RESERVED}:")]:
-            left = standing.get(key)
+                    telling.tell(happenings.of_reservation(EventName.RESERVATION_STARTED, this, self._root, now, one))
+                telling.note(this.key)
+        for this in lasting(telling.known, Kind.RESERVATION):
+            left = standing.get(this)
             if left is None or not is_active(left, now):
                 if telling.wants(EventName.RESERVATION_ENDED):
-                    name, booked = EventName.RESERVATION_ENDED, key.split(":")[1]
-                    telling.tell(happenings.of_reservation(name, key, booked, self._root, now, left))
-                telling.forget(key)
+                    telling.tell(happenings.of_reservation(EventName.RESERVATION_ENDED, this, self._root, now, left))
+                telling.forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
         telling = self._telling
         granted = {uuid for live in self._of.table.live.values() if live.proof is None for uuid in live.grant.gpu_uuids}
-        taken = {key.split(":")[1]: key for key in telling.known if key.startswith(f"{_GPU}:")}
+        taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
         for gpu in machine.gpus:
             is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None
-            key = taken.get(gpu.uuid)
-            if is_taken and key is None:
-                telling.note(f"{_GPU}:{gpu.uuid}:{now}")
-            elif not is_taken and key is not None:
-                telling.tell(happenings.of_spool(EventName.GPU_FREE, key, self._root, now, gpu=gpu.uuid))
-                telling.forget(key)
+            this = taken.get(gpu.uuid)
+            if is_taken and this is None:
+                telling.note(Lasting(Kind.GPU, gpu.uuid, now).key)
+            elif not is_taken and this is not None:
+                telling.tell(happenings.of_spool(EventName.GPU_FREE, this, self._root, now))
+                telling.forget(this.key)
 
 
 def _key(live: Live, name: EventName) -> str:
