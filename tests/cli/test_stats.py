@@ -188,12 +188,19 @@ def test_what_cannot_be_read_is_passed_over_and_told(spool: Command, history: Pa
 
 
 def test_odd_lines_are_told_apart_from_bad_ones(spool: Command, history: Path) -> None:
-    """A line that stands twice counts once, one of the far future has no time, one that ends early is not timed."""
+    """A line that stands twice counts once, one of the far future has no time, one that ends early is not timed.
+
+    Nor is one that lasts for centuries, and what it waited counts no more.
+    """
     far = line("far", 0, 10).replace(b"2023-", b"9999-")
-    history.write_bytes(history.read_bytes() * 2 + line("back", 100, 50) + far)
-    found = asked(spool, "stats")
-    assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (5, 3, 1)
-    assert "3 runs stood in the history more than once" in spool("stats").err
+    long = re.sub(rb'("(?:submitted|started)_at":")2023', rb"\g<1>1700", line("long", 0, 10)).replace(b"2023", b"2240")
+    history.write_bytes(history.read_bytes() * 2 + line("back", 100, 50) + far + long)
+    for by in ((), ("--by", "day"), ("--by", "user")):
+        found = asked(spool, "stats", *by)
+        assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (6, 3, 2)
+    said = spool("stats").err
+    assert "3 runs stood in the history more than once" in said
+    assert "2 runs ended before beginning, or centuries after it: the clock was set; not timed" in said
 
 
 def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path, history: Path) -> None:

@@ -128,6 +128,17 @@ def test_a_clock_that_was_set_makes_no_negative_times() -> None:
     assert (found.total.peak_cpus, found.total.cpu_hours) == (2, 200 / 3600)
 
 
+def test_a_clock_that_was_set_makes_no_times_of_centuries() -> None:
+    """A run from 1700 to 2240 is counted, and has no run time and used nothing; one that waited so long has no wait."""
+    then, since = -17_000 * 11 * DAY // S, 5 * 365 * DAY // S  # from T0: 512 years ago, and 5 years on
+    for wanted in ({}, {"since_at_ns": T0 - DAY}):
+        for by in (None, By.DAY, By.USER):
+            found = added(ran("a", then, then, since), ran("b", then, 0, since), ran("c", 0, 0, 10), by=by, **wanted)
+            assert (found.clock_set, found.total.runs, found.total.timed_runs) == (1, 3, 2)
+            assert (found.total.wait_mean_ns, found.total.peak_cpus) == (0, 2)
+            assert found.total.run_time_sum_ns == (since + 10) * S
+
+
 def test_a_line_that_stands_twice_counts_once() -> None:
     """The same run of the same job, begun at the same moment; a run number that began anew is another run."""
     again = ran("a", 500, 510, 600)

@@ -88,7 +88,8 @@ def _remark(found: Report) -> None:
     if found.statistics.duplicates:
         tell(f"{count_of(found.statistics.duplicates, 'run')} stood in the history more than once and counted once")
     if found.statistics.clock_set:
-        tell(f"{count_of(found.statistics.clock_set, 'run')} ended before beginning: the clock was set; not timed")
+        runs = count_of(found.statistics.clock_set, "run")
+        tell(f"{runs} ended before beginning, or centuries after it: the clock was set; not timed")
     for problem in found.problems:
         tell(problem)
 

@@ -49,7 +49,7 @@ class Statistics:
     first_at_ns: int | None  # the first and the last end of a run
     last_at_ns: int | None
     duplicates: int  # lines that said what another had said
-    clock_set: int  # runs that ended before they began; they have no run time
+    clock_set: int  # runs that ended before they began, or centuries after; they have no run time
 
 
 class Ledger:
@@ -98,15 +98,15 @@ class Ledger:
             waited_ns = ran_ns = None
             given_from = given_until = 0
             if start is not None:
-                if ready is not None and ready <= start:  # else the clock was set meanwhile
+                if ready is not None and 0 <= start - ready <= LARGEST:  # else the clock was set meanwhile
                     waited_ns = start - ready
                 if end is not None:
-                    if start <= end:
+                    if 0 <= end - start <= LARGEST:
                         ran_ns = end - start
+                        if run.cpus or run.gpus:
+                            given_from, given_until = (start, end) if always else (max(start, since), min(end, until))
                     elif counts:
                         self._clock_set += 1
-                    if run.cpus or run.gpus:
-                        given_from, given_until = (start, end) if always else (max(start, since), min(end, until))
             if counts:
                 if end is not None:
                     if end > self._last:
