@@ -17,6 +17,8 @@ from spool.formats import ends
 from spool.store.collecting import Keep, plan_removal, remove
 from spool.store.locked import LockedSpool
 from spool.store.spool import Spool
+from spool.testing.faults import FaultyDisk, cut_off, every_cut
+from support import make_spool
 
 DAY_NS = 86_400_000_000_000
 
@@ -117,6 +119,29 @@ def test_no_run_number_is_used_twice_after_gc(spool: Command, spool_root: Path) 
         assert again.next_run("a") == 4
     finally:
         again.release()
+
+
+def test_a_gc_that_is_cut_off_leaves_nothing_for_ever(tmp_path: Path) -> None:
+    """Killed before any change, it leaves each run whole or none of it; the next dispatcher removes the rest."""
+
+    def scenario(cut_at: int) -> FaultyDisk:
+        root = make_spool(tmp_path / str(cut_at))
+        metadirs = [ended(root, name, 1, 1000) for name in ("a", "v2.long-name")]
+        for metadir in metadirs:
+            (metadir / "kept" / "by the job").mkdir(parents=True)
+        spool, disk = Spool(str(root)), FaultyDisk(str(root / ".tmp"), cut_at=cut_at)
+        removal = plan_removal(spool, Keep(max_age_ns=DAY_NS), time.time_ns())
+        cut_off(lambda: remove(spool, removal, disk))
+        locked = LockedSpool(str(root))
+        locked.sweep_staging()
+        locked.release()
+        assert os.listdir(root / ".tmp") == ["gc.lock"], disk.recorded
+        for metadir in metadirs:
+            assert not metadir.exists() or {"result.toml", "log", "kept"} <= set(os.listdir(metadir))
+        return disk
+
+    renames = [disk.names().count("rename") for disk in every_cut(scenario)]
+    assert renames[-1] == 3  # the numbers, and both metadirs
 
 
 def test_what_changed_after_the_plan_is_left_alone(spool_root: Path) -> None:

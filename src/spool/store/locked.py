@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more if the machine is busy
 
-_STAGED = re.compile(r"([1-9][0-9]*)\.(?:(?:run|array|dropped)\.)?[0-9]+")  # what a process of that pid stages
+_STAGED = re.compile(  # what a process of that pid stages, or `spool gc` moves aside
+    rf"([1-9][0-9]*)\.(?:(?:run|array|dropped|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
+)
 
 
 class LockedSpool(Spool):
