@@ -268,7 +268,8 @@ QUICK_OPTIONS = st.lists(
             ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
-            ["--tmux"], ["--executor", "process"], ["--executor", "x"], ["--keep-session"], ["--no-keep-session"],
+            ["--tmux"], ["--executor", "process"], ["--executor", "slurm"],
+            ["--executor", "x"], ["--keep-session"], ["--no-keep-session"],
         ]
     ),
     max_size=4,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.errors import InvalidValue, SpoolError
+from spool.core.executors import EXECUTORS
 from spool.executors import NAMES, Launch, Started, by_name
 from spool.executors.base import own_environment
 from spool.executors.process import ProcessExecutor
@@ -59,7 +60,8 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 
 def test_an_executor_is_found_by_its_name() -> None:
-    """Every name gives an executor of that name, and any other is an error that names them all."""
+    """Every name that a job file may give is an executor's or kept for later; any other is an error that names them."""
+    assert set(EXECUTORS) == {*NAMES, "slurm"}
     for name in NAMES:
         assert by_name(name).name == name
     with pytest.raises(InvalidValue, match=r"cannot use executor 'proces': .*process"):

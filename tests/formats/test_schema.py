@@ -8,10 +8,11 @@ from importlib import resources
 import pytest
 
 from spool.core.errors import UsageError
+from spool.core.executors import EXECUTORS
 from spool.core.model import State
 from spool.formats import directives, schema
 from spool.formats.jobkeys import JobFile
-from spool.formats.jobvalues import EXECUTORS, NOTIFY_EVENTS
+from spool.formats.jobvalues import NOTIFY_EVENTS
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)

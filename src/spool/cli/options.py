@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from spool.core.executors import EXECUTORS
+
 TEXT = "text"
 COUNT = "count"
 NUMBER = "number"
@@ -68,7 +70,7 @@ OPTIONS = (
     Option("--stderr", "stderr", TEXT, "PATH"),
     Option("--prolog", "prolog", TEXT, "SHELL-TEXT"),
     Option("--epilog", "epilog", TEXT, "SHELL-TEXT"),
-    Option("--executor", "executor", TEXT, "process|tmux|slurm"),
+    Option("--executor", "executor", TEXT, "|".join(EXECUTORS)),
     Option("--tmux", "executor", WORD, "tmux"),
     Option("--keep-session --no-keep-session", "keep_session", FLAG, ""),
     Option("--group", "group", TEXT, "NAME"),

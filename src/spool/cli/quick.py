@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from spool.cli import jobtext, naming, options
 from spool.core import layout
+from spool.core.executors import EXECUTORS
 from spool.store import submitting
 
 _MAX_BYTES = 100_000
 _COUNTS = {"gpus": 1_000, "cpus": 100_000, "priority": 255}
 _AMOUNTS = {"memory": "KMGT", "gpu_memory": "KMGT", "time_limit": "smhd"}
 _LABELS = frozenset({"project", "tags"})
-_EXECUTORS = ("process", "tmux")
 
 
 def submit(arguments: Sequence[str]) -> int | None:
@@ -103,7 +103,7 @@ def _is_right(key: str, value: object) -> bool:
         labels = [value] if isinstance(value, str) else value
         return isinstance(labels, list) and all(label.strip() and len(label) <= 100 for label in labels)
     if key == "executor":
-        return value in _EXECUTORS
+        return value in EXECUTORS
     if key == "keep_session":
         return isinstance(value, bool)
     if key == "workdir":

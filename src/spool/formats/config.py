@@ -10,6 +10,7 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidValue
+from spool.core.executors import EXECUTORS
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy
 from spool.core.notices import EVENT_WORDS, NotifyRule
 from spool.core.units import parse_duration, parse_size
@@ -17,7 +18,7 @@ from spool.formats import toml
 from spool.formats.checking import Problems, convert
 from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable
 from spool.formats.jobkeys import Names
-from spool.formats.jobvalues import EXECUTORS, one_of
+from spool.formats.jobvalues import one_of
 from spool.formats.toml import Path
 
 V = TypeVar("V")

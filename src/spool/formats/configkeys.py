@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from spool.core.executors import EXECUTORS
 from spool.formats.checking import Duration, Size
 from spool.formats.jobkeys import MOST_LOG_LINES, Names
 
@@ -135,9 +136,7 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     disk_floor: Annotated[Size, Meta(description="With less than this free on the spool's disk nothing starts.")] = "1G"
     executor: Annotated[
         str,
-        Meta(
-            description="What runs a job that does not say.", extra_json_schema={"enum": ["process", "tmux", "slurm"]}
-        ),
+        Meta(description="What runs a job that does not say.", extra_json_schema={"enum": list(EXECUTORS)}),
     ] = "process"
     keep_session: Annotated[
         bool, Meta(description="Whether the sessions of jobs that do not say stay after their end; with tmux.")

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem
+from spool.core.executors import EXECUTORS
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     ArraySpec,
@@ -141,7 +142,7 @@ def _on_dependency_failure(value: str) -> str:
 
 
 def _executor(value: str) -> str:
-    return values.one_of(value, values.EXECUTORS)
+    return values.one_of(value, EXECUTORS)
 
 
 def _tags(tags: tuple[str, ...], problems: Problems) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from spool.core.executors import EXECUTORS
 from spool.formats.checking import Duration, Size
 
 MOST = 1_000_000
@@ -243,7 +244,7 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             str,
             Meta(
                 description="What runs the job. From the configuration if absent.",
-                extra_json_schema={"enum": ["process", "tmux", "slurm"]},
+                extra_json_schema={"enum": list(EXECUTORS)},
             ),
         ]
         | UnsetType

@@ -26,7 +26,6 @@ DEFAULT_WARNING_NS = 60_000_000_000
 
 RETRY_OUTCOMES = ("failed", "timeout", "out_of_memory")
 NOTIFY_EVENTS = JOB_WORDS
-EXECUTORS = ("process", "tmux", "slurm")
 
 SET_BY_SPOOL = frozenset(
     {
