@@ -49,13 +49,3 @@ def test_without_descriptors_a_signal_still_arrives(monkeypatch: pytest.MonkeyPa
         assert signalling.send([process._replace(start_ticks=1)], signal.SIGKILL).signalled == frozenset()
         assert signalling.send([process], signal.SIGKILL).signalled == {process}
         assert child.wait() == -signal.SIGKILL
-
-
-def test_the_wrapper_is_a_process_while_it_lives() -> None:
-    """The jid of a process that has ended gives none."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        jid = identity.of_process(child.pid)
-        assert jid is not None
-        assert signalling.process_of(jid) == Process(child.pid, jid.start_ticks)
-        child.kill()
-    assert signalling.process_of(jid) is None

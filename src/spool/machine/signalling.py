@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spool.core.lifecycle import Liveness
-from spool.core.model import Jid
-from spool.machine.identity import liveness, read_stat
+from spool.machine.identity import read_stat
 
 _INIT = 1
 
@@ -80,8 +78,3 @@ def _send(process: Process, number: int) -> bool:
 def _is(process: Process) -> bool:
     stat = read_stat(process.pid)
     return stat is not None and not stat.dead and stat.start_ticks == process.start_ticks
-
-
-def process_of(jid: Jid) -> Process | None:
-    """Return the wrapper as a process, if it is alive here."""
-    return Process(jid.pid, jid.start_ticks) if liveness(jid) is Liveness.ALIVE else None
