@@ -14,20 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crash.cuts import can_be_torn, noting, where
+from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.events import EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
-from spool.dispatcher import moves, noticing, recover, start
+from spool.dispatcher import moves, start
 from spool.dispatcher.lasting import Kind, Lasting, lasting
-from spool.dispatcher.listening import Listening
 from spool.formats.listening import Reply
 from spool.listeners import standing
 from spool.listeners.hookfiles import HookFiles
 from spool.store.disk import Disk
-from spool.store.inbox import Inbox
 from spool.testing.faults import FaultyDisk
 
 STRIDE = int(os.environ.get("CUT_STRIDE", "27"))
@@ -38,44 +37,27 @@ HELD = {"parked": 1, "stopped": 1}
 
 
 @pytest.fixture(autouse=True)
-def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have somebody who wants to hear of everything, and no process that tells him."""
-    monkeypatch.setattr(Listening, "tick", lambda _: None)
-    monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
-    for name in ("_SOON_NS", "_LATER_NS"):  # so that each play makes the same changes in the same passes
-        monkeypatch.setattr(noticing, name, 0)
-    monkeypatch.setattr(start, "SILENT_NS", 0)
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no process that tells the listeners."""
+    nobody_reads(monkeypatch)
 
 
 def _played(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Session:
-    with (world.root / layout.CONFIG).open("a") as config:
-        config.write('metrics = "/nowhere/spool.prom"\n')
+    want_everything(world)
     return play(world, disks, survives=survives)
 
 
-def _events(world: World) -> list[Event]:
-    """Return every event that was written down, repeats too."""
-    inbox = Inbox(str(world.root), "test", Disk(world.staging))
-    found, position = [], 0
-    while lines := inbox.read(position):
-        found += [line.event for line in lines if line.event is not None]
-        position = lines[-1].end
-    inbox.close()
-    return found
-
-
 def _check(world: World) -> None:
-    events = _events(world)
-    ids = {event.id: event for event in events}
-    for event in events:
+    told = events(world)
+    ids = {event.id: event for event in told}
+    for event in told:
         again = ids[event.id]
         assert (event.name, event.job, event.run) == (again.name, again.job, again.run), event.id
     names = Counter((event.name, event.job, event.run) for event in ids.values())
     for result in history(world.root):
         name = EventName.RETRYING if result.again is not None else EventName(result.outcome)
         assert names[name, result.job, result.run] == 1, f"{name} of {result.job} {result.run} was not told once"
-        found = next(event for event in events if (event.name, event.job, event.run) == (name, result.job, result.run))
+        found = next(event for event in told if (event.name, event.job, event.run) == (name, result.job, result.run))
         assert found.result is not None
         assert (found.result.outcome, found.result.again) == (result.outcome, result.again)
     for job, run in world.begun:
@@ -142,9 +124,26 @@ def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.M
     for number in range(random.randint(1, 2 * STRIDE), whole.count + 1, 2 * STRIDE):
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
             disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-            _played(world, iter([disk]), survives=survives)
+            session = _played(world, iter([disk]), survives=survives)
             _check(world)
+            if session.dispatchers == 1:
+                assert not repeated(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+def test_what_cannot_be_written_down_for_a_while_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the dispatcher tries to do the paperwork of an end, the listeners hear of it once."""
+    whole = _length(tmp_path, monkeypatch)
+    told = [at for at, done in enumerate(whole.recorded, 1) if done.paths[0].endswith(f"/{layout.EVENTS}")]
+    failures: list[str] = []
+    for number in told[random.randint(0, STRIDE // 3) :: STRIDE // 3 + 1]:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
+            disk = FaultyDisk(world.staging, fail_at=number, fail_for=20)
+            session = _played(world, iter([disk]), survives=True)
+            _check(world)
+            if session.dispatchers == 1:
+                assert not repeated(world)
+    assert not failures, "\n".join(failures)
 
 
 def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
@@ -163,11 +162,11 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
             assert not (world.root / layout.EVENTS).exists()
             hooks = HookFiles({"polling": ("/hook",)})
             session.turns(4)
-            assert _events(world) == []
+            assert events(world) == []
             for _ in range(2):
                 session.now.noticing._poll_at_ns = 0
                 session.turns(4)
-            assert [(event.name, event.job, event.run) for event in _events(world)] == [("polling", "long", 1)] * 2
+            assert [(event.name, event.job, event.run) for event in events(world)] == [("polling", "long", 1)] * 2
         finally:
             session.end()
 
@@ -186,8 +185,8 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
             session.turns(6)
             session.end()
             session.turns(6)
-            events = [(event.name, event.job) for event in _events(world)]
-            assert Counter(events) == {
+            told = [(event.name, event.job) for event in events(world)]
+            assert Counter(told) == {
                 (EventName.STARTED, "dispatcher"): 1,
                 (EventName.STARTED, "reservation"): 1,
                 (EventName.STARTED, "gpu"): 1,
@@ -196,8 +195,8 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
             assert session.now is not None
             session.now.noticing.leaves()
             session.now.flush()
-            assert [event.job for event in _events(world)][len(events) :] == [None]
-            assert len({event.id for event in _events(world)}) == len(events) + 1
+            assert [event.job for event in events(world)][len(told) :] == [None]
+            assert len({event.id for event in events(world)}) == len(told) + 1
         finally:
             session.end()
 

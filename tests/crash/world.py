@@ -260,6 +260,7 @@ class Session:
         self.users = Users(world.root)
         self._disks = disks if disks is not None else iter(())
         self.now: Dispatcher | None = None
+        self.dispatchers = 0  # so far
         self.cuts = 0
         self.errors: list[OSError] = []
         self.survives_errors = False  # whether the dispatcher goes on after an error, or another one does
@@ -302,10 +303,18 @@ class Session:
             abandon(self.now)
             self.now = None
 
+    def sweep(self) -> None:
+        """Kill the dispatcher, and take away what the next one would find in the staging directory, and no more."""
+        self.end()
+        spool = LockedSpool(str(self.world.root))
+        spool.sweep_staging()
+        spool.release()
+
     def _turn(self) -> bool:
         if self.now is None:
             self._opened = False
             self.now = dispatcher(self.world, next(self._disks, None))
+            self.dispatchers += 1
             self.now.open()
             self._opened = True
         now = self.now

@@ -54,6 +54,7 @@ class Finisher:
         next dispatcher sees, and never something that is left out. So can an error (the disk is full): called again
         with the same runs it goes on where it was.
         """
+        ended = [live for live in ended if live.key in self._table.live]
         results: list[tuple[Live, Result]] = []
         lines: list[bytes] = []
         for live in ended:
@@ -78,13 +79,13 @@ class Finisher:
         account(b"".join(lines))
         for live, result in results:
             live.result = result
-            self.telling.end(result, live.spec)
+        for live, result in results:
+            self._tell(self._table.job(live.name), result, live.spec)
         self.telling.flush()
         for live, result in results:
-            if live.key in self._table.live:
-                self._move(self._table.job(live.name), live, result)
+            self._move(self._table.job(live.name), live, result)
         for live in ended:
-            if live.proof is not None and live.proof.verdict is Verdict.VOID and live.key in self._table.live:
+            if live.proof is not None and live.proof.verdict is Verdict.VOID:
                 self._void(self._table.job(live.name), live, account, now_ns)
 
     def _write(self, live: Live, result: Result) -> None:
@@ -108,7 +109,7 @@ class Finisher:
             job.series = FRESH if job.queued is None or job.queued.inode == live.inode else job.series
             self._outcome(name, result.outcome)
         self._table.end_run(live)
-        job.live = None
+        job.live, job.told_run = None, None
         if not final:
             job.series = series_after(result, live.stop_kind)
             if job.wait is None:
@@ -122,14 +123,14 @@ class Finisher:
 
     def _void(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
         """Put the job of a run that never started and never will back; nothing is counted."""
-        self._table.end_run(live)
-        job.live = None
-        self.lines.append(journal.Over(live.name, live.run, False))
         if self._spool.put_back(live.name, QUEUED):
             job.series = live.series
             job.wait = Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None)
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
             self._end_taken_back(job, live, account, now_ns)
+        self.lines.append(journal.Over(live.name, live.run, False))
+        self._table.end_run(live)
+        job.live, job.told_run = None, None
         self._revisit(job)
 
     def _end_taken_back(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
@@ -150,13 +151,16 @@ class Finisher:
                 again_at_ns=None,
             )
         self._put_unstarted(result, text, account)
-        self._tell(result, live.spec)
+        self._tell(job, result, live.spec)
+        self.telling.flush()
         spool.file_away(name, RUNNING, text)
         self._outcome(name, result.outcome)
 
-    def _tell(self, result: Result, spec: Spec | None) -> None:
-        self.telling.end(result, spec)
-        self.telling.flush()
+    def _tell(self, job: Job, result: Result, spec: Spec | None) -> None:
+        """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
+        if job.told_run != result.run:
+            self.telling.end(result, spec)
+            job.told_run = result.run
 
     def _put_unstarted(self, result: Result, text: bytes | None, account: Callable[[bytes], None]) -> None:
         """Write down the end of a job that never started, as far as that is not done."""
@@ -226,12 +230,13 @@ class Finisher:
         result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
         self._put_unstarted(result, text, account)
         file = job.queued or job.held
-        self._tell(result, file.spec if file is not None else spec_of_text(text, name))
+        self._tell(job, result, file.spec if file is not None else spec_of_text(text, name))
+        self.telling.flush()
         if place != DONE:
             spool.file_away(name, place, text)
         self._outcome(name, result.outcome)
         self.lines.append(journal.Left(name))
-        job.queued = job.held = job.wait = None
+        job.queued = job.held = job.wait = job.told_run = None
         job.parked = False
         job.series = FRESH
         self._table.settle(job)

@@ -121,6 +121,7 @@ class Job:
     asked: str = ""  # what its start waits for, while somebody is asked about it
     parked: bool = False  # it was held when it was last seen
     why_held: str = ""  # why spool itself has held it
+    told_run: int | None = None  # the run of which it was told how it ended, until the paperwork is done
 
 
 @dataclass(slots=True)

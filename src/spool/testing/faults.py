@@ -37,8 +37,9 @@ class FaultyDisk(Disk):
     """A disk that fails at a chosen change.
 
     *cut_at*: the number, counted from 1, of the change before which the power goes; that change and all after it
-    raise :class:`PowerCut`. *fail_at*: the number of the one change that raises OSError with *error* instead of
-    happening. *torn*: where the change that is hit writes data, half of it is written first.
+    raise :class:`PowerCut`. *fail_at*: the number of the change that raises OSError with *error* instead of
+    happening, and with *fail_for* so many from there on. *torn*: where the change that is hit writes data, half of it
+    is written first.
 
     Only the thread that made the disk is counted: what a background thread syncs depends on timing, and a cut
     must not. After a cut a background thread's changes are passed over in silence, as of a process that is dead.
@@ -51,12 +52,14 @@ class FaultyDisk(Disk):
         cut_at: int | None = None,
         torn: bool = False,
         fail_at: int | None = None,
+        fail_for: int = 1,
         error: int = errno.ENOSPC,
     ) -> None:
         super().__init__(staging)
         self.cut_at = cut_at
         self.torn = torn
         self.fail_at = fail_at
+        self.fail_for = fail_for
         self.error = error
         self.count = 0
         self.recorded: list[Operation] = []
@@ -137,7 +140,7 @@ class FaultyDisk(Disk):
             if self.torn and half is not None and not was_cut:
                 half()
             raise PowerCut(f"power cut before change {self.count}: {name} {' '.join(paths)}")
-        if self.count == self.fail_at:
+        if self.fail_at is not None and 0 <= self.count - self.fail_at < self.fail_for:
             if self.torn and half is not None:
                 half()
             raise OSError(self.error, os.strerror(self.error), paths[0])

@@ -1,0 +1,48 @@
+"""Somebody who listens, for the crash tests: what the dispatcher writes down for the listeners, and nobody reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from crash.world import World
+from spool.core import layout
+from spool.core.events import Event, EventName
+from spool.dispatcher import noticing, recover, start
+from spool.dispatcher.listening import Listening
+from spool.store.disk import Disk
+from spool.store.inbox import Inbox
+
+
+def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no process that tells the listeners, and each play make the same changes in the same passes."""
+    monkeypatch.setattr(Listening, "tick", lambda _: None)
+    monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
+    for name in ("_SOON_NS", "_LATER_NS"):
+        monkeypatch.setattr(noticing, name, 0)
+    monkeypatch.setattr(start, "SILENT_NS", 0)
+    monkeypatch.setattr(recover, "SILENT_NS", 0)
+
+
+def want_everything(world: World) -> None:
+    """Have somebody listen who wants to hear of everything."""
+    with (world.root / layout.CONFIG).open("a") as config:
+        config.write('metrics = "/nowhere/spool.prom"\n')
+
+
+def events(world: World) -> list[Event]:
+    """Return every event that was written down, repeats too."""
+    inbox = Inbox(str(world.root), "test", Disk(world.staging))
+    found, position = [], 0
+    while lines := inbox.read(position):
+        found += [line.event for line in lines if line.event is not None]
+        position = lines[-1].end
+    inbox.close()
+    return found
+
+
+def repeated(world: World) -> list[str]:
+    """Return the ids of what was written down more than once; each try to start a job is about the same start."""
+    times = Counter(event.id for event in events(world) if event.name is not EventName.SUBMITTING)
+    return [number for number, count in times.items() if count > 1]
