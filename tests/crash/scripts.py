@@ -71,7 +71,7 @@ def play(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Sess
     """Perform the steps, each once the last one has come to its end, and leave without a dispatcher.
 
     *disks*: of the first dispatchers, one each; those after them have a sound one. *survives*: whether a dispatcher
-    goes on after an OSError, or another one does.
+    goes on after an OSError, or another one does. One that goes on leaves nothing for another to mend.
     """
     session = Session(world, disks)
     session.survives_errors = survives
@@ -79,8 +79,11 @@ def play(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Sess
         for step in STEPS:
             step(session)
             session.settle()
-        session.end()
-        session.settle()  # a last dispatcher: it has nothing to do but to clean up
+        if survives:
+            session.sweep()
+        else:
+            session.end()
+            session.settle()  # a last dispatcher: it has nothing to do but to clean up
     finally:
         session.end()
     return session

@@ -11,8 +11,10 @@ import pytest
 
 from crash.cuts import can_be_torn, noting, where
 from crash.scripts import JOBS, STARTS, play
-from crash.world import Ends, World, check, ends_of, world_at
-from spool.dispatcher import recover, start
+from crash.world import Ends, Session, World, check, ends_of, world_at
+from spool.core.layout import DONE, QUEUED, RUNNING
+from spool.dispatcher import look, recover, start
+from spool.dispatcher.table import Live
 from spool.testing.faults import FaultyDisk
 
 # What the script comes to when nothing is cut off.
@@ -106,3 +108,86 @@ def test_a_full_disk_at_any_change_loses_nothing(
             assert disk.count >= disk.fail_at or session.errors
             _check(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two runs that end at once, the second one's evidence cannot be settled at first: neither is forgotten."""
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        session = Session(world)
+        session.survives_errors = True
+        try:
+            for name in ("one", "two"):
+                session.users.submit(name, "ok")
+            session.turns(1)
+            assert session.now is not None
+            concluder, over = session.now.ends.concluder, list[str]()
+            conclude = concluder.conclude
+
+            def full(live: Live) -> bool:
+                if len(over) == 1 and not session.errors:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if found := conclude(live):
+                    over.append(live.name)
+                return found
+
+            monkeypatch.setattr(concluder, "conclude", full)
+            session.settle()
+        finally:
+            session.sweep()
+        assert len(session.errors) == 1
+        check(world)
+        assert ends_of(world).places == {"one": ("done",), "two": ("done",)}
+
+
+def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that never began, and whose file was deleted, the end is written down as soon as there is room."""
+    monkeypatch.setattr(start, "SILENT_NS", 0)
+
+    def played(number: int | None) -> FaultyDisk:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+            disk = FaultyDisk(world.staging, fail_at=number)
+            session = Session(world, iter([disk]))
+            session.survives_errors = True
+            session.after_turn = world.launched.clear  # the wrapper never speaks
+            try:
+                session.users.submit("gone", "ok")
+                session.turns(1)
+                session.users.path(RUNNING, "gone").unlink()
+                session.settle()
+            finally:
+                session.sweep()
+            assert len(session.errors) == (number is not None)
+            check(world)
+            assert ends_of(world) == Ends({"gone": ("done",)}, {}, {"gone": ("cancelled 1.0",)})
+        return disk
+
+    whole = played(None)
+    for number, done in enumerate(whole.recorded, 1):
+        if done.paths[-1].endswith(("/jobs/gone/2", "/done/gone.toml")):
+            played(number)
+
+
+def test_a_cancel_of_what_waits_is_filed_however_long_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was moved to `done/` while it waited is not forgotten, as one is that stays away, before that."""
+    monkeypatch.setattr(look, "FORGET_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        disk = FaultyDisk(world.staging)
+        session = Session(world, iter([disk]))
+        session.survives_errors = True
+        try:
+            session.users.submit("huge", "ok", "cpus = 99")
+            session.settle()
+            session.users.move("huge", QUEUED, DONE)
+            disk.fail_at, disk.fail_for = disk.count + 1, 5
+            session.settle()
+        finally:
+            session.sweep()
+        assert len(session.errors) == 5
+        check(world)
+        assert ends_of(world) == Ends({"huge": ("done",)}, {}, {"huge": ("cancelled 1.0",)})

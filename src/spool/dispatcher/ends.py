@@ -26,6 +26,7 @@ class Ends:
         self.wakes = wakes
         self.prober = prober
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
+        self._ended: list[Live] = []  # found, and nobody was told of them
         self._poll_at_ns = 0
 
     def suspect(self, live: Live) -> None:
@@ -44,24 +45,27 @@ class Ends:
         if now >= self._poll_at_ns:
             self._suspects |= {live.key for live in self.table.live.values() if _unwatched(live)}
             self._poll_at_ns = now + POLL_NS
-        ended = []
         for live in self.stopper.tick():
             live.remains, live.cleared = False, True
             self.stopper.forget(live)
             self._suspects.add(live.key)
-        suspects, self._suspects = self._suspects, set()
-        for key in suspects:
-            run = self.table.live.get(key)
-            if run is None or run.proof is not None:
-                continue
-            if self._over(run):
-                ended.append(run)
-                self.wakes.forget(run)
-                self.stopper.forget(run)
-                self.table.free(run)
-            elif _unwatched(run):
-                self.wakes.watch_run(run)  # its jid may be known by now
+        for key in list(self._suspects):
+            self._look_at(key)
+            self._suspects.discard(key)  # not before: the disk may be full
+        ended, self._ended = self._ended, []
         return ended
+
+    def _look_at(self, key: tuple[str, int]) -> None:
+        run = self.table.live.get(key)
+        if run is None or run.proof is not None:
+            return
+        if self._over(run):
+            self._ended.append(run)
+            self.wakes.forget(run)
+            self.stopper.forget(run)
+            self.table.free(run)
+        elif _unwatched(run):
+            self.wakes.watch_run(run)  # its jid may be known by now
 
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""

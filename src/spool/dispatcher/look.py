@@ -39,7 +39,8 @@ class Look:
         self._table = table
         self._texts = Texts(spool, settings)
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
-        self._vanished, self._gone = dict[str, int](), list[str]()
+        self._vanished: dict[str, int] = {}
+        self.gone: dict[str, None] = {}  # waiting jobs whose files went away, until somebody has seen to that
         self.clocks = Clocks(table, telling)
         self._refusals = Refusals(spool)
         self.strays: set[str] = set()  # files in running/ that belong to no live run
@@ -99,7 +100,7 @@ class Look:
             if when <= now_ns:
                 self.examine(place, name)
         for name, since in list(self._vanished.items()):
-            if since + FORGET_NS <= now_ns:
+            if since + FORGET_NS <= now_ns and name not in self.gone:
                 del self._vanished[name]
                 self.clocks.forget(name)
 
@@ -108,11 +109,6 @@ class Look:
         times = [when for when, _ in self._recheck.values()]
         times += [since + FORGET_NS for since in self._vanished.values()]
         return min(times, default=None)
-
-    def gone(self) -> list[str]:
-        """Return the waiting jobs whose files are in neither directory any more, since the last call."""
-        gone, self._gone = self._gone, []
-        return gone
 
     def examine(self, place: str, name: str, marks: set[str] | None = None, *, anew: bool = False) -> None:
         """Look at one job file; *marks* are the editors' files in *place* if they were listed already.
@@ -222,7 +218,7 @@ class Look:
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
                 self._vanished[name] = time.monotonic_ns()
-                self._gone.append(name)
+                self.gone[name] = None
         else:
             self._vanished.pop(name, None)
             job.last_inode = (job.queued or job.held or _NO_FILE).inode

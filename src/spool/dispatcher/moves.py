@@ -119,21 +119,25 @@ class Moves:
 
     def _see_cancelled(self) -> None:
         """Cancel the waiting jobs whose files were moved to `done/`."""
-        for name in self.look.gone():
-            job = self.table.jobs.get(name)
-            if job is None or job.live is not None or job.wait is None or name in self.table.arrays:
-                continue
-            if job.queued is not None or job.held is not None:
-                continue
-            if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
-                self.finisher.end_unstarted(
-                    job,
-                    DONE,
-                    State.CANCELLED,
-                    f"cancelled by {this_user()} before it started",
-                    self.logs.account,
-                    time.time_ns(),
-                )
+        for name in list(self.look.gone):
+            self._see_gone(name)
+            del self.look.gone[name]  # not before: the disk may be full
+
+    def _see_gone(self, name: str) -> None:
+        job = self.table.jobs.get(name)
+        if job is None or job.live is not None or job.wait is None or name in self.table.arrays:
+            return
+        if job.queued is not None or job.held is not None:
+            return
+        if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
+            self.finisher.end_unstarted(
+                job,
+                DONE,
+                State.CANCELLED,
+                f"cancelled by {this_user()} before it started",
+                self.logs.account,
+                time.time_ns(),
+            )
 
     def settle_places(self) -> None:
         """After the first look: what waited when the last dispatcher left, and is in no directory any more."""

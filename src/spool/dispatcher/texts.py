@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from spool.core.model import Spec
@@ -51,5 +50,9 @@ class Texts:
 
     def withdraw_complaint(self, place: str, name: str) -> None:
         """Take the `.error` file beside a job file away."""
-        with contextlib.suppress(IsADirectoryError):  # a directory of that name is none of ours
+        try:
             self._spool.disk.discard(self._spool.layout.error_file(place, name))
+        except IsADirectoryError:
+            return  # a directory of that name is none of ours
+        except OSError as error:  # the next look tries again
+            log.warning("cannot take away what was wrong with job %s: %s", name, error.strerror)
