@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import where
+from crash.cuts import noting, where
+from crash.events import events, nobody_reads, repeated, want_everything
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result
+from spool.dispatcher import expand
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
@@ -120,6 +123,17 @@ def _check_hold(world: World) -> None:
     assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS)]
 
 
+Play = Callable[[Session], None]
+Check = Callable[[World], object]
+PLAYS: list[tuple[Play, Check]] = [
+    (_run, _check_run),
+    (_twice, _check_twice),
+    (_cancel, _check_cancel),
+    (_hold, _check_hold),
+]
+NAMES = ["run", "twice", "cancel", "hold"]
+
+
 def test_tasks_that_a_power_cut_emptied_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reboot a task of no content, issued or not, is made again of the array's file."""
     with world_at(tmp_path / "spool", monkeypatch) as world:
@@ -143,16 +157,9 @@ def test_tasks_that_a_power_cut_emptied_are_written_again(tmp_path: Path, monkey
         assert ("sweep_4", "ok # 4") in world.texts
 
 
-@pytest.mark.parametrize(
-    ("play", "check"),
-    [(_run, _check_run), (_twice, _check_twice), (_cancel, _check_cancel), (_hold, _check_hold)],
-    ids=["run", "twice", "cancel", "hold"],
-)
+@pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
 def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    play: Callable[[Session], None],
-    check: Callable[[World], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
 ) -> None:
     """Wherever the dispatcher is killed, the array comes to the same end."""
 
@@ -168,10 +175,80 @@ def test_a_cut_before_any_change_alters_nothing_in_the_end(
         return disk
 
     whole = played(None)
-    failures = []
+    failures: list[str] = []
     for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        try:
+        with noting(failures, where(whole, number)):
             played(number)
-        except AssertionError as error:
-            failures.append(f"{where(whole, number)}: {str(error)[:300]}")
     assert not failures, "\n".join(failures)
+
+
+def _played_while_full(
+    world: World, play: Play, *, fail_at: int | None = None, fail_for: int = 1
+) -> tuple[FaultyDisk, Session]:
+    """Perform *play* on a disk that is full for a while; everything is told, and the same dispatcher goes on."""
+    want_everything(world)
+    disk = FaultyDisk(world.staging, fail_at=fail_at, fail_for=fail_for, error=errno.ENOSPC)
+    session = Session(world, iter([disk]))
+    session.survives_errors = True
+    try:
+        play(session)
+    finally:
+        session.sweep()
+    return disk, session
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what could not be written tried again in the next pass, and no process that tells the listeners."""
+    nobody_reads(monkeypatch)
+    monkeypatch.setattr(expand, "_TRY_AGAIN_NS", 0)
+
+
+@pytest.mark.usefixtures("nobody_waits")
+@pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
+def test_a_full_disk_at_any_change_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
+) -> None:
+    """The same dispatcher brings the array to the same end once there is room, and tells of each end once."""
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole, _ = _played_while_full(world, play)
+        check(world)
+    failures: list[str] = []
+    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
+            _, session = _played_while_full(world, play, fail_at=number)
+            check(world)
+            ended = [event for event in events(world) if event.result is not None]
+            assert {event.job for event in ended} >= {"sweep", *TASKS}
+            if session.dispatchers == 1:
+                assert not repeated(world)
+    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+# Of a play what is hit: the last change of that name which is about a path that ends so.
+_FULL = {
+    "a task is issued": (_run, _check_run, "rename_new", "/tasks/sweep_2.toml"),
+    "its end is told": (_run, _check_run, "append", "/events.jsonl"),
+    "its end is remembered": (_run, _check_run, "append", "/.journal"),
+    "a task that waits is cancelled": (_cancel, _check_cancel, "rename", "/queued/sweep_2.toml"),
+    "what was not issued is dropped": (_cancel, _check_cancel, "rename", "/1/tasks"),
+}
+_TRIES = 3
+
+
+@pytest.mark.usefixtures("nobody_waits")
+@pytest.mark.parametrize(("play", "check", "name", "path"), _FULL.values(), ids=_FULL)
+def test_a_disk_that_stays_full_delays_an_array_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check, name: str, path: str
+) -> None:
+    """What the dispatcher could not do it does when there is room: it forgets nothing because it has tried."""
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole, _ = _played_while_full(world, play)
+    changes = enumerate(whole.recorded, 1)
+    number = max(at for at, done in changes if done.name == name and done.paths[0].endswith(path))
+    with world_at(tmp_path / "full", monkeypatch) as world:
+        _, session = _played_while_full(world, play, fail_at=number, fail_for=_TRIES)
+        assert len(session.errors) > 1
+        check(world)
+        assert session.dispatchers == 1
+        assert not repeated(world)

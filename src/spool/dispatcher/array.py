@@ -9,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from spool.core.arrays import Tasks
-from spool.core.model import Spec, State
+from spool.core.model import Result, Spec, State
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,7 @@ class Array:
     held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
     missing_ns: int | None = None  # monotonic: since when its file is nowhere
     cancelled: str | None = None  # by whom, and why
+    result: Result | None = None  # set once it is over and that was told; all that is left is paperwork
 
     @property
     def held(self) -> bool:

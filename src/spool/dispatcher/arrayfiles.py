@@ -37,7 +37,8 @@ class ArrayFiles:
         """See to every array in progress whose file may have changed."""
         moved, self._look.arrays_moved = self._look.arrays_moved, set()
         for array in list(self._table.arrays.values()):
-            if array.cancelled is None and (array.name in moved or array.missing_ns is not None):
+            goes_on = array.cancelled is None and array.result is None
+            if goes_on and (array.name in moved or array.missing_ns is not None):
                 self.see_one(array, now_ns)
 
     def see_one(self, array: Array, now_ns: int) -> None:

@@ -20,7 +20,7 @@ from spool.dispatcher.arraynames import ArrayNames
 from spool.dispatcher.expand import Expander
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
-from spool.dispatcher.table import Job, Live, Table, Wait
+from spool.dispatcher.table import Live, Table, Wait
 from spool.dispatcher.world import Outcomes
 from spool.formats import ends, journal, records
 from spool.machine import identity
@@ -107,7 +107,7 @@ class Arrays:
             if time.monotonic_ns() >= until_ns:
                 return True
             self._recount(array, array.unknown.popleft())
-        if array.over and not more and not self._reopened(array):
+        if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
             return True
         return more
@@ -122,12 +122,11 @@ class Arrays:
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True
-            position = array.to_issue.popleft()
+            position = array.to_issue[0]  # it stays there where the disk is full
             task = array.tasks.task_name(position)
-            if task in self._table.jobs or task in self._table.arrays:
-                array.taken[task] = position
-                continue
-            issue = self.store.issue(array.name, array.run, task)
+            known = task in self._table.jobs or task in self._table.arrays
+            issue = Issue.TAKEN if known else self.store.issue(array.name, array.run, task)
+            array.to_issue.popleft()
             if issue is Issue.TAKEN:
                 array.taken[task] = position
                 continue
@@ -189,9 +188,9 @@ class Arrays:
 
     def _cancel(self, array: Array, stop: Stop) -> None:
         self._spool.order_stop(array.name, array.run, stop)
+        self.store.drop(array.name, array.run)
         array.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
         array.missing_ns = None
-        self.store.drop(array.name, array.run)
         array.unissued.clear()
         array.to_issue.clear()
         array.taken.clear()
@@ -206,49 +205,36 @@ class Arrays:
         while array.to_cancel:
             if time.monotonic_ns() >= until_ns:
                 return True
-            name = array.to_cancel.popleft()
-            job = self._table.jobs.get(name)
-            if job is None:
-                continue
-            if not self._is_task(array, name):
-                array.open.discard(name)  # another job has taken its name
-                continue
-            if job.live is not None:
-                if job.live.stop is None and job.live.proof is None:
-                    self._order_stop(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
-            elif job.queued is not None or job.held is not None:
-                self._end_waiting(job, reason, now_ns)
+            self._cancel_task(array, array.to_cancel[0], reason, now_ns)
+            array.to_cancel.popleft()  # not before: the disk may be full
         # One whose run had just ended may have been queued again since.
         jobs = [self._table.jobs[name] for name in array.open if name in self._table.jobs]
         array.to_cancel.extend(job.name for job in jobs if job.live is None and (job.queued or job.held) is not None)
         return bool(array.to_cancel)
 
-    def _end_waiting(self, job: Job, reason: str, now_ns: int) -> None:
-        place = QUEUED if job.queued is not None else HELD
-        self._finisher.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
+    def _cancel_task(self, array: Array, name: str, reason: str, now_ns: int) -> None:
+        job = self._table.jobs.get(name)
+        if job is None:
+            return
+        if not self._is_task(array, name):
+            array.open.discard(name)  # another job has taken its name
+        elif job.live is not None:
+            if job.live.stop is None and job.live.proof is None:
+                self._order_stop(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
+        elif job.queued is not None or job.held is not None:
+            place = QUEUED if job.queued is not None else HELD
+            self._finisher.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
 
     # The end.
 
     def _conclude(self, array: Array, now_ns: int) -> None:
-        spool, name, run, spec = self._spool, array.name, array.run, array.spec
-        outcome, counts = array.outcome, array.counts()
-        result = Result(
-            job=name,
-            run=run,
-            attempt=1,
-            outcome=outcome,
-            reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
-            submitted_at_ns=array.arrived_at_ns,
-            started_at_ns=array.expanded_at_ns,
-            ended_at_ns=max(now_ns, array.expanded_at_ns),
-            user=array.user,
-            project=spec.project,
-            group=spec.group,
-            tags=spec.tags,
-            request=spec.request,
-            host=identity.host(),
-        )
-        self._finisher.telling.end(result, spec)
+        """Do the paperwork of an array that is over; what an error leaves undone is done by the next call."""
+        spool, name, run = self._spool, array.name, array.run
+        if array.result is None:
+            result = _result(array, now_ns)
+            self._finisher.telling.end(result, array.spec)
+            array.result = result
+        result, outcome = array.result, array.result.outcome
         self._finisher.telling.flush()
         spool.put_record(name, run, layout.RESULT, ends.render_result(result))
         spool.put_record(name, run, layout.STATUS, records.render_status(outcome))
@@ -285,3 +271,24 @@ class Arrays:
                     array.unknown.append(name)
             # A stop beside a file that is still in its place is none: it is the move that counts.
             self.files.see_one(array, now_ns)
+
+
+def _result(array: Array, now_ns: int) -> Result:
+    """Return how an array has ended."""
+    spec, counts = array.spec, array.counts()
+    return Result(
+        job=array.name,
+        run=array.run,
+        attempt=1,
+        outcome=array.outcome,
+        reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
+        submitted_at_ns=array.arrived_at_ns,
+        started_at_ns=array.expanded_at_ns,
+        ended_at_ns=max(now_ns, array.expanded_at_ns),
+        user=array.user,
+        project=spec.project,
+        group=spec.group,
+        tags=spec.tags,
+        request=spec.request,
+        host=identity.host(),
+    )

@@ -175,11 +175,17 @@ class Expander:
         except OSError:
             self._store.abandon(staged.path)
             raise
-        if not spool.claim(name, file.inode, file.mtime_ns, file.size):
+        try:
+            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+            if claimed:
+                self._flush()
+                self._logs.remember([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
+        except OSError:  # a file that was claimed is found in running/, and queued again
+            self._store.withdraw(name, run)
+            raise
+        if not claimed:
             self._store.withdraw(name, run)
             return
-        self._flush()
-        self._logs.remember([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
         array = new_array(spec, record, file.inode, user)
         array.unissued = set(array.names)
         array.to_issue = deque(range(len(array.names)))

@@ -13,7 +13,7 @@ from enum import Enum
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.store.disk import same_file
+from spool.store.disk import disk_is_full, same_file
 from spool.store.locked import LockedSpool
 
 
@@ -42,7 +42,11 @@ class ArrayStore:
             path = self._fresh("array")
             if self._disk.ensure_directory(path):  # else left behind by an earlier process of this pid
                 break
-        self._disk.mkdir(f"{path}/{layout.TASKS}")
+        try:
+            self._disk.mkdir(f"{path}/{layout.TASKS}")
+        except OSError:
+            self.abandon(path)
+            raise
         return path
 
     def add(self, staged: str, task: str, text: bytes) -> None:
@@ -130,9 +134,13 @@ class ArrayStore:
             while self._doomed:
                 if time.monotonic_ns() >= until_ns:
                     return True
-                self._disk.discard(self._doomed.pop())
-            with suppress(OSError):  # what somebody put there stays until the next dispatcher sweeps
+                self._disk.discard(self._doomed[-1])
+                self._doomed.pop()
+            try:
                 self._disk.rmdir(path)
+            except OSError as error:  # what somebody put there stays until the next dispatcher sweeps
+                if disk_is_full(error):
+                    raise
             del self._rubbish[0]
         return False
 
