@@ -94,6 +94,44 @@ def test_wait_gives_up_when_its_time_is_over(spool: Command, spool_root: Path) -
     assert "in vain" in said.err
 
 
+def test_wait_says_once_of_each_job_that_it_is_held(spool: Command, spool_root: Path) -> None:
+    """Who has held a job is not on record, but what lets it start; a job that only has an older record is not held."""
+    for place in ("held", "done"):
+        put_job(spool_root, "parked", place=place)
+    put_job(spool_root, "waits")
+    said = spool("wait", "parked", "waits", "--timeout", "200ms")
+    assert said.code == 124
+    assert said.err.splitlines()[0] == "spool: job parked is held; `spool release parked` lets it start"
+    assert said.err.count("is held") == 1
+
+
+@pytest.fixture
+def needs_leave(spool_root: Path) -> Path:
+    """Have a hook that lets nothing start until there is the file whose path is returned."""
+    leave, hook = spool_root / "leave", spool_root / "hooks" / "submitting"
+    hook.parent.mkdir(mode=0o700, exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n[ -e {leave} ] || {{ echo no way; exit 1; }}\n")
+    hook.chmod(0o755)
+    return leave
+
+
+@pytest.mark.parametrize("words", [("run",), ("submit", "--wait")], ids=" ".join)
+def test_who_waits_for_a_job_that_a_hook_holds_is_told_and_waits_on(
+    needs_leave: Path, dispatcher: object, spool: Command, words: tuple[str, ...]
+) -> None:
+    """The reason and the remedy are said once; when the job is released the command goes on with it."""
+    process = start(*words, "--name", "a", "-c", "exit 7")
+    assert process.stderr is not None
+    held = "spool: job a is held: hook submitting: no way; `spool release a` lets it start\n"
+    while (line := process.stderr.readline()) != held:
+        assert line
+    needs_leave.touch()
+    assert spool("release", "a").code == 0
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert "is held" not in err
+
+
 def test_a_job_that_will_be_tried_again_has_not_ended(spool_root: Path) -> None:
     """A run that says `again` is not the end, nor is an older record in done/ while the job waits again."""
     root = Spool(str(spool_root))

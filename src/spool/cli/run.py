@@ -13,6 +13,7 @@ from spool.cli import submission
 from spool.cli.codes import code_of, told
 from spool.cli.common import made, this_user
 from spool.cli.group import tell
+from spool.cli.holding import Holds
 from spool.cli.keyoptions import key_options
 from spool.cli.submit import asked
 from spool.cli.verb import WordsVerb
@@ -45,8 +46,9 @@ def command(
 ) -> int:
     """Submit a job, follow its output and exit with its code.
 
-    Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. The exit codes are
-    those of `spool wait`. Of an array each task's output is shown once it has ended.
+    Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. If the job is held,
+    by somebody or by a hook's no, that is said, and it is waited for until it is released. The exit codes are those of
+    `spool wait`. Of an array each task's output is shown once it has ended.
 
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
@@ -68,6 +70,7 @@ class _Session:
         self._job = job
         self._quiet = quiet
         self._follower = Follower(spool, job, after=before)
+        self._holds = Holds(spool)
         self._interrupts = 0
 
     def follow(self) -> int:
@@ -106,6 +109,8 @@ class _Session:
     def _show(self, piece: Piece | None) -> None:
         if piece is None:
             sys.stdout.flush()
+            if not self._quiet:
+                self._holds.see(self._follower.awaited)
             time.sleep(POLL_S)
         elif not piece.data:
             if piece.run > 1 and not self._quiet:

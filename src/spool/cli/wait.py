@@ -11,6 +11,7 @@ from spool.cli.codes import TIMED_OUT, code_of, told
 from spool.cli.common import named, natural, opened
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
+from spool.cli.holding import Holds
 from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob
 from spool.core.layout import QUEUED, RUNNING
@@ -34,11 +35,13 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
         except NoSuchJob as error:
             tell(str(error))
             codes[name] = int(ExitCode.NO_SUCH_JOB)
+    holds = Holds(spool)
     begun = time.monotonic_ns()
     warned = False
     while waiting and not (first and codes):
         for awaited in list(waiting):
             end = awaited.look()
+            holds.see(awaited)
             if end is not None:
                 waiting.remove(awaited)
                 codes[awaited.name] = _told(end)
@@ -83,7 +86,7 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
       spool wait 'sweep_*' --timeout 2h
       spool wait --all
 
-    Of jobs that are held, those that are named are waited for.
+    Of jobs that are held, those that are named are waited for; that one is held, and why, is said once.
 
     By hand: until [ -e done/train.toml ]; do sleep 1; done; cat jobs/train/1/result.toml
     """

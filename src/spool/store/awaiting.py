@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from spool.core.errors import NoSuchJob, cannot
-from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.store.spool import Spool
 
@@ -34,6 +34,7 @@ class Awaited:
     def __init__(self, spool: Spool, name: str) -> None:
         self._spool = spool
         self.name = name
+        self.held = False  # when it was looked at last: nothing goes on before it is released
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
         self._waiting = False
         self._absent_since_ns: int | None = None
@@ -46,6 +47,7 @@ class Awaited:
         places = spool.places(name)
         if places == [DONE] or not places:
             places = spool.places(name)  # it may have gone back while the places were looked at one by one
+        self.held = HELD in places and QUEUED not in places and RUNNING not in places
         if any(place != DONE for place in places):
             return self._goes_on(places)
         result = self._newest()

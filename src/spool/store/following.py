@@ -14,7 +14,7 @@ from spool.store.tails import Piece, Stream, Tail, outputs
 class Follower:
     """Reads the output of a job from a run on; of an array that of its tasks, each once it has ended.
 
-    `end` says how the job ended once that is known.
+    `awaited` is what the job does, `end` how it ended, once that is known.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Follower:
     ) -> None:
         self._spool = spool
         self._name = name
-        self._awaited = Awaited(spool, name)
+        self.awaited = Awaited(spool, name)
         self._only = only  # that run, and none that may follow
         self._after = after or 0  # only runs later than this one
         self._lines = lines
@@ -45,7 +45,7 @@ class Follower:
         if self._run is not None:
             yield Piece(self._run, Stream.OUT, b"")
         while True:
-            self.end = self._awaited.look()
+            self.end = self.awaited.look()
             newest = self._spool.latest_run(self._name)
             if newest is not None and newest <= self._after:
                 newest = None
