@@ -154,6 +154,24 @@ def test_a_feed_that_is_to_leave_waits_for_what_is_not_done(stand: Stand) -> Non
     assert not stand.unread
 
 
+def test_only_so_much_is_open_at_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that is slow has taken in so many events and what one read gives, and all of them in the end."""
+    most, line = 5, len(render_event(_event("00", EventName.FINISHED)))
+    monkeypatch.setattr("spool.listeners.feed.MOST_OPEN", most)
+    monkeypatch.setattr("spool.store.inbox._AT_ONCE", 3 * line)
+    taken_in = []
+    listener = Recorder(lambda _: taken_in.append(len(listener.open)))
+    listener.at_once = False
+    numbers = [f"{number:02}" for number in range(60)]
+    stand.tell(*numbers)
+    stand.feed(listener)
+    while len(listener.heard) < len(numbers) or listener.open:
+        wait_for(lambda: listener.open, what="more")
+        listener.open.pop(0)()
+    assert listener.heard == numbers
+    assert max(taken_in) < most + 3
+
+
 def test_a_listener_that_raises_has_heard(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     """The error is logged and the next event is told."""
 

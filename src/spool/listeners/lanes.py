@@ -1,7 +1,9 @@
 """Letters on their way: each address has a lane with a thread of its own, so that a dead receiver delays no other.
 
 A letter that fails is tried again, ever later, for a bounded time. A receiver that fails is left alone in between,
-whatever waits for it. What piles up for a person is sent as one letter.
+whatever waits for it, and of what waits for one that goes on failing the oldest is given up. One that takes what it is
+sent gets all of it, however slowly: what waits for it is bounded by what the feed leaves open. What piles up for a
+person is sent as one letter.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from spool.listeners.tallies import LETTERS
 log = logging.getLogger(__name__)
 
 _MOST_IN_ORDER = 3  # after so many tries a letter lets those behind it go first
+_TOO_MANY = "it fails, and too many wait"
+_AWAY = 3  # after so many failures in a row a receiver is not merely started anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class Patience:
     first_s: float = 2.0  # until the second try; each later wait is twice the one before
     longest_s: float = 300.0
     tries: int = 15
-    for_s: float = 3600.0  # a letter that is older is given up
-    most_waiting: int = 2_000  # for one address; the oldest is given up
+    for_s: float = 3600.0  # a letter that has waited in vain for longer is given up
+    most_waiting: int = 2_000  # for one receiver that is away; the oldest is given up
     gather_from: int = 20  # so many that wait for a person are sent as one
     gather_most: int = 200
     idle_s: float = 30.0  # a thread with nothing to do leaves
@@ -43,7 +47,7 @@ class Patience:
 class _Waiting:
     letter: Letter
     done: Callable[[], None]
-    since: float
+    since: float  # when it came, or the receiver began to fail after that
     tries: int = 0
     due: float = 0.0
 
@@ -65,21 +69,20 @@ class Lane:
         self._tried: list[_Waiting] = []
         self._thread: Thread | None = None
         self._failures = 0  # of the receiver, in a row
+        self._failing_since = 0.0
         self._rests_until = 0.0
         self._closing = False
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Send *letter* in the background, and call *done* once it has arrived or is given up."""
-        dropped: list[_Waiting] = []
         with self._change:
-            if len(self._fresh) >= self._patience.most_waiting:
-                dropped = [self._fresh.popleft() for _ in range(1 + len(self._fresh) // 10)]
+            dropped = self._too_many()
             self._fresh.append(_Waiting(letter, done, time.monotonic()))
             if self._thread is None and not self._closing:
                 self._thread = Thread(target=self._run, name=f"to {self.transport.shown}", daemon=True)
                 self._thread.start()
             self._change.notify()
-        self._give_up(dropped, "too many wait")
+        self._give_up(dropped, _TOO_MANY)
 
     def close(self) -> None:
         """Try what was never tried, and leave. What is not delivered then is not done."""
@@ -121,8 +124,9 @@ class Lane:
     def _take(self, now: float, work: _Work) -> None:
         too_old = now - self._patience.for_s
         work.stale = [waiting for waiting in self._tried if waiting.since < too_old]
-        while self._fresh and self._fresh[0].since < too_old:
-            work.stale.append(self._fresh.popleft())
+        if self._failures and self._failing_since < too_old:
+            while self._fresh and self._fresh[0].since < too_old:
+                work.stale.append(self._fresh.popleft())
         self._tried = [waiting for waiting in self._tried if waiting.since >= too_old]
         if now < self._rests_until:
             return
@@ -161,15 +165,28 @@ class Lane:
         now = time.monotonic()
         self._failures += 1
         if self._failures == 1:
+            self._failing_since = now
             log.warning("cannot tell %s of %s: %s; trying again", self.transport.shown, batch[0].letter.title, error)
         self._rests_until = now + max(
             self._patience.after(self._failures), min(error.after_s, self._patience.longest_s)
         )
         for waiting in batch:
+            if not waiting.tries:
+                waiting.since = max(waiting.since, self._failing_since)
             waiting.tries += 1
             waiting.due = now + self._patience.after(waiting.tries)
         self._tried += [waiting for waiting in batch if waiting.tries < self._patience.tries]
         self._give_up([waiting for waiting in batch if waiting.tries >= self._patience.tries], str(error))
+        with self._change:
+            dropped = self._too_many()
+        self._give_up(dropped, _TOO_MANY)
+
+    def _too_many(self) -> list[_Waiting]:
+        """Take out the oldest of what waits for a receiver that is away: nobody else is to wait for want of room."""
+        most = self._patience.most_waiting
+        if self._failures < _AWAY or len(self._fresh) < most:
+            return []
+        return [self._fresh.popleft() for _ in range(len(self._fresh) - most + 1 + most // 10)]
 
     def _give_up(self, given_up: list[_Waiting], why: str) -> None:
         if not given_up:

@@ -1,0 +1,109 @@
+"""What waits for one receiver: all of it is sent to one that takes it, and not all of it kept for one that does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from spool.listeners.lanes import Lane, Patience
+from spool.listeners.letters import Letter, UndeliveredError
+from support import wait_for
+
+MOST = 100
+QUICK = Patience(first_s=0.001, longest_s=0.001, tries=1_000_000, for_s=60.0, most_waiting=MOST)
+
+
+class Receiver:
+    """Takes a letter once it is `awake`, and refuses it while it is `broken`."""
+
+    shown = "receiver"
+    for_programs = True
+
+    def __init__(self) -> None:
+        self.awake = threading.Event()
+        self.broken = False
+        self.tries = 0
+        self.taken: list[str] = []
+
+    def send(self, letter: Letter) -> None:
+        self.awake.wait(60)
+        self.tries += 1
+        if self.broken:
+            raise UndeliveredError("it is broken")
+        self.taken.append(letter.title)
+
+
+class Sender:
+    """A lane to that receiver, and what is done of what was put into it."""
+
+    def __init__(self, receiver: Receiver, patience: Patience) -> None:
+        self.lane = Lane(receiver, patience)
+        self.done: list[str] = []
+
+    def put(self, *numbers: int) -> None:
+        for title in map(str, numbers):
+            self.lane.put(Letter("finished", title, "", {}), lambda title=title: self.done.append(title))  # type: ignore[misc]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Give a receiver that is asleep, and wakes up in the end."""
+    made = Receiver()
+    yield made
+    made.broken = False
+    made.awake.set()
+
+
+def test_a_slow_receiver_gets_everything(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """However many wait, none is given up while none has failed."""
+    sender = Sender(receiver, QUICK)
+    sender.put(*range(5 * MOST))
+    assert sender.done == []
+    receiver.awake.set()
+    wait_for(lambda: len(sender.done) == 5 * MOST)
+    assert receiver.taken == [str(number) for number in range(5 * MOST)]
+    assert caplog.text == ""
+    sender.lane.close()
+
+
+def test_time_counts_against_a_receiver_only_while_it_fails(receiver: Receiver) -> None:
+    """What has waited for too long behind others is sent all the same."""
+    sender = Sender(receiver, Patience(for_s=0.0))
+    sender.put(*range(3))
+    receiver.awake.set()
+    wait_for(lambda: len(sender.done) == 3)
+    assert receiver.taken == ["0", "1", "2"]
+    sender.lane.close()
+
+
+def test_of_what_waits_for_a_receiver_that_is_away_the_newest_is_kept(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of what came while it was only slow; the log says so, and what was kept arrives when it is back."""
+    sender = Sender(receiver, QUICK)
+    sender.put(*range(5 * MOST))
+    receiver.broken = True
+    receiver.awake.set()
+    wait_for(lambda: len(sender.done) >= 4 * MOST)
+    assert receiver.taken == []
+    assert "it fails, and too many wait" in caplog.text
+    sender.put(*range(5 * MOST, 8 * MOST))
+    assert len(sender.done) >= 6 * MOST
+    receiver.broken = False
+    wait_for(lambda: len(sender.done) == 8 * MOST)
+    assert set(receiver.taken) >= {str(number) for number in range(8 * MOST - MOST * 9 // 10, 8 * MOST)}
+    sender.lane.close()
+
+
+def test_a_failure_or_two_cost_nothing(receiver: Receiver) -> None:
+    """A receiver that is started anew has missed nothing, however much came meanwhile."""
+    sender = Sender(receiver, Patience(first_s=60.0, most_waiting=MOST))
+    receiver.broken = True
+    receiver.awake.set()
+    sender.put(0)
+    wait_for(lambda: sender.lane._tried)
+    sender.put(*range(1, 5 * MOST))
+    assert sender.done == []
+    sender.lane.close()
