@@ -149,6 +149,19 @@ def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
     assert {row["name"] for row in everything} == {"row", "row_0", "row_1", "row_2", "row_9"}
 
 
+def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> None:
+    """It waits, with the reason of any other job, and nothing is written; with room it goes on."""
+    (served.root / "config.toml").write_text('disk_floor = "8000000T"\n')
+    served.start()
+    served.drop("wide", "true", cpus=0, array="0-2")
+    served.wait_reason("wide", "floor 8")
+    assert not (served.root / "jobs" / "wide").exists()
+    (served.root / "config.toml").write_text('disk_floor = "0M"\n')
+    result = served.wait_done("wide")
+    assert result is not None
+    assert result["reason"] == "3 of 3 finished"
+
+
 def test_an_array_runs_again_from_done(shared: Served) -> None:
     """Moved from done/ to queued/ it is expanded again, edits and all; earlier runs keep their metadirs."""
     shared.drop("again", "true", cpus=0, array="0-2")

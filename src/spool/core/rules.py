@@ -129,10 +129,9 @@ class Rules:
         yield from self._beyond(job)
 
     def _beyond(self, job: Waiting) -> Iterator[Reason]:
-        free = self.room.machine.disk_free_bytes
-        floor = self.policy.disk_floor_bytes
-        if free is not None and free < floor:
-            yield Reason("disk", f"disk: {_gib(free)} free, floor {_gib(floor)}")
+        short = short_of_disk(self.room.machine.disk_free_bytes, self.policy)
+        if short is not None:
+            yield short
         if job.executor_problem is not None:
             yield Reason("executor", f"executor: {job.executor_problem}")
 
@@ -142,6 +141,14 @@ class Rules:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
         return f"a circle, {' waits for '.join(shown)}"
+
+
+def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:
+    """Return why nothing starts while so little of the disk is free; None if it is enough, or nobody knows."""
+    floor = policy.disk_floor_bytes
+    if free_bytes is None or free_bytes >= floor:
+        return None
+    return Reason("disk", f"disk: {_gib(free_bytes)} free, floor {_gib(floor)}")
 
 
 def _gib(size_bytes: int) -> str:

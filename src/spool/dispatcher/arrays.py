@@ -34,7 +34,10 @@ BUDGET_NS = 20_000_000  # what arrays may take of one pass
 
 
 class Arrays:
-    """The arrays of a dispatcher. *order_stop* orders a run to be stopped, *flush* writes the journal."""
+    """The arrays of a dispatcher. *order_stop* orders a run to be stopped, *flush* writes the journal.
+
+    *why_no_room* says why the disk is too short for new tasks, "" if it is not.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Arrays:
         outcomes: Outcomes,
         order_stop: Callable[[Live, Stop], None],
         flush: Callable[[], None],
+        why_no_room: Callable[[], str],
     ) -> None:
         self._spool = spool
         self._table = table
@@ -55,7 +59,7 @@ class Arrays:
         self._outcomes = outcomes
         self._order_stop = order_stop
         self.store = ArrayStore(spool)
-        self.expander = Expander(spool, table, self.store, look, logs, flush)
+        self.expander = Expander(spool, table, self.store, look, logs, flush, why_no_room)
         self.files = ArrayFiles(spool, table, look, self._cancel)
         self.names = ArrayNames(spool, table)
 

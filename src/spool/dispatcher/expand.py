@@ -45,10 +45,20 @@ class _Staged:
 
 
 class Expander:
-    """Turns waiting array files into arrays in progress. *flush* writes what a look found to the journal."""
+    """Turns waiting array files into arrays in progress. *flush* writes what a look found to the journal.
+
+    *why_no_room* says why the disk is too short for new tasks, "" if it is not.
+    """
 
     def __init__(
-        self, spool: LockedSpool, table: Table, store: ArrayStore, look: Look, logs: Logs, flush: Callable[[], None]
+        self,
+        spool: LockedSpool,
+        table: Table,
+        store: ArrayStore,
+        look: Look,
+        logs: Logs,
+        flush: Callable[[], None],
+        why_no_room: Callable[[], str],
     ) -> None:
         self._spool = spool
         self._table = table
@@ -56,6 +66,7 @@ class Expander:
         self._look = look
         self._logs = logs
         self._flush = flush
+        self._why_no_room = why_no_room
         self._staged: dict[str, _Staged] = {}
         self._failed: dict[str, tuple[str, int]] = {}  # why it could not be expanded, and when it is tried again
 
@@ -85,6 +96,9 @@ class Expander:
         for name in waiting:
             if time.monotonic_ns() >= until_ns:
                 return True
+            if name not in self._staged and (why := self._why_no_room()):
+                self._failed[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
+                continue
             try:
                 if not self._step(self._table.job(name), until_ns, now_ns):
                     return True

@@ -80,7 +80,15 @@ class Dispatcher:
         self.ends = Ends(self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober)
         self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
         self.arrays = Arrays(
-            spool, self.table, self.look, self.finisher, self.logs, self.outcomes, self.order_stop, self.flush
+            spool,
+            self.table,
+            self.look,
+            self.finisher,
+            self.logs,
+            self.outcomes,
+            self.order_stop,
+            self.flush,
+            self.world.why_no_room,
         )
         self.sight = Sight(self)
         self.noticing = Noticing(self)

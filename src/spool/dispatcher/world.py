@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spool.core.model import SECOND_NS, Gpu, Machine, State
+from spool.core.rules import short_of_disk
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Table
 from spool.machine import tree
@@ -71,6 +72,11 @@ class World:
         if seen != self._seen:
             self._seen = seen
         return self._seen or seen
+
+    def why_no_room(self) -> str:
+        """Return why the disk is too short for anything new; "" if it is not."""
+        short = short_of_disk(disk_free_bytes(self._spool_dir), self._settings.config.policy)
+        return short.text if short is not None else ""
 
     def what_counts(self, machine: Machine) -> Machine:
         """Return *machine* without the numbers that no decision looks at now: they change all the time.
