@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,56 @@ def test_a_plugin_may_refuse_a_cancel(tmp_path: Path) -> None:
     finally:
         spool.close()
         spool.end_runs()
+
+
+HELPERS = {
+    "a program": "helper = subprocess.Popen(['sleep', '600']).pid",
+    "a copy of itself": "helper = os.fork() or time.sleep(600)",
+}
+
+
+@pytest.mark.parametrize("how", HELPERS)
+def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(tmp_path: Path, how: str) -> None:
+    """Killed while a helper of the plugin lives on, the process is replaced, and the new one tells what comes."""
+    source = (
+        "import os, subprocess, time\n"
+        "@hookimpl\n"
+        "def spool_event(event):\n"
+        "    helper = 0\n"
+        f"    if event.job == 'x': {HELPERS[how]}\n"
+        "    with open(event.spool_dir + '/told', 'a') as file:\n"
+        "        file.write(f'{event.name} {event.job} {os.getpid()} {helper}\\n')\n"
+    )
+    spool = with_plugins(tmp_path, "5s", one=source)
+
+    def told_of(job: str) -> list[list[str]]:
+        path = spool.root / "told"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split() for line in lines if line.split()[1] == job]
+
+    spool.start()
+    try:
+        spool.drop("x", ["/bin/true"])
+        spool.until(lambda: "finished" in [line[0] for line in told_of("x")], "the end of x to be told")
+        os.kill(int(told_of("x")[0][2]), signal.SIGKILL)
+        spool.drop("y", ["/bin/true"])
+        spool.until(lambda: "finished" in [line[0] for line in told_of("y")], "the end of y to be told")
+    finally:
+        for line in told_of("x"):
+            with suppress(ProcessLookupError):
+                os.kill(int(line[3]), signal.SIGKILL)
+        spool.close()
+
+
+def test_a_program_of_a_plugin_that_reads_its_input_swallows_no_question(tmp_path: Path) -> None:
+    """It finds the end of its input at once, and every job that is asked about starts."""
+    reads = "import subprocess\n@hookimpl\ndef spool_submitting(event):\n    subprocess.run(['cat'], check=True)\n"
+    spool = with_plugins(tmp_path, "20s", one=reads)
+    spool.start()
+    try:
+        names = [f"job-{at}" for at in range(4)]
+        for name in names:
+            spool.drop(name, ["/bin/true"])
+        spool.wait_done(*names)
+    finally:
+        spool.close()

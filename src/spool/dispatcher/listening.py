@@ -7,6 +7,7 @@ process was another one meanwhile, and counts as refused when it has ended with 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import subprocess
@@ -52,6 +53,7 @@ class Listening:
         self._process: subprocess.Popen[bytes] | None = None
         self._dying: list[subprocess.Popen[bytes]] = []  # to be waited for
         self._channel: socket.socket | None = None
+        self._end: int | None = None  # readable when the process has ended
         self._in = b""
         self._out = b""
         self._kinds: tuple[str, ...] = ()
@@ -129,6 +131,8 @@ class Listening:
         channel = self._channel
         if channel is None:
             return
+        # Asked before all is read: then nothing that it has said is lost.
+        over = self._process is not None and self._process.poll() is not None
         with suppress(OSError):  # no more for now, or for ever
             while data := channel.recv(1 << 18):
                 self._in += data
@@ -136,7 +140,7 @@ class Listening:
         *lines, self._in = self._in.split(b"\n")
         for line in lines:
             self._take(line)
-        if self._channel is channel and _has_ended(channel):
+        if self._channel is channel and (over or _has_ended(channel)):
             self._gone()
 
     def close(self) -> None:
@@ -146,8 +150,7 @@ class Listening:
                 with suppress(OSError):
                     self._channel.settimeout(0.2)
                     self._channel.sendall(self._out)
-            self._channel.close()
-            self._channel = None
+            self._hang_up()
         self._ready.close()
 
     def join(self, timeout_s: float) -> None:
@@ -183,7 +186,20 @@ class Listening:
         self._in = b""
         self._out = render(Kinds(self._kinds)) + render(More(self._position))
         self._ready.register(ours, select.EPOLLIN)
+        # What a plugin has forked may hold the channel open for ever. A kernel without pidfds leaves it at that.
+        with suppress(OSError):
+            self._end = os.pidfd_open(self._process.pid)
+            self._ready.register(self._end, select.EPOLLIN)
         self._write()
+
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._end is not None:
+            self._ready.unregister(self._end)
+            os.close(self._end)
+            self._end = None
 
     def _take(self, line: bytes) -> None:
         match read_said(line):
@@ -200,9 +216,7 @@ class Listening:
 
     def _gone(self) -> None:
         """See to what follows from the end of the process."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._hang_up()
         process, self._process = self._process, None
         self._greeting = False
         if process is not None:

@@ -179,7 +179,7 @@ class _Process:
             return False
         fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, no copy that a plugin forks holds it too
         except OSError:
             os.close(fd)
             return False
