@@ -1,4 +1,8 @@
-"""The process of the listeners as the dispatcher sees it: one that does nothing any more makes room for another."""
+"""The process of the listeners as the dispatcher sees it: one that does nothing any more makes room for another.
+
+The clock of the dispatcher's end is the tests', so that hours pass at once. The process, its hooks and its plugins are
+real, and wait for files.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from end_to_end.plugging import MARKER, install
 from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
-from spool.dispatcher import listening as listening_module
 from spool.dispatcher.listening import Listening
-from spool.formats.listening import Hello, Reply
+from spool.formats.listening import AT_ONCE, Hello, Reply
 
+HOUR_NS = 3600 * SECOND_NS
+STEPS = [f"step-{at}" for at in range(6)]
 QUESTION = Event(
     id="x", name=EventName.SUBMITTING, at_ns=1, host="h", version="1", spool_dir="/s", job="x", reason="may it?"
 )
@@ -27,10 +34,13 @@ class Ends:
     """Both ends: a `Listening`, what it has handed on, and a loop that serves it."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.replies: list[Reply] = []
         self.greetings = 0
-        self.listening = Listening(str(root), self.replies.append, self._greeted)
-        self.listening.limit_ns = 0
+        self.ahead_ns = 0
+        self.listening = Listening(
+            str(root), self.replies.append, self._greeted, lambda: time.monotonic_ns() + self.ahead_ns
+        )
 
     def _greeted(self, hello: Hello | None) -> None:
         self.greetings += hello is not None
@@ -44,6 +54,21 @@ class Ends:
             if select.select([self.listening], [], [], 0.02)[0]:
                 self.listening.read()
 
+    def begun(self) -> list[str]:
+        """Return the steps that hooks and plugins have begun, in that order."""
+        path = self.root / "begun"
+        return path.read_text().split() if path.exists() else []
+
+    def take_an_hour(self, *steps: str) -> None:
+        """Have an hour pass in which the process does these steps, and end them."""
+        self.listening.read()  # what it said before it began them
+        pid = self.listening.pid
+        self.ahead_ns += HOUR_NS
+        self.listening.tick()
+        assert self.listening.pid == pid
+        for step in steps:
+            (self.root / f"go-{step}").touch()
+
     def stop_process(self) -> int:
         """Have the process do nothing any more."""
         pid = self.listening.pid
@@ -53,27 +78,46 @@ class Ends:
 
 
 @pytest.fixture
-def ends(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    """Give both ends, with a hook that says yes, and not much patience."""
-    script = spool_root / "hooks" / "submitting"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text("#!/bin/sh\nexit 0\n")
-    script.chmod(0o755)
+def ends(spool_root: Path) -> Iterator[Ends]:
+    """Give both ends, where hooks and plugins have an hour."""
+    (spool_root / "hooks").mkdir()
+    (spool_root / "config.toml").write_text('hook_time_limit = "1h"\n')
     (spool_root / layout.CURSORS).mkdir()  # a dispatcher makes it before anybody is to listen
-    monkeypatch.setattr(listening_module, "_PATIENCE_NS", 2 * SECOND_NS)
     made = Ends(spool_root)
     yield made
     made.listening.close()
     made.listening.join(20)
 
 
+def _hook(root: Path, name: str, script: str) -> None:
+    path = root / "hooks" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def _wait_in_hook(step: str) -> str:
+    return f'echo "{step}" >> begun; while [ ! -e "go-{step}" ]; do sleep 0.02; done'
+
+
+def _wait_in_plugin(root: Path, step: str) -> str:
+    return (
+        MARKER + "import os, time\n"
+        "def wait():\n"
+        f"    with open('{root}/begun', 'a') as file:\n"
+        f"        file.write('{step}\\n')\n"
+        f"    while not os.path.exists('{root}/go-{step}'):\n"
+        "        time.sleep(0.02)\n"
+    )
+
+
 def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends) -> None:
     """The question is asked again, and its answer comes."""
-    ends.listening.limit_ns = SECOND_NS
     ends.listening.listen(["hooks"])
     ends.serve_until(lambda: ends.greetings)
     hanging = ends.stop_process()
     number = ends.listening.ask(QUESTION)
+    ends.ahead_ns += HOUR_NS
     ends.serve_until(lambda: ends.replies)
     assert ends.replies == [Reply(number)]
     assert ends.listening.pid != hanging
@@ -83,9 +127,81 @@ def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends) -> N
 def test_a_process_that_never_says_who_it_is_is_ended_too(ends: Ends) -> None:
     """One that hangs before it can be asked would otherwise keep every question for ever."""
     ends.listening.listen(["hooks"])
-    ends.serve_until(lambda: ends.listening.pid)
+    ends.listening.tick()
     hanging = ends.stop_process()
     number = ends.listening.ask(QUESTION)
+    ends.ahead_ns += HOUR_NS
     ends.serve_until(lambda: ends.replies)
     assert ends.replies == [Reply(number)]
     assert not Path(f"/proc/{hanging}").exists()
+
+
+def test_a_process_that_hangs_in_a_question_is_ended(ends: Ends) -> None:
+    """The time of a hook that it has begun is waited for, and no more than a minute beyond that."""
+    _hook(ends.root, "submitting", f"[ -e hung ] || {{ touch hung; {_wait_in_hook('step')}; }}")
+    ends.listening.listen(["hooks"])
+    number = ends.listening.ask(QUESTION)
+    ends.serve_until(ends.begun)
+    ends.take_an_hour()
+    hanging = ends.stop_process()
+    ends.ahead_ns += 60 * SECOND_NS
+    ends.serve_until(lambda: ends.replies)
+    assert ends.replies == [Reply(number)]
+    assert not Path(f"/proc/{hanging}").exists()
+
+
+@pytest.mark.parametrize("kind", ["hooks", "plugins"])
+def test_a_process_that_works_is_not_ended_however_many_it_asks(
+    ends: Ends, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six hooks or plugins that are asked one question have each the whole of their time."""
+    site = ends.root.parent / "site"
+    for step in STEPS:
+        if kind == "hooks":
+            _hook(ends.root, f"submitting.d/{step}", _wait_in_hook(step))
+        else:
+            name = step.replace("-", "_")
+            asked = "@hookimpl\ndef spool_submitting(event):\n    wait()\n"
+            install(site, name, _wait_in_plugin(ends.root, step) + asked)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    ends.listening.listen([kind])
+    number = ends.listening.ask(QUESTION)
+    for at in range(len(STEPS)):
+        ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
+        ends.take_an_hour(ends.begun()[at])
+    ends.serve_until(lambda: ends.replies)
+    assert ends.replies == [Reply(number)]
+
+
+def test_a_process_that_loads_slow_plugins_is_not_ended(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of six plugins has the whole of its time to be imported, before the process says who it is."""
+    site = ends.root.parent / "site"
+    for step in STEPS:
+        install(site, step.replace("-", "_"), _wait_in_plugin(ends.root, step) + "wait()\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    ends.listening.listen(["plugins"])
+    for at in range(len(STEPS)):
+        ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
+        ends.take_an_hour(ends.begun()[at])
+    ends.serve_until(lambda: ends.greetings)
+
+
+def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:
+    """It has no more than it begins at once, forgotten ones counted, so that none is late before it is begun."""
+    _hook(ends.root, "submitting", _wait_in_hook("$SPOOL_JOB"))
+    ends.listening.listen(["hooks"])
+    ends.serve_until(lambda: ends.greetings)
+    first, *others = [ends.listening.ask(replace(QUESTION, job=f"job-{at}")) for at in range(AT_ONCE * 6 + 1)]
+    ends.serve_until(lambda: len(ends.begun()) == AT_ONCE)
+    ends.listening.forget(first)
+    over: list[str] = []
+    for at in range(6):
+        ends.serve_until(lambda at=at: len(ends.begun()) == (at + 1) * AT_ONCE)  # type: ignore[misc]
+        batch = ends.begun()[len(over) :]
+        ends.take_an_hour(*batch)
+        over += batch
+    ends.serve_until(lambda: len(ends.begun()) == len(over) + 1 and len(ends.replies) == len(others) - 1)
+    ends.take_an_hour(*ends.begun()[len(over) :])
+    ends.serve_until(lambda: len(ends.replies) == len(others))
+    assert {reply.number for reply in ends.replies} == set(others)
+    assert not any(reply.no for reply in ends.replies)

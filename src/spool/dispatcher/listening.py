@@ -15,40 +15,37 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core.events import Event
 from spool.core.model import SECOND_NS
 from spool.dispatcher.background import environment
-from spool.formats.listening import Ask, Hello, Kinds, More, Reply, Told, read_said, render
+from spool.dispatcher.questions import PATIENCE_NS, Questions
+from spool.formats.listening import Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
 
 log = logging.getLogger(__name__)
 
 _PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
 _WELL_NS = 60 * SECOND_NS  # a process that has lived so long was well
-_MOST_TRIES = 3
-_AT_ONCE = 64
 _MUCH = 1 << 16  # of what it has not read: it need not be told of each event then
-_PATIENCE_NS = 30 * SECOND_NS  # with an answer, beyond what hooks may take
-
-
-@dataclass(slots=True)
-class _Question:
-    event: Event
-    tries: int = 0
-    sent_at_ns: int | None = None
 
 
 class Listening:
     """Starts the process when it is first wanted, and again when it is gone.
 
-    *answered* is handed every reply, *greeted* what each new process says of itself.
+    *answered* is handed every reply, *greeted* what each new process says of itself. *clock* is monotonic.
     """
 
-    def __init__(self, root: str, answered: Callable[[Reply], None], greeted: Callable[[Hello | None], None]) -> None:
+    def __init__(
+        self,
+        root: str,
+        answered: Callable[[Reply], None],
+        greeted: Callable[[Hello | None], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._root = root
         self._answered = answered
         self._greeted = greeted
+        self._clock = clock
         self._ready = select.epoll()
         self._process: subprocess.Popen[bytes] | None = None
         self._dying: list[subprocess.Popen[bytes]] = []  # to be waited for
@@ -58,14 +55,13 @@ class Listening:
         self._out = b""
         self._kinds: tuple[str, ...] = ()
         self._wanted = False
-        self._questions: dict[int, _Question] = {}
-        self._number = 0
+        self._questions = Questions()
         self._position = 0
         self._greeting = False  # whether the process has said who it is, and can be asked
         self._born_ns = 0
+        self._greeting_due_ns = 0
         self._deaths = 0  # in a row
         self._again_ns = 0
-        self.limit_ns = 10 * SECOND_NS  # that hooks may take
 
     @property
     def pid(self) -> int | None:
@@ -93,31 +89,29 @@ class Listening:
 
     def ask(self, event: Event) -> int:
         """Ask whether it may be; return the number that the reply will have."""
-        self._number += 1
-        self._questions[self._number] = _Question(event)
+        number = self._questions.add(event)
         self._wanted = True
         self._send_questions()
-        return self._number
+        return number
 
     def forget(self, number: int) -> None:
         """Have no answer to a question any more."""
-        self._questions.pop(number, None)
+        self._questions.forget(number)
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
         if self._wanted and self._process is None:
             return self._again_ns
-        since = [one.sent_at_ns for one in self._questions.values() if one.sent_at_ns is not None]
         if self._process is not None and not self._greeting:
-            since.append(self._born_ns)
-        return min(since) + self._patience_ns if since else None
+            return self._greeting_due_ns
+        return self._questions.next_due_ns()
 
     def tick(self) -> None:
         """Start the process if that is due; end one that does not answer."""
         self._dying = [process for process in self._dying if process.poll() is None]
-        now = time.monotonic_ns()
-        due = self.next_due_ns()
-        if due is None or now < due:
+        if self._process is not None and self._is_due():
+            self.read()  # it may have said what is waited for, and we were slow ourselves
+        if not self._is_due():
             return
         if self._process is not None:
             log.error("the process of the listeners does not answer, and is ended")
@@ -159,9 +153,9 @@ class Listening:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
 
-    @property
-    def _patience_ns(self) -> int:
-        return self.limit_ns * 4 + _PATIENCE_NS
+    def _is_due(self) -> bool:
+        due = self.next_due_ns()
+        return due is not None and self._clock() >= due
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -182,7 +176,8 @@ class Listening:
                 return
         ours.setblocking(False)
         self._channel = ours
-        self._born_ns = time.monotonic_ns()
+        self._born_ns = self._clock()
+        self._greeting_due_ns = self._born_ns + PATIENCE_NS
         self._in = b""
         self._out = render(Kinds(self._kinds)) + render(More(self._position))
         self._ready.register(ours, select.EPOLLIN)
@@ -207,9 +202,13 @@ class Listening:
                 self._greeting = True
                 self._greeted(hello)
                 self._send_questions()
-            case Reply() as reply if reply.number in self._questions:
-                del self._questions[reply.number]
-                self._answered(reply)
+            case Busy(within_ns, 0):
+                self._greeting_due_ns = self._clock() + within_ns + PATIENCE_NS
+            case Busy(within_ns, number):
+                self._questions.goes_on(number, self._clock(), within_ns)
+            case Reply() as reply:
+                if self._questions.answered(reply.number):
+                    self._answered(reply)
                 self._send_questions()
             case _:
                 pass
@@ -224,33 +223,19 @@ class Listening:
         log.error("the process of the listeners has ended; another one is started")
         self._greeted(None)
         self._count_death()
-        for number, question in list(self._questions.items()):
-            if question.sent_at_ns is not None:
-                question.sent_at_ns = None
-                question.tries += 1
-            if question.tries >= _MOST_TRIES:
-                del self._questions[number]
-                why = f"it has ended the process that asks {question.tries} times"
-                self._answered(Reply(number, no=f"hook {question.event.name}: {why}"))
+        for number, event, tries in self._questions.died():
+            why = f"it has ended the process that asks {tries} times"
+            self._answered(Reply(number, no=f"hook {event.name}: {why}"))
 
     def _count_death(self) -> None:
-        now = time.monotonic_ns()
+        now = self._clock()
         self._deaths = 1 if now - self._born_ns > _WELL_NS else self._deaths + 1
         self._again_ns = now + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
 
     def _send_questions(self) -> None:
-        """Ask what is open. After a death one by one, so that the guilty one is found."""
-        if not self._greeting:
-            return
-        most = 1 if any(one.tries for one in self._questions.values()) else _AT_ONCE
-        room = most - sum(one.sent_at_ns is not None for one in self._questions.values())
-        for number, question in self._questions.items():
-            if room <= 0:
-                return
-            if question.sent_at_ns is None:
-                room -= 1
-                question.sent_at_ns = time.monotonic_ns()
-                self._say(Ask(number, question.event))
+        if self._greeting:
+            for number, event in self._questions.send(self._clock()):
+                self._say(Ask(number, event))
 
     def _say(self, message: Told) -> None:
         if self._channel is not None:

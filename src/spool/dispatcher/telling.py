@@ -67,7 +67,6 @@ class Telling:
     def look(self) -> None:
         """Look who listens."""
         config = self._settings.config
-        self.listening.limit_ns = config.hook_time_limit_ns
         found, before = standing(self._spool.root, config, for_jobs=self._by_jobs), self._standing
         if found.problems != before.problems:
             for problem in found.problems:

@@ -1,7 +1,7 @@
 """What the dispatcher and the process of the listeners say to each other: one JSON object a line.
 
 The dispatcher: `kinds` (who is to listen), `more` (there are events), `ask` (may this be done?). The process: `hello`
-(what it wants to hear of and to be asked about, and what is wrong), `answer`.
+(what it wants to hear of and to be asked about, and what is wrong), `busy` (it is at work), `answer`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import msgspec
 from spool.core.events import Event
 
 _encoder = msgspec.json.Encoder()
+
+AT_ONCE = 8
+"""Questions that may be open: no more are asked before one is answered, and the process begins each at once."""
 
 
 class Kinds(msgspec.Struct, frozen=True, tag="kinds", tag_field="is"):
@@ -40,6 +43,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="is"):
     problems: tuple[str, ...] = ()
 
 
+class Busy(msgspec.Struct, frozen=True, tag="busy", tag_field="is"):
+    """The process begins a step of its work on a question, or of getting ready: each hook and each plugin is one.
+
+    The next step, or the end, comes within that time and what it takes to begin and to end one.
+    """
+
+    within_ns: int
+    number: int = 0  # of the question; 0: it is getting ready
+
+
 class Reply(msgspec.Struct, frozen=True, tag="answer", tag_field="is"):
     """What was said to a question. `no` is why not, in the words of whoever objects."""
 
@@ -51,7 +64,7 @@ class Reply(msgspec.Struct, frozen=True, tag="answer", tag_field="is"):
 
 
 Told = Kinds | More | Ask
-Said = Hello | Reply
+Said = Hello | Busy | Reply
 _told: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 _said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from spool.formats.config import Config
 from spool.listeners.base import Answer, Gate, Listener
@@ -24,8 +25,11 @@ CAREFUL = frozenset({"hooks", "plugins"})
 """Those that run what others wrote. What they are told of is noted down before, lest it kill them again and again."""
 
 
-def by_kind(kind: str, root: str, config: Callable[[], Config]) -> Listener:
-    """Return a new listener for the spool *root*; its module is imported only now. Raises ImportError, KeyError."""
+def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> Listener:
+    """Return a new listener for the spool *root*; its module is imported only now. *more* is for that kind alone.
+
+    Raises ImportError, KeyError.
+    """
     module, of_class = _WHERE[kind]
-    made: Listener = getattr(import_module(module), of_class)(root, config)
+    made: Listener = getattr(import_module(module), of_class)(root, config, **more)
     return made

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from spool.core.events import Event, EventName
-from spool.formats.listening import Reply, render
+from spool.formats.listening import AT_ONCE, Busy, Reply, render
 from spool.listeners.base import Gate, Listener
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 8
 _LONGEST_NO = 500  # characters
 
 
@@ -31,16 +30,19 @@ class Answers:
     def ask(self, number: int, event: Event) -> None:
         """Answer a question in the background."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AT_ONCE, "spool-answer")
+            self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
         self._pool.submit(self._answer, number, event)
 
     def _answer(self, number: int, event: Event) -> None:
+        def begin(within_ns: int) -> None:
+            self._say(render(Busy(within_ns, number)))
+
         texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
         for gate in _gates(list(self._listeners.values())):
             if not gate.asks(event.name):
                 continue
             try:
-                answer = gate.ask(event)
+                answer = gate.ask(event, begin)
                 no = answer.no
             except Exception as error:
                 log.exception("a plugin failed when it was asked about %s", event.id)

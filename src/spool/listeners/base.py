@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 
 from spool.core.events import Event, EventName
 
+Begin = Callable[[int], None]
+"""Called before a step of what somebody waits for, with the nanoseconds that the step may take."""
+
 
 class Listener(Protocol):
     """One way to tell somebody. Each listener has a thread of its own; its methods are called from that."""
@@ -53,5 +56,5 @@ class Gate(Protocol):
     def asks(self, name: EventName) -> bool:
         """Whether it wants to be asked."""
 
-    def ask(self, event: Event) -> Answer:
-        """Answer, within the time limit of hooks. What is raised here is a no."""
+    def ask(self, event: Event, begin: Begin) -> Answer:
+        """Answer, and call *begin* before each step of that. What is raised here is a no."""

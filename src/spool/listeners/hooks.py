@@ -10,7 +10,7 @@ from spool.core.events import Event, EventName
 from spool.formats.config import Config
 from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
-from spool.listeners.base import Answer
+from spool.listeners.base import Answer, Begin
 from spool.listeners.hookfiles import find_hooks
 from spool.listeners.hookrun import Ran, run_hook
 from spool.listeners.standing import CAN_BE_REFUSED
@@ -38,13 +38,15 @@ class Hooks:
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Run the hooks of *event*; whatever they do, it is done."""
         for path in find_hooks(self._root).paths.get(event.name, ()):
-            self._run(path, event)
+            self._run(path, event, self._config().hook_time_limit_ns)
         done()
 
-    def ask(self, event: Event) -> Answer:
+    def ask(self, event: Event, begin: Begin) -> Answer:
         """Run the hooks of *event* until one ends with a code that is not 0; what it said is why."""
         for path in find_hooks(self._root).paths.get(event.name, ()):
-            ran = self._run(path, event)
+            limit_ns = self._config().hook_time_limit_ns
+            begin(limit_ns)
+            ran = self._run(path, event, limit_ns)
             if ran.problem is not None:
                 said = ran.output.strip()
                 return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
@@ -57,10 +59,10 @@ class Hooks:
     def close(self) -> None:
         """Leave: nothing is open."""
 
-    def _run(self, path: str, event: Event) -> Ran:
+    def _run(self, path: str, event: Event, limit_ns: int) -> Ran:
         shown = os.path.relpath(path, self._root)
         given = render_facts(facts(event))
-        ran = run_hook(path, given, variables(event), self._root, self._config().hook_time_limit_ns)
+        ran = run_hook(path, given, variables(event), self._root, limit_ns)
         for line in ran.output.splitlines():
             if line.strip():
                 log.info("%s: %s", shown, _printable(line))

@@ -27,7 +27,7 @@ import pluggy
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.listeners.base import Answer
+from spool.listeners.base import Answer, Begin
 from spool.listeners.installed import GROUP
 
 __all__ = ["Event", "EventName", "Hooks", "Plugins", "hookimpl"]
@@ -83,7 +83,7 @@ class Plugins:
 
     name = "plugins"
 
-    def __init__(self, root: str, config: Callable[[], Config]) -> None:
+    def __init__(self, root: str, config: Callable[[], Config], begin: Begin = lambda _: None) -> None:
         self._config = config
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(Hooks)
@@ -91,7 +91,7 @@ class Plugins:
         self._hangs: Counter[str] = Counter()
         self.problems: list[str] = []
         for entry in entry_points(group=GROUP):
-            self._load(entry)
+            self._load(entry, begin)
 
     def wants(self, name: EventName) -> bool:
         """Whether a plugin wants to hear of that kind of event."""
@@ -112,17 +112,17 @@ class Plugins:
                 log.error("plugin %s for event %s: %s", implementation.plugin_name, event.id, error)
         done()
 
-    def ask(self, event: Event) -> Answer:
+    def ask(self, event: Event, begin: Begin) -> Answer:
         """Ask every plugin until one says no; then gather what they want in the wrapper."""
         try:
             for implementation in self._found(event.name.value):
-                no = self._call(implementation, event)
+                no = self._call(implementation, event, begin)
                 if no is not None and no is not True:
                     words = no if isinstance(no, str) and no.strip() else "no reason given"
                     return Answer(no=f"plugin {implementation.plugin_name}: {words}")
             if event.name is not EventName.SUBMITTING:
                 return Answer()
-            return Answer(**{word: self._texts(word, event) for word in _TEXTS})
+            return Answer(**{word: self._texts(word, event, begin) for word in _TEXTS})
         except _FailedError as error:
             log.error("a plugin that was asked about %s: %s", event.id, error)
             return Answer(no=f"plugin {error}")
@@ -134,12 +134,12 @@ class Plugins:
     def close(self) -> None:
         """Leave: plugins have no end of their own."""
 
-    def _load(self, entry: EntryPoint) -> None:
+    def _load(self, entry: EntryPoint, begin: Begin) -> None:
         def load() -> None:
             self._manager.register(entry.load(), name=entry.name)
 
         try:
-            self._limited(load)
+            self._limited(load, begin)
             self._manager.check_pending()
         except (_FailedError, TimeoutError) as error:
             self._refuse(entry.name, str(error))
@@ -157,15 +157,15 @@ class Plugins:
         found = getattr(self._manager.hook, f"spool_{word}").get_hookimpls()
         return [each for each in reversed(found) if self._hangs[each.plugin_name] < _MOST_HANGS]
 
-    def _texts(self, word: str, event: Event) -> str:
-        texts = [self._call(implementation, event) for implementation in self._found(word)]
+    def _texts(self, word: str, event: Event, begin: Begin) -> str:
+        texts = [self._call(implementation, event, begin) for implementation in self._found(word)]
         return "\n".join(text for text in texts if isinstance(text, str) and text)
 
-    def _call(self, implementation: pluggy.HookImpl, event: Event) -> Any:
+    def _call(self, implementation: pluggy.HookImpl, event: Event, begin: Begin = lambda _: None) -> Any:
         arguments = {"event": event} if "event" in implementation.argnames else {}
         name = implementation.plugin_name
         try:
-            return self._limited(lambda: implementation.function(**arguments))
+            return self._limited(lambda: implementation.function(**arguments), begin)
         except TimeoutError as error:
             self._hangs[name] += 1
             if self._hangs[name] == _MOST_HANGS:
@@ -174,8 +174,9 @@ class Plugins:
         except _FailedError as error:
             raise _FailedError(f"{name}: {error}") from None
 
-    def _limited(self, call: Callable[[], Any]) -> Any:
+    def _limited(self, call: Callable[[], Any], begin: Begin) -> Any:
         """Return what *call* returns. Raises TimeoutError if that takes too long, and _FailedError if it raises."""
+        limit_ns = self._config().hook_time_limit_ns
         results: list[Any] = []
         errors: list[BaseException] = []
 
@@ -185,11 +186,17 @@ class Plugins:
             except BaseException as error:
                 errors.append(error)
 
-        limit_s = self._config().hook_time_limit_ns / SECOND_NS
-        with self._turn:
+        limit_s = limit_ns / SECOND_NS
+        begin(limit_ns)
+        while not self._turn.acquire(timeout=limit_s):
+            begin(limit_ns)  # to wait on: each of those before us has its own time
+        try:
+            begin(limit_ns)
             thread = threading.Thread(target=work, name="spool-plugin", daemon=True)
             thread.start()
             thread.join(limit_s)
+        finally:
+            self._turn.release()
         if errors:
             raise _FailedError(_said(errors[0]))
         if not results:

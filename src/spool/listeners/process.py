@@ -23,7 +23,7 @@ from spool.core import layout
 from spool.core.events import EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
-from spool.formats.listening import Ask, Hello, Kinds, More, read_told, render
+from spool.formats.listening import Ask, Busy, Hello, Kinds, More, read_told, render
 from spool.listeners import CAREFUL, KINDS, Listener, by_kind
 from spool.listeners.answers import Answers
 from spool.listeners.current import Current
@@ -149,7 +149,7 @@ class _Process:
             if kind != "plugins":
                 return by_kind(kind, self._root, self._config)
             with loading(self._layout, self._disk):
-                plugins = by_kind(kind, self._root, self._config)
+                plugins = by_kind(kind, self._root, self._config, begin=self._begin)
             self._problems += getattr(plugins, "problems", ())
             return plugins
         except ImportError as error:
@@ -160,6 +160,9 @@ class _Process:
         log.error("%s", problem)
         self._problems.append(problem)
         return None
+
+    def _begin(self, within_ns: int) -> None:
+        self._say(render(Busy(within_ns)))
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():

@@ -1,0 +1,49 @@
+"""Plugins as the process of the listeners holds them: whose turn it is, and which functions can be called at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from end_to_end.plugging import MARKER, install
+from spool.core.events import Event, EventName
+from spool.core.model import SECOND_NS
+from spool.formats.config import Config
+from spool.listeners.base import Answer
+from spool.listeners.plugins import Plugins
+from support import wait_for
+
+QUESTION = Event(id="x", name=EventName.SUBMITTING, at_ns=1, host="h", version="1", spool_dir="/s", job="x")
+ASKED = "@hookimpl\ndef spool_submitting(event):\n    pass\n"
+
+Load = Callable[..., Plugins]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Give what loads plugins of those names and texts, which have that many nanoseconds."""
+
+    def made(limit_ns: int = 60 * SECOND_NS, **sources: str) -> Plugins:
+        for name, source in sources.items():
+            install(tmp_path / "site", name, MARKER + source)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        return Plugins(str(tmp_path), lambda: Config(hook_time_limit_ns=limit_ns))
+
+    return made
+
+
+def test_who_waits_for_a_turn_says_again_and_again_that_the_work_goes_on(load: Load) -> None:
+    """However many are before it, the dispatcher is never without a word for longer than one of them may take."""
+    plugins = load(SECOND_NS // 20, turned=ASKED)
+    begun: list[int] = []
+    answers: list[Answer] = []
+    thread = Thread(target=lambda: answers.append(plugins.ask(QUESTION, begun.append)))
+    with plugins._turn:
+        thread.start()
+        wait_for(lambda: len(begun) > 3, what="four words")
+    thread.join(20)
+    assert answers == [Answer()]
+    assert set(begun) == {SECOND_NS // 20}
