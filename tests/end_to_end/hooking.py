@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from served import Served
+from served import Served, alive
 
 LEDGER = "ledger"
 RECORD = f'echo "$SPOOL_EVENT|$SPOOL_JOB|$SPOOL_RUN|$SPOOL_OUTCOME|$SPOOL_REASON|$SPOOL_EVENT_ID" >> {LEDGER}'
@@ -47,3 +48,17 @@ def wait_told(spool: Served, event: str, job: str = "") -> list[str]:
         return next((line for line in ledger(spool) if line[:2] == [event, job]), [])
 
     return spool.until(found, f"{event} of {job or 'nobody'}")
+
+
+def listeners(spool: Served) -> int | None:
+    """Return the pid of the process of the listeners: the dispatcher's child of that name."""
+    assert spool.process is not None
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"spool.listeners" in words and os.fsencode(spool.root) in words and alive(int(entry)):
+                return int(entry)
+    return None

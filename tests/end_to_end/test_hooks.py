@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.hooking import RECORD, hook, ledger, told, wait_told
+from end_to_end.hooking import RECORD, hook, ledger, listeners, told, wait_told
 from plugins.fake_nvml import FakeNvml
 from served import Served, alive
 from spool.core.events import EventName
@@ -28,20 +28,6 @@ def _hook_all(spool: Served) -> None:
 
 def _limit(spool: Served, limit: str = "300ms", more: str = "") -> None:
     (spool.root / "config.toml").write_text(f'cpus = 8\nhook_time_limit = "{limit}"\n{more}')
-
-
-def _listeners(spool: Served) -> int | None:
-    """Return the pid of the process of the listeners: the dispatcher's child of that name."""
-    assert spool.process is not None
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"spool.listeners" in words and os.fsencode(spool.root) in words and alive(int(entry)):
-                return int(entry)
-    return None
 
 
 # --- every event --------------------------------------------------------------------------------------------------
@@ -226,7 +212,7 @@ def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Serv
     served.start()
     served.drop("before", ["/bin/true"])
     served.wait_done("before")
-    assert _listeners(served) is None
+    assert listeners(served) is None
     assert not (served.root / "events.jsonl").exists()
     hook(served, "finished")
     served.looked()
@@ -297,8 +283,8 @@ def test_jobs_start_while_a_hook_hangs(served: Served) -> None:
     for name in names:
         served.drop(name, ["/bin/true"])
     served.wait_done(*names)
-    assert _listeners(served) is not None
-    os.kill(_listeners(served) or 0, signal.SIGKILL)  # it would go on for as long as its hook may
+    assert listeners(served) is not None
+    os.kill(listeners(served) or 0, signal.SIGKILL)  # it would go on for as long as its hook may
 
 
 def test_a_hook_is_no_part_of_the_run_that_it_is_told_of(served: Served) -> None:
@@ -308,8 +294,8 @@ def test_a_hook_is_no_part_of_the_run_that_it_is_told_of(served: Served) -> None
     served.start()
     served.drop("x", "while [ ! -e spool/runs ]; do sleep 0.01; done")
     assert served.wait_outcome("x") == "finished"
-    assert _listeners(served) is not None
-    os.kill(_listeners(served) or 0, signal.SIGKILL)
+    assert listeners(served) is not None
+    os.kill(listeners(served) or 0, signal.SIGKILL)
 
 
 # --- nothing is lost ----------------------------------------------------------------------------------------------
@@ -324,7 +310,7 @@ def test_the_listeners_killed_lose_nothing(served: Served) -> None:
         served.drop(name, ["/bin/true"])
     for at in (1, 3):
         served.until(lambda at=at: len({line[1] for line in ledger(served)}) >= at, "some of them")
-        os.kill(wait_for(lambda: _listeners(served), what="a process"), signal.SIGKILL)
+        os.kill(wait_for(lambda: listeners(served), what="a process"), signal.SIGKILL)
     served.wait_done(*names)
     for name in names:
         wait_told(served, "finished", name)

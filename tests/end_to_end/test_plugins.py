@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.hooking import hook, told, wait_told
+from end_to_end.hooking import hook, listeners, told, wait_told
 from end_to_end.plugging import install, with_plugins
+from spool.formats.events import parse_cursor
 from support import ROOT
 
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -64,15 +65,45 @@ def test_a_bad_plugin_is_reported_and_harms_nobody(tmp_path: Path, how: str) -> 
 
 
 def test_a_plugin_that_kills_its_process_when_it_is_imported_is_left_out(tmp_path: Path) -> None:
-    """After three ends the plugins are not loaded, the problem is told, and hooks and jobs go on."""
-    spool = with_plugins(tmp_path, bad="import os\nos.kill(os.getpid(), 9)\n")
+    """After three ends no plugin is loaded, the problem is told, and hooks and jobs go on; a restart tries anew."""
+    loads = tmp_path / "loads"
+    count = f"with open({str(loads)!r}, 'a') as file: file.write('.')\n"
+    spool = with_plugins(tmp_path, bad=f"import os\n{count}os.kill(os.getpid(), 9)\n")
     hook(spool, "finished")
+    refused = "loading the plugins has ended the process"
     spool.start()
     try:
         spool.drop("x", ["/bin/true"])
         wait_told(spool, "finished", "x")
         assert "finished" in told(spool, "x")
-        spool.until(lambda: "loading the plugins has ended the process" in " ".join(spool.state()["problems"]), "it")
+        spool.until(lambda: refused in " ".join(spool.state()["problems"]), "the problem")
+        os.kill(listeners(spool) or 0, signal.SIGKILL)
+        spool.drop("y", ["/bin/true"])
+        wait_told(spool, "finished", "y")
+        assert loads.read_text() == "..."
+        assert spool.stop() == 0
+        said = spool.said().count(refused)
+        spool.start()
+        spool.until(lambda: spool.said().count(refused) > said, "another three")
+        assert loads.read_text() == "......"
+    finally:
+        spool.close()
+
+
+def test_what_plugins_that_are_left_out_are_not_told_does_not_pile_up(tmp_path: Path) -> None:
+    """Their cursor goes along with that of the hooks, so that the file of the events can be cut."""
+    spool = with_plugins(tmp_path, bad="import os\nos.kill(os.getpid(), 9)\n")
+    hook(spool, "finished")
+    spool.start()
+
+    def cursor(kind: str) -> tuple[int, int] | None:
+        return parse_cursor((spool.root / ".listeners" / kind).read_bytes())
+
+    try:
+        for name in ("x", "y"):
+            spool.drop(name, ["/bin/true"])
+            wait_told(spool, "finished", name)
+            spool.until(lambda: cursor("plugins") == cursor("hooks"), "the cursor of the plugins")
     finally:
         spool.close()
 

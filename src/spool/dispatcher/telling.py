@@ -19,6 +19,7 @@ from spool.dispatcher.table import Job, JobFile, Live
 from spool.formats import journal
 from spool.formats.events import render_event
 from spool.formats.listening import Hello, Reply
+from spool.listeners.loading import load_again
 from spool.listeners.standing import CAN_BE_REFUSED, FOR_JOBS, NOBODY, standing
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
@@ -59,6 +60,7 @@ class Telling:
         outbox = self._logs.events
         kinds = outbox.kinds()
         if kinds:
+            load_again(self._spool.layout, self._spool.disk)
             if outbox.unread():
                 self._news = True
                 self.listening.listen(kinds)

@@ -1,4 +1,7 @@
-"""Loading plugins, which may end the process that does it: after a few such ends they are left out, once."""
+"""Loading plugins, which may end the process that does it: after a few such ends they are left out.
+
+A dispatcher that begins has them loaded again.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,14 @@ def loading(paths: Layout, disk: Disk) -> Iterator[None]:
     text = (read_bytes(path) or b"").strip()
     tries = int(text) if text.isdigit() else 0
     if tries >= _MOST_TRIES:
-        disk.discard(path)  # who starts the dispatcher anew may have mended them
         raise ImportError(f"loading the plugins has ended the process {tries} times")
     disk.put(path, f"{tries + 1}\n".encode())
     try:
         yield
     finally:
         disk.discard(path)
+
+
+def load_again(paths: Layout, disk: Disk) -> None:
+    """Have the plugins loaded again, whatever they did: who starts the dispatcher anew may have mended them."""
+    disk.discard(paths.at(_TRIES))

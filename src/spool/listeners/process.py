@@ -27,6 +27,7 @@ from spool.formats.listening import Ask, Busy, Hello, Kinds, More, read_told, re
 from spool.listeners import CAREFUL, KINDS, Listener, by_kind
 from spool.listeners.answers import Answers
 from spool.listeners.current import Current
+from spool.listeners.deaf import Deaf
 from spool.listeners.feed import Feed
 from spool.listeners.leftovers import Leftovers
 from spool.listeners.loading import loading
@@ -168,7 +169,7 @@ class _Process:
         if self._lock is None and self._take_lock():
             self._leftovers.end_strangers()
         if self._lock is not None:
-            for kind, listener in self._listeners.items():
+            for kind, listener in (self._listeners | {kind: Deaf(kind) for kind in self._refused}).items():
                 if kind not in self._feeds and kind in cursors(self._layout):
                     feed = Feed(listener, Inbox(self._root, kind, self._disk), careful=kind in CAREFUL)
                     self._feeds[kind] = feed
