@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -47,3 +48,31 @@ def test_who_waits_for_a_turn_says_again_and_again_that_the_work_goes_on(load: L
     thread.join(20)
     assert answers == [Answer()]
     assert set(begun) == {SECOND_NS // 20}
+
+
+UNFIT = {
+    "a wrapper": "@hookimpl(wrapper=True)\ndef spool_submitting(event):\n    return (yield)\n",
+    "an old wrapper": "@hookimpl(hookwrapper=True)\ndef spool_submitting(event):\n    yield\n",
+    "a generator": "@hookimpl\ndef spool_submitting(event):\n    yield 'no'\n",
+    "a coroutine function": "@hookimpl\nasync def spool_submitting(event):\n    return 'no'\n",
+    "an asynchronous generator": "@hookimpl\nasync def spool_submitting(event):\n    yield 'no'\n",
+}
+WHY = {
+    "a wrapper": "it is a wrapper, and plugins are called one by one",
+    "an old wrapper": "it is a wrapper, and plugins are called one by one",
+    "a generator": "it is a generator, and would only be begun",
+    "a coroutine function": "it is a coroutine function, and nobody would await it",
+    "an asynchronous generator": "it is a coroutine function, and nobody would await it",
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_function_that_cannot_just_be_called_has_no_say(load: Load, what: str) -> None:
+    """It is left out and named, and the plugin's other functions count."""
+    name = f"unfit_{what.replace(' ', '_')}"
+    plugins = load(**{name: UNFIT[what] + "@hookimpl\ndef spool_cancelling(event):\n    return 'never'\n"})
+    assert plugins.problems == [f"spool_submitting of plugin {name} is not used: {WHY[what]}"]
+    assert not plugins.asks(EventName.SUBMITTING)
+    assert plugins.ask(QUESTION, lambda _: None) == Answer()
+    cancel = replace(QUESTION, name=EventName.CANCELLING)
+    assert plugins.ask(cancel, lambda _: None) == Answer(no=f"plugin {name}: never")

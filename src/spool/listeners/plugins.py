@@ -14,6 +14,7 @@ is given up after `hook_time_limit`. What they raise is logged, and stands for a
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import traceback
@@ -88,6 +89,7 @@ class Plugins:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(Hooks)
         self._turn = threading.Lock()
+        self._unfit: list[pluggy.HookImpl] = []
         self._hangs: Counter[str] = Counter()
         self.problems: list[str] = []
         for entry in entry_points(group=GROUP):
@@ -145,17 +147,30 @@ class Plugins:
             self._refuse(entry.name, str(error))
         except Exception as error:  # what pluggy says of a function that it does not know
             self._refuse(entry.name, f"{type(error).__name__}: {error}")
+        else:
+            self._leave_out_unfit(entry.name)
 
-    def _refuse(self, name: str, why: str) -> None:
-        problem = f"plugin {name} is not used: {why}"
+    def _leave_out_unfit(self, name: str) -> None:
+        for caller in self._manager.get_hookcallers(self._manager.get_plugin(name)) or ():
+            for implementation in caller.get_hookimpls():
+                why = _unfit(implementation) if implementation.plugin_name == name else None
+                if why is not None:
+                    self._unfit.append(implementation)
+                    self._say(f"{caller.name} of plugin {name} is not used: {why}")
+
+    def _say(self, problem: str) -> None:
         self.problems.append(problem)
         log.error("%s", problem)
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._say(f"plugin {name} is not used: {why}")
         if self._manager.has_plugin(name):
             self._manager.unregister(name=name)
 
     def _found(self, word: str) -> list[pluggy.HookImpl]:
         found = getattr(self._manager.hook, f"spool_{word}").get_hookimpls()
-        return [each for each in reversed(found) if self._hangs[each.plugin_name] < _MOST_HANGS]
+        found = [each for each in reversed(found) if each not in self._unfit]
+        return [each for each in found if self._hangs[each.plugin_name] < _MOST_HANGS]
 
     def _texts(self, word: str, event: Event, begin: Begin) -> str:
         texts = [self._call(implementation, event, begin) for implementation in self._found(word)]
@@ -202,6 +217,18 @@ class Plugins:
         if not results:
             raise TimeoutError(f"it took longer than {limit_s:g} s")
         return results[0]
+
+
+def _unfit(implementation: pluggy.HookImpl) -> str | None:
+    """Return why that function cannot be called like any other; its result would say nothing."""
+    function = implementation.function
+    if implementation.wrapper or implementation.hookwrapper:
+        return "it is a wrapper, and plugins are called one by one"
+    if inspect.isgeneratorfunction(function):
+        return "it is a generator, and would only be begun"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "it is a coroutine function, and nobody would await it"
+    return None
 
 
 def _said(error: BaseException) -> str:
