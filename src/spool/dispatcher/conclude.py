@@ -44,13 +44,9 @@ class Concluder:
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
-            live.failure = f"the wrapper ended with {_words(code)} before it could say who it is"
-            self._spool.take_jid(live.name, live.run)
-            return self.conclude(live)
+            return self._never_spoke(live, f"the wrapper ended with {_words(code)} before it could say who it is")
         if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
-            live.failure = "the wrapper ended before it could say who it is"
-            self._spool.take_jid(live.name, live.run)
-            return self.conclude(live)
+            return self._never_spoke(live, "the wrapper ended before it could say who it is")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
         live.exit_code = evidence.rc
@@ -77,6 +73,12 @@ class Concluder:
             return False
         live.proof = self._explained(live, proof)
         return True
+
+    def _never_spoke(self, live: Live, why: str) -> bool:
+        """Settle that no wrapper will ever speak for the run, and then that it could not start."""
+        self._spool.take_jid(live.name, live.run)
+        live.failure = why
+        return self.conclude(live)
 
     def jid(self, live: Live) -> Jid | None:
         """Return who the wrapper says it is; None while it has not."""

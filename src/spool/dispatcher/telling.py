@@ -77,8 +77,8 @@ class Telling:
             return
         if found.silent - before.silent:
             self._hello = None  # it will say anew what it wants
-        self._standing = found
         self._begin(found.kinds)
+        self._standing = found  # not before: where the disk is full it is begun again
         self._settle()
 
     def begin_pass(self) -> None:
@@ -157,8 +157,8 @@ class Telling:
     def tell(self, event: Event) -> None:
         """Have *event* written down by the next :meth:`flush`."""
         if event.notify is not None and not self._by_jobs:
-            self._by_jobs = True
             self._begin({FOR_JOBS})
+            self._by_jobs = True
         self._lines.append(render_event(event))
 
     def note(self, key: str) -> None:
