@@ -468,9 +468,9 @@ def test_a_run_that_ends_while_its_cancel_is_asked_about_ends_as_it_did(served: 
     _limit(served, "20s")
     hook(served, "cancelling", WAITS)
     served.start()
-    served.drop("x", f"until [ -e {served.root}/go ]; do sleep 0.02; done")
+    served.drop("x", f"echo up; until [ -e {served.root}/go ]; do sleep 0.02; done")
     served.drop("after", "true", depends_on="x")
-    served.pid("x")
+    served.says("x", "up")  # before that, the record of a stop would end it
     assert served.spool("cancel", "x").returncode == 0
     served.until(lambda: ledger(served) == [["asked"]], "the question")
     (served.root / "go").touch()
@@ -489,8 +489,8 @@ def test_a_time_limit_asks_nobody_also_while_a_cancel_is_asked_about(served: Ser
     hook(served, "cancelling", WAITS)
     served.start()
     tidy = f"trap 'echo tidying; until [ -e {served.root}/go ]; do sleep 0.02; done; exit 1' TERM"
-    served.drop("x", f"{tidy}; sleep 600 & wait", time_limit="1s", kill_grace="20s")
-    served.pid("x")
+    served.drop("x", f"{tidy}; echo up; sleep 600 & wait", time_limit="4s", kill_grace="20s")
+    served.says("x", "up")
     assert served.spool("cancel", "x").returncode == 0
     served.until(lambda: ledger(served) == [["asked"]], "the question")
     served.until(lambda: "tidying" in served.log("x"), "the time limit")
