@@ -326,6 +326,23 @@ def test_a_file_that_changes_while_it_is_read_is_not_whole(
         assert read_whole(str(file)) is NotWhole.WRITING
 
 
+def test_a_lease_that_may_be_over_proves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the middle for so long that the kernel has let a writer in, the file is looked at again."""
+    clock = iter((0, 60 * 10**9))
+    real = os.read
+
+    def read(fd: int, size: int) -> bytes:
+        data = real(fd, size)
+        file.write_bytes(data.upper())
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", lambda *_: 0)
+        patch.setattr(time, "monotonic_ns", lambda: next(clock))
+        patch.setattr(os, "read", read)
+        assert read_whole(str(file)) is NotWhole.WRITING
+
+
 def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that gives a few bytes at a time still gives the whole file."""
     path = tmp_path / "job.toml"

@@ -263,6 +263,8 @@ class Look:
         return found, marks
 
     def _in_editor(self, place: str, name: str, marks: set[str] | None) -> bool:
+        if marks is not None and not marks:
+            return False
         swap, lock = layout.editor_marks(name)
         if marks is not None:
             return swap in marks or lock in marks

@@ -18,6 +18,7 @@ from enum import Enum
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
+_LEASE_LASTS_NS = 1_000_000_000  # for certain; the kernel breaks one after /proc/sys/fs/lease-break-time, 45 s
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -60,20 +61,26 @@ def read_whole(path: str) -> Seen | NotWhole:
         # ELOOP: a link. ENXIO: a socket. EACCES: somebody else's business until it is made readable.
         return NotWhole.UNREADABLE if error.errno == errno.EACCES else NotWhole.NOT_OURS
     try:
+        begun = time.monotonic_ns()
+        keeps_out = _keep_writers_out(fd)  # first: what is seen after it stays as it is
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return NotWhole.NOT_OURS
         if status.st_size > MAX_BYTES:
             return NotWhole.TOO_LARGE
-        if _being_written(fd, status):
+        if not keeps_out and abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS:
             return NotWhole.WRITING
         data = os.read(fd, status.st_size + 1)
         while len(data) < status.st_size and (more := os.read(fd, status.st_size + 1)):
             data += more
-        after = os.fstat(fd)
-        if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
-            return NotWhole.WRITING
+        # The kernel lets writers wait for a lease, but not for ever.
+        if len(data) != status.st_size or not keeps_out or time.monotonic_ns() - begun > _LEASE_LASTS_NS:
+            after = os.fstat(fd)
+            if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
+                return NotWhole.WRITING
         return Seen(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
+    except BlockingIOError:
+        return NotWhole.WRITING
     except OSError:
         return NotWhole.UNREADABLE
     finally:
@@ -96,13 +103,14 @@ def _open(path: str) -> int:
         return os.open(path, _OPEN)
 
 
-def _being_written(fd: int, status: os.stat_result) -> bool:
+def _keep_writers_out(fd: int) -> bool:
+    """Have every writer wait until the file is closed; False if nobody can. Raises BlockingIOError if one is there."""
     try:
         # Whoever opens the file meanwhile has the kernel tell us; by default that would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
-        return True
-    except OSError:  # no leases here, or the file is another user's
-        return abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS
-    return False  # the lease is let go of when the file is closed; until then no writer can come in
+        raise
+    except OSError:  # no leases here, or the file is another user's, or it is no file
+        return False
+    return True
