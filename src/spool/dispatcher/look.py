@@ -27,6 +27,7 @@ from spool.store.whole import NotWhole, Seen, in_order_of_making, read_whole
 log = logging.getLogger(__name__)
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
+_TOGETHER = 512  # files
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 
 
@@ -56,15 +57,9 @@ class Look:
             if scanned is None:
                 continue
             found, marks = scanned
-            gone = [
-                job.name
-                for job in self._table.jobs.values()
-                if (job.queued if place == QUEUED else job.held) is not None and job.name not in found
-            ]
-            for name in gone:
+            for name in [name for name in self._table.jobs if name not in found and self._known(place, name)]:
                 self._set(place, name, None)
-            for name in found:
-                self.examine(place, name, marks)
+            self._examine_all(place, list(found), marks)
         try:
             running = set(self._spool.names(RUNNING))
         except OSError as error:
@@ -110,47 +105,63 @@ class Look:
         times += [since + FORGET_NS for since in self._vanished.values()]
         return min(times, default=None)
 
-    def examine(self, place: str, name: str, marks: set[str] | None = None, *, anew: bool = False) -> None:
-        """Look at one job file; *marks* are the editors' files in *place* if they were listed already.
-
-        *anew*: take it for a file that was never seen, because what its name stands for has changed.
-        """
-        if name in self._table.arrays:  # this file is the array's own, or waits for it to end
-            self.arrays_moved.add(name)
+    def examine(self, place: str, name: str, *, anew: bool = False) -> None:
+        """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed."""
+        if self._is_arrays(name):
             return
-        path = self._layout.job_file(place, name)
+        edited = self._is_edited(place, name, None)
+        if anew or self._is_new(place, name, edited):
+            seen = read_whole(self._layout.job_file(place, name))
+            self._take(place, name, self._understood(place, name, seen, edited))
+
+    def _examine_all(self, place: str, names: list[str], marks: set[str]) -> None:
+        """Look at these files; *marks* are the editors' files that are there.
+
+        One step after the other is done for many of them: a processor that does the same again is a third faster.
+        """
+        for at in range(0, len(names), _TOGETHER):
+            some = [name for name in names[at : at + _TOGETHER] if not self._is_arrays(name)]
+            edits = {name: self._is_edited(place, name, marks) for name in some}
+            new = [name for name in some if self._is_new(place, name, edits[name])]
+            seen = [(name, read_whole(self._layout.job_file(place, name))) for name in new]
+            files = [(name, self._understood(place, name, one, edits[name])) for name, one in seen]
+            for name, file in files:
+                self._take(place, name, file)
+
+    def _is_arrays(self, name: str) -> bool:
+        """Whether a file of that name is that of an array in progress, or waits for it to end."""
+        if name not in self._table.arrays:
+            return False
+        self.arrays_moved.add(name)
+        return True
+
+    def _is_new(self, place: str, name: str, edited: bool) -> bool:
+        """Whether the file is another one than it was when it was seen last, or was never seen."""
+        known = self._known(place, name)
+        if known is None:
+            return True
+        try:
+            status = os.lstat(self._layout.job_file(place, name))
+        except FileNotFoundError:
+            return True  # as the reading finds out, too
+        except OSError:
+            return False
+        return (
+            (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
+            or (known.problem == _IN_EDITOR) != edited
+            or (place, name) in self._recheck
+        )
+
+    def _known(self, place: str, name: str) -> JobFile | None:
         job = self._table.jobs.get(name)
-        known = (job.queued if place == QUEUED else job.held) if job is not None else None
-        edited = self._in_editor(place, name, marks)
-        if known is not None and not anew:
-            try:
-                status = os.lstat(path)
-            except FileNotFoundError:
-                self._recheck.pop((place, name), None)
-                self._set(place, name, None)
-                return
-            except OSError:
-                return
-            if (
-                (known.inode, known.mtime_ns, known.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
-                and (known.problem == _IN_EDITOR) == edited
-                and (place, name) not in self._recheck
-            ):
-                return
-        seen = read_whole(path)
-        if seen in (NotWhole.GONE, NotWhole.NOT_OURS):
-            self._recheck.pop((place, name), None)
-            if known is not None:
-                self._set(place, name, None)
-        elif isinstance(seen, NotWhole):
-            self._not_whole(place, name, seen)
-        else:
-            self._recheck.pop((place, name), None)
-            self._take(place, name, seen, edited)
+        return None if job is None else job.queued if place == QUEUED else job.held
 
     # What was seen.
 
-    def _take(self, place: str, name: str, seen: Seen, edited: bool) -> None:
+    def _understood(self, place: str, name: str, seen: Seen | NotWhole, edited: bool) -> JobFile | NotWhole:
+        """Return the file with what it says; if that is nothing that can be used, say so beside it."""
+        if isinstance(seen, NotWhole):
+            return seen
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
         if not edited:
@@ -159,8 +170,18 @@ class Look:
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
-        file = JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
-        self._set(place, name, file)
+        return JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
+
+    def _take(self, place: str, name: str, file: JobFile | NotWhole) -> None:
+        if file in (NotWhole.GONE, NotWhole.NOT_OURS):
+            self._recheck.pop((place, name), None)
+            if self._known(place, name) is not None:
+                self._set(place, name, None)
+        elif isinstance(file, NotWhole):
+            self._not_whole(place, name, file)
+        else:
+            self._recheck.pop((place, name), None)
+            self._set(place, name, file)
 
     def configuration_changed(self) -> None:
         """Read every file anew: what the configuration says holds where a job says nothing."""
@@ -256,13 +277,12 @@ class Look:
                 reasons.add(name)
         self._refusals.sweep(reasons - found.keys())
         for name in complaints:
-            job = self._table.jobs.get(name)
-            file = (job.queued if place == QUEUED else job.held) if job is not None else None
+            file = self._known(place, name)
             if name not in found or (file is not None and file.problem != INVALID):
                 self._texts.withdraw_complaint(place, name)
         return found, marks
 
-    def _in_editor(self, place: str, name: str, marks: set[str] | None) -> bool:
+    def _is_edited(self, place: str, name: str, marks: set[str] | None) -> bool:
         if marks is not None and not marks:
             return False
         swap, lock = layout.editor_marks(name)
