@@ -8,10 +8,11 @@ from typing import Generic, TypeVar
 Entry = TypeVar("Entry", bound=tuple[object, ...])
 
 _FEW = 8  # so many are each put into their place; more are sorted together with what is there
+_SHORT = 1_000  # a list that is no longer is moved aside at hardly any cost
 
 
 class Ordered(Generic[Entry]):
-    """Entries in order. What is added is put into its place when somebody looks, all of it at once.
+    """Entries in order. What is added to a long list is put into its place when somebody looks, all of it at once.
 
     So 100,000 that come in any order cost one sort, and not a long list moved aside for each of them.
     """
@@ -24,8 +25,11 @@ class Ordered(Generic[Entry]):
 
     def add(self, entry: Entry) -> None:
         """Add an entry; where it comes after all the others, at no cost."""
-        if not self._late and (not self._entries or self._entries[-1] < entry):
-            self._entries.append(entry)
+        entries = self._entries
+        if not self._late and (not entries or entries[-1] < entry):
+            entries.append(entry)
+        elif len(entries) <= _SHORT:
+            insort(entries, entry)
         else:
             self._late.append(entry)
 
@@ -37,15 +41,25 @@ class Ordered(Generic[Entry]):
             del entries[at]
 
     @property
+    def is_settled(self) -> bool:
+        """Whether all are in their places."""
+        return not self._late
+
+    @property
     def entries(self) -> list[Entry]:
-        """All of them, in order; for reading only."""
-        late = self._late
-        if late:
-            if len(late) < _FEW:
-                for entry in late:
-                    insort(self._entries, entry)
-            else:
-                self._entries.extend(late)
-                self._entries.sort()
-            late.clear()
+        """All of them, in order; for reading only. It is the same list for life."""
+        self.settle()
         return self._entries
+
+    def settle(self) -> None:
+        """Put what was added into its place."""
+        late = self._late
+        if not late:
+            return
+        if len(late) < _FEW:
+            for entry in late:
+                insort(self._entries, entry)
+        else:
+            self._entries.extend(late)
+            self._entries.sort()
+        late.clear()

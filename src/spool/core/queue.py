@@ -42,17 +42,13 @@ class ShapeKey(NamedTuple):
 class Shape:
     """The jobs of one shape: how many there are, and those with no gate of their own closed."""
 
-    __slots__ = ("key", "members", "open")
+    __slots__ = ("key", "members", "open", "ready")
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
         self.members = 0
         self.open: Ordered[Place] = Ordered()
-
-    @property
-    def ready(self) -> list[Place]:
-        """The places of those whose gates are open, in order; for reading only."""
-        return self.open.entries
+        self.ready = self.open.entries  # in order whenever `WaitingQueue.shapes` was asked for; for reading only
 
 
 def shape_key(job: Waiting) -> ShapeKey:
@@ -84,6 +80,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         self.watch = Watch()
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
+        self._unsettled: list[Shape] = []
         self._closed: dict[str, int] = {}  # jobs beside their shape, and why
         self._times: Ordered[tuple[int, str]] = Ordered()  # instant and job, whether the instant has come or not
         self._ripe_ns = _NEVER  # the instants up to this one have come
@@ -133,11 +130,17 @@ class WaitingQueue(Mapping[str, Waiting]):
         if closed:
             self._closed[name] = closed
         else:
-            shape.open.add(place(job))
+            self._add(shape, place(job))
         deadline = deadline_ns(job)
         if deadline is not None:
             self._deadlines.add((deadline, name))
         self.watch.changed(name)
+
+    def _add(self, shape: Shape, one: Place) -> None:
+        was_settled = shape.open.is_settled
+        shape.open.add(one)
+        if was_settled and not shape.open.is_settled:
+            self._unsettled.append(shape)
 
     def remove(self, name: str) -> None:
         """Take *name* out; a name that is not there is none of our business."""
@@ -183,7 +186,9 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     @property
     def shapes(self) -> Iterable[Shape]:
-        """Every shape that has members."""
+        """Every shape that has members, all in order."""
+        while self._unsettled:
+            self._unsettled.pop().open.settle()
         return self._shapes.values()
 
     def ripen(self, now_ns: int) -> None:
@@ -219,7 +224,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             elif before:
                 del self._closed[name]
                 job = self._jobs[name]
-                self._shapes[shape_key(job)].open.add(place(job))
+                self._add(self._shapes[shape_key(job)], place(job))
 
     def overdue(self, now_ns: int) -> list[str]:
         """Return the jobs that have waited longer than their scheduling timeout, longest overdue first."""
