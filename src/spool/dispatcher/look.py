@@ -109,6 +109,9 @@ class Look:
         """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed."""
         if self._is_arrays(name):
             return
+        if not os.path.lexists(self._layout.job_file(place, name)):  # as it is after every move of our own
+            self._take(place, name, NotWhole.GONE)
+            return
         edited = self._is_edited(place, name, None)
         if anew or self._is_new(place, name, edited):
             seen = read_whole(self._layout.job_file(place, name))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 from spool.core.errors import InvalidValue, cannot
@@ -186,6 +186,7 @@ def _hole(a: Assignments) -> str:
     return "\n".join(lines) + "\n"
 
 
+@lru_cache(maxsize=1024)
 def _exportable(key: str) -> bool:
     """Tell whether every shell exports a variable of that name without being changed by it."""
     return _IDENTIFIER.fullmatch(key) is not None and _SPECIAL.fullmatch(key) is None

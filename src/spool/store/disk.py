@@ -229,7 +229,15 @@ class Disk:
 def same_file(one: str, other: str) -> bool:
     """Whether two names are of one file."""
     try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
+        return is_name_of(os.lstat(one), other)
+    except OSError:
+        return False
+
+
+def is_name_of(status: os.stat_result, path: str) -> bool:
+    """Whether *path* is a name of the file that *status* is of."""
+    try:
+        return os.path.samestat(status, os.lstat(path))
     except OSError:
         return False
 

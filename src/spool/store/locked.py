@@ -13,7 +13,7 @@ import msgspec.json
 
 from spool.core import layout
 from spool.formats import records
-from spool.store.disk import Disk, disk_is_full, same_file
+from spool.store.disk import Disk, disk_is_full, is_name_of, same_file
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes
 
@@ -75,7 +75,7 @@ class LockedSpool(Spool):
         Somebody who was cut off in that, at least a second ago, is helped: the file is held.
         """
         queued = self.layout.job_file(layout.QUEUED, name)
-        if not same_file(queued, self.layout.job_file(layout.HELD, name)):
+        if not same_file(self.layout.job_file(layout.HELD, name), queued):
             return False
         with contextlib.suppress(FileNotFoundError):
             if time.time_ns() - os.lstat(queued).st_ctime_ns > CUT_OFF_NS:
@@ -96,7 +96,7 @@ class LockedSpool(Spool):
             return False
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
         # Of two names one is about to go away, and nobody can tell which.
-        if changed or same_file(running, self.layout.job_file(layout.HELD, name)):
+        if changed or is_name_of(status, self.layout.job_file(layout.HELD, name)):
             # It waits on; in held/ if in this very moment another one was put in its place.
             for place in (layout.QUEUED, layout.HELD):
                 with contextlib.suppress(FileExistsError, FileNotFoundError):
