@@ -96,6 +96,12 @@ class World:
         self.launched.append(launch)
         return Started()
 
+    def get_ready(self, text: bytes | None = None) -> int | None:
+        """Have nothing ready."""
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
+
     def boot_id(self) -> str:
         """Return the id of this boot."""
         return self.boot
@@ -322,7 +328,9 @@ class Session:
             now.ends.suspect(live)
         if self.looks_at_everything:
             now.sight.next_due_ns = 0
-        return now.turn()
+        happened = now.turn()
+        now.get_ahead()
+        return happened
 
 
 @dataclass(frozen=True)

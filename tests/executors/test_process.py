@@ -34,8 +34,9 @@ class Starter:
         metadir = self.root / str(len(self.started))
         metadir.mkdir()
         script = metadir / "run.sh"
-        script.write_bytes(render(Assignments(str(metadir), command, self.executor.surroundings())))
-        launch = Launch("job", 3, self.root, metadir, script, dict(os.environ) | environment)
+        text = render(Assignments(str(metadir), command, self.executor.surroundings()))
+        script.write_bytes(text)
+        launch = Launch("job", 3, self.root, metadir, script, text, dict(os.environ) | environment)
         self.started.append(self.executor.start(launch))
         return self.started[-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ import pytest
 from spool.core.errors import SpoolError
 from spool.executors import Launch, Started
 from spool.executors.process import ProcessExecutor
+from spool.executors.spare import Spare
 from spool.formats import records
-from spool.formats.wrapper import ALREADY_STARTED, Assignments, render
+from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
 from support import wait_for
+from wrapper_runs import SHELLS
 
 
 class Shop:
@@ -32,8 +34,9 @@ class Shop:
         self.made += 1
         metadir = self.root / f"{name} {self.made}"
         metadir.mkdir()
-        (metadir / "run.sh").write_bytes(render(Assignments(str(metadir), command, self.executor.surroundings())))
-        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"))
+        text = render(Assignments(str(metadir), command, self.executor.surroundings()))
+        (metadir / "run.sh").write_bytes(text)
+        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
 
     def finish(self, started: Started) -> int:
         """Wait for the wrapper's end; return its exit code."""
@@ -84,32 +87,103 @@ def test_a_run_does_not_see_that_its_shell_has_waited(shop: Shop) -> None:
     """Arguments, signals, environment and descriptors are those of a wrapper that was started for it."""
     say = 'echo "$0" $#; grep -E "^Sig(Ign|Blk)" /proc/self/status; ls /proc/self/fd; env | grep -v METADIR | sort'
     logs = []
-    for ready in (False, True):
-        if ready:
-            shop.executor.get_ready()
+    for ready in ("", "waits", "has read"):
         launch = shop.launch(say)
+        if ready:
+            shop.executor.get_ready(launch.text if ready == "has read" else None)
         assert shop.finish(shop.executor.start(launch)) == 0
         logs.append(_record(launch, "log").replace(launch.metadir.encode(), b"METADIR"))
-    assert logs[0] == logs[1]
+    assert logs[0] == logs[1] == logs[2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_waiting_shell_that_somebody_ended_is_no_matter(shop: Shop, number: signal.Signals) -> None:
-    """The job starts in a new one."""
-    waiting = shop.executor.get_ready()
+def test_what_it_has_read_is_not_begun(shop: Shop) -> None:
+    """It waits for the word, whatever is there by then; the next start is its own, and nothing was read twice."""
+    launch = shop.launch("echo begun")
+    waiting = shop.executor.get_ready(launch.text)
     assert waiting is not None
+    _wait_until_read(waiting, launch)
+    assert not (Path(launch.metadir) / "jid").exists()
+    assert shop.executor.get_ready(launch.text) == waiting
+    started = shop.executor.start(launch)
+    assert started.pid == waiting
+    assert shop.finish(started) == 0
+    assert _record(launch, "log") == b"begun\n"
+
+
+@pytest.mark.parametrize("again", ["get ready", "start"])
+def test_a_shell_that_has_read_another_script_is_not_used(shop: Shop, again: str) -> None:
+    """A guess that was wrong costs a shell; what was guessed does not run."""
+    wrong, right = shop.launch("echo wrong"), shop.launch("echo right")
+    waiting = shop.executor.get_ready(wrong.text)
+    assert waiting is not None
+    if again == "get ready":
+        assert shop.executor.get_ready(right.text) not in (None, waiting)
+    started = shop.executor.start(right)
+    assert started.pid != waiting
+    assert shop.finish(started) == 0
+    assert identity.read_stat(waiting) is None
+    assert _record(right, "log") == b"right\n"
+    assert not (Path(wrong.metadir) / "jid").exists()
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_every_shell_can_wait(tmp_path: Path, shell: str) -> None:
+    """What it is given to read with, and to be told by, no shell takes otherwise."""
+
+    def spawn(arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+        words = [*SHELLS[shell], *arguments]
+        moved = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()]
+        return os.posix_spawnp(words[0], words, environment, file_actions=moved, setsid=True)
+
+    around = Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
+    text = render(Assignments(str(tmp_path), "ls -l /proc/self/fd; exit 7", around))
+    for read_before in (True, False):
+        spare = Spare(spawn, dict(os.environ))
+        if read_before:
+            assert spare.reads(text)
+        assert spare.become(text)
+        assert os.waitstatus_to_exitcode(os.waitpid(spare.pid, 0)[1]) == 7
+        assert "memfd" not in (tmp_path / "log").read_text()
+        (tmp_path / "jid").unlink()
+        (tmp_path / "log").unlink()
+
+
+def _wait_until_read(pid: int, launch: Launch) -> None:
+    """Wait until the shell has read the whole script, and waits for more."""
+
+    def has_read() -> bool:
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        return int(counts["rchar"]) > len(launch.text) and state == "S"
+
+    wait_for(has_read, what="the shell to have read the script")
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_waiting_shell_that_somebody_ended_is_no_matter(
+    shop: Shop, number: signal.Signals, *, has_read: bool
+) -> None:
+    """The job starts in a new one."""
+    launch = shop.launch("exit 4")
+    waiting = shop.executor.get_ready(launch.text if has_read else None)
+    assert waiting is not None
+    if has_read:
+        _wait_until_read(waiting, launch)
     os.kill(waiting, number)
     os.waitpid(waiting, 0)
-    started = shop.executor.start(shop.launch("exit 4"))
+    started = shop.executor.start(launch)
     assert started.pid != waiting
     assert shop.finish(started) == 4
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "long" * 60, "-n", "caf\udce9"])
 def test_any_path_of_a_metadir_will_do(shop: Shop, name: str) -> None:
-    """Those that cannot be told to a waiting shell get one of their own."""
-    shop.executor.get_ready()
-    assert shop.finish(shop.executor.start(shop.launch("exit 5", name))) == 5
+    """The shell is told the text, not where it lies."""
+    waiting = shop.executor.get_ready()
+    started = shop.executor.start(shop.launch("exit 5", name))
+    assert started.pid == waiting
+    assert shop.finish(started) == 5
 
 
 def test_a_run_that_was_settled_meanwhile_is_not_run(shop: Shop) -> None:
@@ -129,15 +203,18 @@ def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
     assert identity.read_stat(waiting) is None
 
 
-def test_the_shell_leaves_with_whoever_started_it(tmp_path: Path) -> None:
-    """After KILL to the dispatcher nobody holds the pipe, and the shell ends by itself."""
+@pytest.mark.parametrize("has_read", [False, True])
+def test_the_shell_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path, *, has_read: bool) -> None:
+    """After KILL to the dispatcher nobody holds the pipe, and the shell ends by itself and runs nothing."""
+    launch = shop.launch("echo no")
     child = os.fork()
     if child == 0:
-        (tmp_path / "pid").write_text(str(ProcessExecutor().get_ready()))
+        (tmp_path / "pid").write_text(str(ProcessExecutor().get_ready(launch.text if has_read else None)))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     waiting = int((tmp_path / "pid").read_text())
     wait_for(lambda: (stat := identity.read_stat(waiting)) is None or stat.dead, what="the end of the shell")
+    assert os.listdir(launch.metadir) == ["run.sh"]
 
 
 def test_a_shell_that_is_gone_is_not_named_again(shop: Shop) -> None:

@@ -155,7 +155,7 @@ def test_a_tmux_that_says_no_starts_nothing(tmp_path: Path, monkeypatch: pytest.
     """When tmux refuses, the error has its words, and the environment does not stay on the disk."""
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo 'no, never' >&2; exit 1"))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
     with pytest.raises(SpoolError, match=r"^cannot start job train: tmux: no, never"):
         TmuxExecutor().start(launch)
     assert not (tmp_path / "launch").exists()
@@ -168,7 +168,7 @@ def test_a_server_that_leaves_just_now_is_followed_by_another(tmp_path: Path, mo
     )
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", f"{says}; echo 'server exited unexpectedly' >&2; exit 1"))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
     TmuxExecutor().start(launch)
     assert (tmp_path / "asked").read_text() == "x\nx\n"
 
@@ -180,7 +180,7 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     os.mkfifo(gate)
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", f'[ "$1" = -V ] && exec echo tmux 3.3\nread x < {gate}'))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
     executor = TmuxExecutor()
     assert executor.unavailable() is None
     started = [executor.start(launch) for _ in range(20)]
@@ -201,7 +201,7 @@ def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: 
     says = f"[ $1 = -V ] && exec echo tmux 3.3\necho x >> {tmp_path}/asked\nsleep 0.3; echo 1 1"
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", says))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
     executor = TmuxExecutor()
     for _ in range(20):
         executor.start(launch)
@@ -249,7 +249,7 @@ def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> Non
             metadir.mkdir(parents=True)
             command = 'read -r x; echo "$x $SPOOL_RUN"; exit 3'
             (metadir / "run.sh").write_bytes(render(Assignments(str(metadir), command, executor.surroundings())))
-            started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), keep=True))
+            started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), b"", keep=True))
             jid = wait_for(lambda metadir=metadir: _whole(metadir / "jid"))
             assert parse_jid(jid) == started.identity
             assert executor.attach(spool, "a.b", run, read_only=True)[-3:] == ("-r", "-t", f"=a~b/{run}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
-from spool.core.model import Machine
-from spool.core.plan import Plan, View, decide
+from spool.core.model import Grant, Machine
+from spool.core.plan import Plan, Start, View, decide
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -24,6 +26,7 @@ class Acting:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._of = dispatcher
         self._decided: tuple[int, object] | None = None  # what the plan was made of
+        self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the table, what
 
     def work(self) -> bool:
         """Decide anew if anything has changed, and do what was decided; return whether anything was started."""
@@ -51,9 +54,31 @@ class Acting:
         self._decided = made_of
         return started
 
+    def foreseen(self) -> Start | None:
+        """Return what would start if the run that has lasted longest left its room now; None if that is not known.
+
+        The run is imagined to go on without anything, so that nothing that depends on it is thought of, and no limit
+        on how many may run.
+        """
+        of = self._of
+        runs = [live.view for live in of.table.live.values() if live.proof is None]
+        if of.table.version != self._foreseen[0]:
+            start = None
+            asked = EventName.SUBMITTING in of.telling.asked
+            if runs and of.plan is not None and of.machine is not None and not asked and of.table.queue.few_shapes:
+                runs[0] = replace(runs[0], grant=Grant())
+                now = of.clock()
+                view = replace(self._view(of.machine, now, of.plan), running=tuple(runs))
+                start = next(iter(decide(view, now, of.settings.config.policy).starts), None)
+            self._foreseen = (of.table.version, start)
+        return self._foreseen[1]
+
     def _decide(self, machine: Machine, now: int, before: Plan | None) -> Plan:
+        return decide(self._view(machine, now, before), now, self._of.settings.config.policy)
+
+    def _view(self, machine: Machine, now: int, before: Plan | None) -> View:
         of, policy = self._of, self._of.settings.config.policy
-        view = View(
+        return View(
             machine=machine,
             queue=of.table.queue,
             held=of.table.held,
@@ -67,7 +92,6 @@ class Acting:
             zone=LOCAL_ZONE,
             protected=before.protected if before is not None else None,
         )
-        return decide(view, now, policy)
 
     def _start(self, plan: Plan, now: int) -> bool:
         of = self._of

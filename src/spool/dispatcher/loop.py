@@ -199,8 +199,12 @@ class Dispatcher:
             self._watches_gpus = True
             self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
         if limit_ns != 0:
-            self.wakes.no_runs(self.starter.get_ready())
+            self.get_ahead()
         self.wakes.wait(due_in_ns(self, limit_ns))
+
+    def get_ahead(self) -> None:
+        """Make the start that will probably be the next ready; for when there is nothing else to do."""
+        self.wakes.no_runs(self.starter.foresee(self.acting.foreseen(), self.clock()))
 
     # Ends.
 

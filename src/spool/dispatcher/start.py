@@ -16,12 +16,13 @@ from spool.core.errors import InvalidValue, SpoolError
 from spool.core.events import EventName
 from spool.core.model import Grant, Running, Spec
 from spool.core.plan import Start
-from spool.dispatcher.paths import expanded, home, output_path
+from spool.dispatcher.ahead import Ahead
+from spool.dispatcher.scripts import Scripts
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import FRESH, Job, Live, Table, user_name
+from spool.dispatcher.table import FRESH, Job, JobFile, Live, Table, user_name
 from spool.dispatcher.telling import Telling
 from spool.executors import Executor, Launch, by_name
-from spool.formats import journal, records, wrapper
+from spool.formats import journal, records
 from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.run_groups import RunGroups
@@ -65,6 +66,8 @@ class Starter:
         self._groups = groups
         self._executors: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
+        self._scripts = Scripts(spool, settings)
+        self._ahead = Ahead(spool, settings, self._scripts)
 
     def executor(self, name: str) -> Executor:
         """Return the executor of that name."""
@@ -72,13 +75,9 @@ class Starter:
             self._executors[name] = by_name(name)
         return self._executors[name]
 
-    def get_ready(self) -> list[int]:
-        """Have the executors make the next starts shorter; return the pids of what they have waiting for that."""
-        ready = [executor.get_ready() for executor in self._executors.values()]
-        return [pid for pid in ready if pid is not None]
-
     def close(self) -> None:
-        """Let go of what the executors have waiting."""
+        """Let go of what was made ready."""
+        self._ahead.drop()
         for executor in self._executors.values():
             executor.close()
 
@@ -110,11 +109,11 @@ class Starter:
 
         A job whose file was changed, moved or deleted since it was looked at is passed over: the next look sees why.
         """
-        prepared: list[Live] = []
+        prepared: dict[Live, bytes] = {}  # and what their wrappers say
         blocked: list[Blocked] = []
         for start in starts:
-            job = self._table.jobs.get(start.name)
-            if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+            job = self._startable(start.name)
+            if job is None or job.queued is None:
                 continue
             if os.path.lexists(self._spool.layout.job_file(layout.RUNNING, start.name)):
                 blocked.append(Blocked(start.name, IN_THE_WAY))
@@ -124,13 +123,10 @@ class Starter:
                 continue
             self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
             try:
-                live = self._prepare(job, start.grant, now_ns)
+                prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
             except OSError as error:
                 full = " (the disk is full)" if disk_is_full(error) else ""
                 blocked.append(Blocked(start.name, f"cannot make its metadir: {error.strerror}{full}"))
-                continue
-            if live is not None:
-                prepared.append(live)
         if prepared:
             for live in prepared:
                 self._telling.run(EventName.SUBMITTED, live, now_ns)
@@ -145,43 +141,97 @@ class Starter:
             )
             if not self._logs.strict and not all(live.spec.requeue for live in prepared):
                 self._logs.sync()
-            for live in prepared:
-                self._launch(live)
+            for live, script in prepared.items():
+                self._launch(live, script)
             os.sched_yield()  # a shell that is told by a pipe is woken on this processor, though another may be idle
             if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
                 self.ask_executors_again()  # one of them could not tell whether it has started anything
-        return prepared, blocked
+        return list(prepared), blocked
 
-    def _prepare(self, job: Job, grant: Grant, now_ns: int) -> Live | None:
-        file = job.queued
-        assert file is not None
-        assert file.spec is not None
-        assert job.wait is not None
-        spool, spec, name = self._spool, file.spec, job.name
-        text = read_bytes(spool.layout.job_file(layout.QUEUED, name))
-        if text is None:
+    def foresee(self, start: Start | None, now_ns: int) -> list[int]:
+        """Make the next starts shorter, and that of *start* most of all; return the pids of what waits for that."""
+        live, chosen, text = self._imagined(start, now_ns), None, None
+        if live is None:
+            self._ahead.drop()
+        else:
+            chosen = self.executor(live.executor)
+            text = self._ahead.prepare(live, chosen)
+        ready = [executor.get_ready(text if executor is chosen else None) for executor in self._executors.values()]
+        return [pid for pid in ready if pid is not None]
+
+    def _imagined(self, start: Start | None, now_ns: int) -> Live | None:
+        """Return the run that *start* would become, if its records can be made ahead; a control group cannot."""
+        job = self._startable(start.name) if start is not None else None
+        if start is None or job is None or job.queued is None:
             return None
+        if self._groups is not None and start.grant.memory_bytes is not None:
+            return None
+        run = self._spool.following_run(job.name, self._spool.runs(job.name))
+        return self._live(job, job.queued, run, start.grant, now_ns)
+
+    def _startable(self, name: str) -> Job | None:
+        job = self._table.jobs.get(name)
+        if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+            return None
+        return job
+
+    def _prepare(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> dict[Live, bytes]:
+        spool, name = self._spool, job.name
         run = spool.next_run(name)
-        user = user_name(file.uid)
-        executor = spec.executor or self._settings.executor
+        live = self._live(job, file, run, grant, now_ns)
+        texts = self.texts.pop(name, None)
+        ready = self._ahead.take(live) if texts is None else None
         record = records.GrantRecord(
             job=name,
             run=run,
             grant=grant,
-            attempt=job.series.attempt,
-            requeues=job.series.requeues,
-            executor=executor,
+            attempt=live.series.attempt,
+            requeues=live.series.requeues,
+            executor=live.executor,
             boot_id=identity.boot_id(),
-            inode=file.inode,
-            user=user,
-            submitted_at_ns=job.wait.arrived_at_ns,
+            inode=live.inode,
+            user=live.user,
+            submitted_at_ns=live.wait.arrived_at_ns,
             granted_at_ns=now_ns,
             host=identity.host(),
         )
-        live = Live(
-            name=name,
+        files = {layout.GRANT: records.render_grant(record)}
+        if ready is not None:
+            staged, script = ready.staged, ready.script
+        else:
+            text = read_bytes(spool.layout.job_file(layout.QUEUED, name))
+            if text is None:
+                return {}
+            if self._groups is not None and grant.memory_bytes is not None:
+                live.group = self._groups.create(name, run, grant.memory_bytes)
+            try:
+                script = self._scripts.render(live, self.executor(live.executor), texts)
+            except SpoolError as error:
+                live.failure, script = str(error), b"#!/bin/sh\n"
+            staged = None
+            files |= {layout.SPEC_COPY: text, layout.WRAPPER: script}
+        spool.publish_metadir(name, run, files, staged)
+        try:
+            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+        except OSError:
+            spool.withdraw(name, run)
+            raise
+        if not claimed:
+            spool.withdraw(name, run)
+            return {}
+        job.queued, job.wait, job.series = None, None, FRESH
+        self._table.add_run(job, live)
+        self._table.settle(job)
+        return {live: script}
+
+    def _live(self, job: Job, file: JobFile, run: int, grant: Grant, now_ns: int) -> Live:
+        assert file.spec is not None
+        assert job.wait is not None
+        user = user_name(file.uid)
+        return Live(
+            name=job.name,
             run=run,
-            spec=spec,
+            spec=file.spec,
             grant=grant,
             user=user,
             wait=job.wait,
@@ -190,63 +240,12 @@ class Starter:
             mtime_ns=file.mtime_ns,
             started_at_ns=now_ns,
             started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-            executor=executor,
-            view=Running(name, run, user, spec, grant, now_ns, job.series.attempt),
+            executor=file.spec.executor or self._settings.executor,
+            view=Running(job.name, run, user, file.spec, grant, now_ns, job.series.attempt),
             silent_until_ns=time.monotonic_ns() + SILENT_NS,
         )
-        if self._groups is not None and grant.memory_bytes is not None:
-            live.group = self._groups.create(name, run, grant.memory_bytes)
-        try:
-            script = self._script(live)
-        except SpoolError as error:
-            live.failure, script = str(error), b"#!/bin/sh\n"
-        files = {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record), layout.WRAPPER: script}
-        spool.publish_metadir(name, run, files)
-        try:
-            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
-        except OSError:
-            spool.withdraw(name, run)
-            raise
-        if not claimed:
-            spool.withdraw(name, run)
-            return None
-        job.queued, job.wait, job.series = None, None, FRESH
-        self._table.add_run(job, live)
-        self._table.settle(job)
-        return live
 
-    def _script(self, live: Live) -> bytes:
-        spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
-        environment = wrapper.job_environment(
-            spec,
-            live.grant,
-            spool_dir=self._spool.root,
-            job=live.name,
-            run=live.run,
-            attempt=live.series.attempt,
-            metadir=metadir,
-        )
-        texts = self.texts.pop(live.name, None)
-        return wrapper.render(
-            wrapper.Assignments(
-                metadir=metadir,
-                command=spec.command,
-                surroundings=self.executor(live.executor).surroundings(),
-                environment=environment,
-                shell=spec.shell,
-                workdir=expanded(spec.workdir) if spec.workdir else home(),
-                stdout=output_path(spec.stdout, live),
-                stderr=output_path(spec.stderr, live),
-                init=texts.init if texts is not None else None,
-                prep=texts.prep if texts is not None else None,
-                end=texts.end if texts is not None else None,
-                prolog=_both(self._settings.prolog, spec.prolog),
-                epilog=_both(spec.epilog, self._settings.epilog),
-                cgroup=str(live.group.procs) if live.group is not None else None,
-            )
-        )
-
-    def _launch(self, live: Live) -> None:
+    def _launch(self, live: Live, script: bytes) -> None:
         if live.failure is not None:
             return
         metadir = self._spool.layout.metadir(live.name, live.run)
@@ -256,6 +255,7 @@ class Starter:
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
+            text=script,
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
         )
         try:
@@ -264,10 +264,6 @@ class Starter:
             live.failure = str(error)
             return
         live.pid, live.jid = started.pid, started.identity
-
-
-def _both(first: str | None, second: str | None) -> str | None:
-    return "\n".join(text for text in (first, second) if text) or None
 
 
 def spec_of_text(text: bytes | None, name: str) -> Spec | None:

@@ -40,6 +40,7 @@ class Wakes:
         self._ended: set[tuple[str, int]] = set()
         self._own_peak_kib = 0  # as far as it was looked at
         self._strangers: set[int] = set()  # children that are no run's
+        self._own: frozenset[int] = frozenset()  # those that wait to become one's
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,8 +123,8 @@ class Wakes:
             live.pidfd = None
 
     def no_runs(self, pids: Iterable[int]) -> None:
-        """Know these children for processes of our own."""
-        self._strangers.update(pids)
+        """Know these children, and no others, for processes of our own."""
+        self._own = frozenset(pids)
 
     def reap(self) -> Iterator[Live]:
         """Yield the runs whose wrapper, a child of ours, has ended: with its exit status and what it used."""
@@ -166,7 +167,7 @@ class Wakes:
         inherited = children.children_of_self() if self._inherits and live.pid is not None else None
         if inherited is None:
             return bool(processes_of([live], self._spool_dir)[live])
-        unknown = inherited - self._runs.keys() - self._strangers
+        unknown = inherited - self._runs.keys() - self._strangers - self._own
         if not unknown:
             return False
         found = processes_of(self._runs.values(), self._spool_dir)

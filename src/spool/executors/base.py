@@ -21,6 +21,7 @@ class Launch:
     spool_dir: str
     metadir: str
     script: str
+    text: bytes  # of the script
     environment: Mapping[str, str] | None = None
     """What the wrapper inherits; None is the environment of this process as it was first asked for."""
 
@@ -85,8 +86,11 @@ class Executor(Protocol):
         Who cannot tell returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.
         """
 
-    def get_ready(self) -> int | None:
-        """Do what makes the next start shorter; return the pid of a child that waits for that, and is no run's."""
+    def get_ready(self, text: bytes | None = None) -> int | None:
+        """Do what makes the next start shorter; return the pid of a child that waits for that, and is no run's.
+
+        *text* is the script that will probably be started, where that is known.
+        """
 
     def close(self) -> None:
         """Let go of what was made ready."""

@@ -67,12 +67,12 @@ class ProcessExecutor:
         """
         if launch.environment is None:
             spare, self._spare = self._spare, None
-            if spare is not None and spare.become(launch.script):
+            if spare is not None and spare.become(launch.text):
                 return Started(spare.pid)
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            pid = self._spawn([launch.script, TOLD], identity_fd, launch.inherited())
+            pid = self._spawn([launch.script, TOLD], {0: identity_fd}, launch.inherited())
             # While the shell comes up. If it is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
@@ -83,14 +83,19 @@ class ProcessExecutor:
                 os.close(identity_fd)
         return Started(pid)
 
-    def get_ready(self) -> int | None:
+    def get_ready(self, text: bytes | None = None) -> int | None:
         """Have a shell wait for the next job; return its pid.
 
-        One that was ended by somebody is made good by the next start: it might be ended again as soon as it is there.
+        It has read *text* then, and no other. One that was ended by somebody is made good by the next start: it might
+        be ended again as soon as it is there.
         """
+        spare = self._spare
+        if spare is not None and not spare.gone and not spare.reads(text):
+            self.close()
         if self._spare is None:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
                 self._spare = Spare(self._spawn, own_environment())
+                self._spare.reads(text)
         return self._spare.pid if self._spare is not None and not self._spare.gone else None
 
     def close(self) -> None:
@@ -107,12 +112,12 @@ class ProcessExecutor:
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
 
-    def _spawn(self, arguments: list[str], stdin: int, environment: Mapping[str, str]) -> int:
+    def _spawn(self, arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
         return os.posix_spawn(
             SHELL,
             [SHELL, *arguments],
             environment,
-            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0), *_NULL_DEVICE],
+            file_actions=[*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE],
             setsid=True,
             setsigmask=[],
             setsigdef=self._catchable,

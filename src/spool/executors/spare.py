@@ -1,7 +1,8 @@
 """A shell that is up and waits to be told which wrapper to be.
 
 To come up takes a shell about as long as all that a wrapper does before its command, so the next job's is started
-while there is nothing else to do. It has no mark of any run until it becomes one's wrapper.
+while there is nothing else to do. Where that job is known already the shell reads the wrapper's text as well, and
+waits where the wrapper would find out who it is. It has no mark of any run until it becomes one's wrapper.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import select
 import signal
 from collections.abc import Callable, Mapping
 
-from spool.formats.wrapper import TOLD
+from spool.formats.wrapper import READY, TEXT_FD
 from spool.machine import identity
 
-# The wrapper is read into this shell, and finds who it is as the next line (FORMAT 5).
-_BECOME = 'IFS= read -r spool_script && . "$spool_script"'
-_LONGEST = select.PIPE_BUF
+# The text is in a file without a name: that of the run is nowhere yet when this may be read.
+_BECOME = f"read -r spool_told && . /dev/fd/{TEXT_FD}"
 
-Spawn = Callable[[list[str], int, Mapping[str, str]], int]
-"""Start a shell with these arguments, this descriptor as its stdin and this environment; return its pid."""
+Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
+"""Start a shell with these arguments, descriptors (the shell's number: ours) and environment; return its pid."""
 
 
 class Spare:
@@ -28,28 +28,45 @@ class Spare:
 
     def __init__(self, spawn: Spawn, environment: Mapping[str, str]) -> None:
         """Start it. Raises OSError."""
+        self._text: bytes | None = None  # what it has read
         theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self._file = -1
         try:
-            self.pid = spawn(["-c", _BECOME, "sh", TOLD], theirs, environment)
+            self._file = os.memfd_create("wrapper")
+            self.pid = spawn(["-c", _BECOME, "sh", READY], {0: theirs, TEXT_FD: self._file}, environment)
         except OSError:
-            os.close(self._pipe)
+            self._close()
             raise
         finally:
             os.close(theirs)
         self._ticks = identity.start_ticks(self.pid)
 
-    def become(self, script: str) -> bool:
-        """Have it be the wrapper *script*. False: it is gone, or cannot be told; nothing was started."""
-        word = os.fsencode(f"{script}\n{self.pid} {self._ticks or ''}\n")
-        if "\n" in script or len(word) > _LONGEST:
+    def reads(self, text: bytes | None) -> bool:
+        """Have it read the wrapper *text*, unless it has read one; return whether it has read that, and no other."""
+        if self._text is None and text is not None and self._write(text) and self._tell("\n"):
+            self._text = text
+        return self._text == text
+
+    def become(self, text: bytes) -> bool:
+        """Have it be the wrapper *text*. False: it is gone, or has read another; nothing was started."""
+        if not self.reads(text) or not self._tell(f"{self.pid} {self._ticks or ''}\n"):
             self.dismiss()
             return False
+        self._close()
+        return True
+
+    def _write(self, text: bytes) -> bool:
         try:
-            os.write(self._pipe, word)
+            os.ftruncate(self._file, 0)
+            return os.pwrite(self._file, text, 0) == len(text)
+        except OSError:  # no memory for it
+            return False
+
+    def _tell(self, line: str) -> bool:
+        try:
+            os.write(self._pipe, line.encode())
         except BrokenPipeError:
             return False
-        finally:
-            os.close(self._pipe)
         return True
 
     @property
@@ -65,4 +82,9 @@ class Spare:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
+        self._close()
+
+    def _close(self) -> None:
         os.close(self._pipe)
+        if self._file >= 0:
+            os.close(self._file)

@@ -140,7 +140,7 @@ class TmuxExecutor:
                 return answer
             time.sleep(0.005)
 
-    def get_ready(self) -> int | None:
+    def get_ready(self, text: bytes | None = None) -> int | None:
         """Do nothing: tmux starts its own processes."""
         return None
 

@@ -55,6 +55,12 @@ OWN_VARIABLES = (
 TOLD = "told"
 """The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
 
+READY = "ready"
+"""The same, and the wrapper waits for that line before it does anything; without one it leaves with `NO_JID`."""
+
+TEXT_FD = 8
+"""The descriptor that such a wrapper closes then: its text came from there."""
+
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.

@@ -8,7 +8,7 @@ set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
 unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
 
-spool_told=${1-} # told: who this process is comes on stdin
+spool_told=${1-} # told: who this process is comes on stdin; ready: the same, and nothing begins before
 spool_metadir='' # the directory of this run, absolute, as are all paths here
 spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
 spool_workdir='/'
@@ -67,7 +67,13 @@ spool_signal() {
 spool_identify() {
     spool_pid='' spool_ticks=''
     # What is cut off before the end of its line may be the beginning of another number.
-    if [ "$spool_told" = told ]; then read -r spool_pid spool_ticks || spool_ticks=''; fi
+    case $spool_told in
+    told) read -r spool_pid spool_ticks || spool_ticks='' ;;
+    ready)
+        read -r spool_pid spool_ticks || exit 73 # whoever was to say when is gone
+        exec 8<&-                                # where this text came from
+        ;;
+    esac
     case $spool_ticks in
     '' | *[!0-9]*) spool_pid='' ;;
     esac
@@ -143,9 +149,8 @@ spool_exec() {
     exec "$@"
 }
 
-# spool_enter ARGUMENT...: the first step of a child. `exec` keeps no copy of what it redirects, to be put back.
+# spool_enter ARGUMENT...: the first step of a child.
 spool_enter() {
-    exec <&3 >&4 2>&5 3<&- 4>&- 5>&- 6>&- 7<&-
     if [ -n "$spool_late" ]; then
         export SPOOL_EXIT_CODE="$spool_result"
     elif [ -e "$spool_metadir/stop" ] || [ -e "$spool_metadir/signal" ]; then
@@ -163,7 +168,7 @@ spool_run() {
     case $spool_program in
     *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
     esac
-    spool_enter "$@" &
+    spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- 6>&- 7<&- &
     spool_child=$!
     if [ -z "$spool_announced" ]; then
         spool_announced=yes
@@ -285,6 +290,12 @@ spool_not_opened() {
     spool_fail 125 "cannot open $2: $1: $spool_why"
 }
 
+# What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
+exec 5>&2 2> /dev/null
+
+# Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
+spool_identify || exit 73
+
 trap 'spool_signal HUP 129' HUP
 trap 'spool_signal INT 130' INT
 trap 'spool_signal QUIT 131' QUIT
@@ -292,11 +303,6 @@ trap 'spool_signal TERM 143' TERM
 trap 'spool_signal USR1 0' USR1
 trap 'spool_signal USR2 0' USR2
 
-# What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
-exec 5>&2 2> /dev/null
-
-# Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
-spool_identify || exit 73
 set -C
 {
     spool_created=yes

@@ -52,22 +52,42 @@ class LockedSpool(Spool):
     def next_run(self, name: str) -> int:
         """Return the number of the next run of job *name*, and see to it that its directory exists."""
         new = self.disk.ensure_directory(self.layout.runs(name))
-        runs = [] if new else self.runs(name)
+        return self.following_run(name, [] if new else self.runs(name))
+
+    def following_run(self, name: str, runs: list[int]) -> int:
+        """Return the number of the next run of job *name* after *runs*."""
         return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
-    def publish_metadir(self, name: str, run: int, files: dict[str, bytes]) -> None:
-        """Step 1: make the metadir of a run appear whole, by one rename."""
+    def stage(self, files: dict[str, bytes]) -> str:
+        """Write the first records of a metadir where nobody sees them; return the directory."""
         self._staged += 1
         staged = f"{self.disk.staging}/{os.getpid()}.run.{self._staged}"
         self.disk.mkdir(staged)
         try:
-            for record, data in files.items():
-                self.disk.create(f"{staged}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
+            self._fill(staged, files)
+        except OSError:
+            self._unstage(staged)
+            raise
+        return staged
+
+    def publish_metadir(self, name: str, run: int, files: dict[str, bytes], staged: str | None = None) -> None:
+        """Step 1: make the metadir of a run appear whole, by one rename. *staged* holds what `stage` was given."""
+        if staged is None:
+            staged = self.stage({})
+        try:
+            self._fill(staged, files)
             self.disk.rename(staged, self.layout.metadir(name, run))
         except OSError:
-            with contextlib.suppress(OSError):
-                self.disk.remove_tree(staged)
+            self._unstage(staged)
             raise
+
+    def _fill(self, directory: str, files: dict[str, bytes]) -> None:
+        for record, data in files.items():
+            self.disk.create(f"{directory}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
+
+    def _unstage(self, staged: str) -> None:
+        with contextlib.suppress(OSError):
+            self.disk.remove_tree(staged)
 
     def is_between(self, name: str) -> bool:
         """Whether the file in `queued/` is in `held/` as well: somebody is in the middle of holding or releasing it.

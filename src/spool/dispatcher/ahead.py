@@ -1,0 +1,79 @@
+"""The start that will probably be the next, made ready while there is nothing else to do.
+
+When a run ends, what starts in its place has been known for long. So all of its metadir that does not depend on the
+moment lies in the staging directory by then. Nobody sees it there, and if the guess was wrong it is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from spool.core import layout
+from spool.core.errors import SpoolError
+from spool.dispatcher.scripts import Scripts
+from spool.dispatcher.settings import Settings
+from spool.dispatcher.table import Live
+from spool.executors import Executor
+from spool.formats.config import Config
+from spool.store.locked import LockedSpool
+from spool.store.spool import read_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The part of a metadir that was made ahead, and for which start."""
+
+    start: tuple[object, ...]
+    config: Config
+    staged: str
+    script: bytes
+
+    def serves(self, live: Live, config: Config) -> bool:
+        """Whether it is what would be made for *live* now."""
+        return self.config is config and self.start == _essence(live)
+
+
+class Ahead:
+    """Has at most one start ready."""
+
+    def __init__(self, spool: LockedSpool, settings: Settings, scripts: Scripts) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._scripts = scripts
+        self._ready: Ready | None = None
+
+    def prepare(self, live: Live, executor: Executor) -> bytes | None:
+        """Make the start of *live*, which is no run yet, ready; return its script. None if that cannot be done."""
+        if self._ready is not None and not self._ready.serves(live, self._settings.config):
+            self.drop()
+        if self._ready is None:
+            text = read_bytes(self._spool.layout.job_file(layout.QUEUED, live.name))
+            if text is None:
+                return None
+            try:
+                script = self._scripts.render(live, executor)
+                staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
+            except (OSError, SpoolError):  # the start itself will say what is wrong
+                return None
+            self._ready = Ready(_essence(live), self._settings.config, staged, script)
+        return self._ready.script
+
+    def take(self, live: Live) -> Ready | None:
+        """Return what is ready for the start of *live*, which is the caller's from now on."""
+        if self._ready is None or not self._ready.serves(live, self._settings.config):
+            return None
+        ready, self._ready = self._ready, None
+        return ready
+
+    def drop(self) -> None:
+        """Throw away what is ready."""
+        if self._ready is not None:
+            with contextlib.suppress(OSError):  # the next dispatcher sweeps it away
+                self._spool.disk.remove_tree(self._ready.staged)
+            self._ready = None
+
+
+def _essence(live: Live) -> tuple[object, ...]:
+    """Return all that a start's records depend on, but for the moment and the configuration."""
+    return (live.name, live.run, live.inode, live.mtime_ns, live.spec, live.grant, live.series, live.executor)

@@ -1,0 +1,131 @@
+"""The start that is foreseen: its records lie ready, and are used only if nothing about it has changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.world import Session, World, world_at
+from spool.core import layout
+from spool.core.layout import HELD, QUEUED
+from spool.dispatcher import moves
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher in a world with one processor, on which `first` runs and `next` waits."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        world.cpus = 1
+        (world.root / layout.CONFIG).write_text("cpus = 1\n")
+        made = Session(world)
+        made.users.submit("first", "hang until 2")
+        made.settle()
+        made.users.submit("next", "hang # as submitted")
+        made.settle()
+        assert world.pids("first")
+        yield made
+        made.end()
+
+
+def _ready(world: World) -> list[Path]:
+    return sorted((world.root / layout.STAGING).glob("*.run.*"))
+
+
+def _script(world: World, name: str) -> Path:
+    """Return that of the newest run: one whose file had changed when it was claimed was given up."""
+    return max((world.root / "jobs" / name).iterdir()) / layout.WRAPPER
+
+
+def _end_of_first(session: Session) -> None:
+    world = session.world
+    world.exit(world.pids("first")[0], 0)
+    session.settle()
+
+
+def test_what_starts_next_lies_ready(session: Session) -> None:
+    """While it waits nobody sees it; then it is moved to where it belongs, with the grant added."""
+    world = session.world
+    [staged] = _ready(world)
+    assert sorted(os.listdir(staged)) == sorted([layout.SPEC_COPY, layout.WRAPPER])
+    assert not (world.root / "jobs" / "next").exists()
+    inode = (staged / layout.WRAPPER).stat().st_ino
+    _end_of_first(session)
+    assert world.pids("next")
+    assert _script(world, "next").stat().st_ino == inode
+    assert {layout.SPEC_COPY, layout.WRAPPER, layout.GRANT} <= set(os.listdir(world.root / "jobs" / "next" / "1"))
+    assert not _ready(world)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_an_edited_job_starts_as_it_was_edited(session: Session, *, looked_at: bool) -> None:
+    """Whether the change was seen before the room came or not."""
+    session.users.submit("next", "hang # as edited")
+    if looked_at:
+        session.settle()
+    session.looks_at_everything = looked_at
+    session.world.exit(session.world.pids("first")[0], 0)
+    session.turns(3)
+    session.looks_at_everything = True
+    session.settle()
+    assert dict(session.world.texts)["next"] == "hang # as edited"
+    assert "as edited" in _script(session.world, "next").read_text()
+    assert not _ready(session.world)
+
+
+def test_a_job_that_comes_before_it_starts_before_it(session: Session) -> None:
+    """What was ready for the other makes way, and is made again."""
+    world = session.world
+    before = _ready(world)
+    session.users.submit("urgent", "ok", "priority = 200")
+    session.settle()
+    assert len(_ready(world)) == 1
+    assert _ready(world) != before
+    _end_of_first(session)
+    assert [name for name, _ in world.texts] == ["first", "urgent", "next"]
+    assert not _ready(world)
+
+
+@pytest.mark.parametrize("how", ["deleted", "held", "told to wait"])
+def test_nothing_stays_of_a_job_that_will_not_start(session: Session, how: str) -> None:
+    """It was deleted, held or paused: the staging directory is empty again."""
+    users = session.users
+    if how == "deleted":
+        users.path(QUEUED, "next").unlink()
+    elif how == "held":
+        assert users.move("next", QUEUED, HELD)
+    else:
+        users.submit("next", "hang", "start_after = 2100-01-01T00:00:00Z")
+    session.settle()
+    assert not _ready(session.world)
+    _end_of_first(session)
+    assert not session.world.pids("next")
+
+
+def test_another_configuration_is_another_start(session: Session) -> None:
+    """A prolog that was configured meanwhile is in the script."""
+    (session.world.root / layout.CONFIG).write_text('cpus = 1\nprolog = "echo hello"\n')
+    assert session.now is not None
+    session.now.wakes._reload = True
+    session.settle()
+    _end_of_first(session)
+    assert "echo hello" in _script(session.world, "next").read_text()
+
+
+def test_a_dispatcher_that_leaves_takes_it_along(session: Session) -> None:
+    """Nothing is left in the staging directory for the next."""
+    assert session.now is not None
+    assert _ready(session.world)
+    session.now.starter.close()
+    assert not _ready(session.world)
+
+
+def test_what_somebody_swept_away_is_made_again(session: Session) -> None:
+    """Whoever empties the staging directory delays a start and loses none."""
+    [staged] = _ready(session.world)
+    session.now.spool.disk.remove_tree(str(staged))  # type: ignore[union-attr]
+    _end_of_first(session)
+    assert session.world.pids("next")
