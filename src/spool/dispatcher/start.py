@@ -143,7 +143,6 @@ class Starter:
                 self._logs.sync()
             for live, script in prepared.items():
                 self._launch(live, script)
-            os.sched_yield()  # a shell that is told by a pipe is woken on this processor, though another may be idle
             if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
                 self.ask_executors_again()  # one of them could not tell whether it has started anything
         return list(prepared), blocked

@@ -53,6 +53,7 @@ class Spare:
             self.dismiss()
             return False
         self._close()
+        os.sched_yield()  # a pipe wakes its reader on this processor, though another may be idle
         return True
 
     def _write(self, text: bytes) -> bool:
