@@ -14,6 +14,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 
 PROC = "/proc"
+_START_TICKS = 19  # its place among the fields after the name
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
 
@@ -61,12 +62,8 @@ def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
 
     The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
     """
-    try:
-        text = read_bytes(f"{proc}/{pid}/stat")
-    except OSError:  # ENOENT before, ESRCH after the file was opened
-        return None
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 22:
+    fields = _stat_fields(pid, proc)
+    if fields is None:
         return None
     return Stat(
         pid=pid,
@@ -78,9 +75,19 @@ def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
         children_user_ticks=int(fields[13]),
         children_system_ticks=int(fields[14]),
         threads=int(fields[17]),
-        start_ticks=int(fields[19]),
+        start_ticks=int(fields[_START_TICKS]),
         rss_pages=int(fields[21]),
     )
+
+
+def _stat_fields(pid: int, proc: str) -> list[bytes] | None:
+    """Return the fields from the third on."""
+    try:
+        text = read_bytes(f"{proc}/{pid}/stat")
+    except OSError:  # ENOENT before, ESRCH after the file was opened
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()
+    return fields if len(fields) >= 22 else None
 
 
 def boot_id(*, proc: str = PROC) -> str:
@@ -122,8 +129,8 @@ def host() -> str:
 
 def start_ticks(pid: int, *, proc: str = PROC) -> int | None:
     """Return when the process started, in clock ticks since boot; None if there is no such process."""
-    stat = read_stat(pid, proc=proc)
-    return None if stat is None else stat.start_ticks
+    fields = _stat_fields(pid, proc)
+    return None if fields is None else int(fields[_START_TICKS])
 
 
 def of_process(pid: int, *, proc: str = PROC) -> Jid | None:
