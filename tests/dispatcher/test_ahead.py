@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,9 +124,77 @@ def test_a_dispatcher_that_leaves_takes_it_along(session: Session) -> None:
     assert not _ready(session.world)
 
 
-def test_what_somebody_swept_away_is_made_again(session: Session) -> None:
-    """Whoever empties the staging directory delays a start and loses none."""
+@pytest.mark.parametrize("swept", [None, layout.SPEC_COPY, layout.WRAPPER])
+def test_what_somebody_swept_away_is_made_again(session: Session, swept: str | None) -> None:
+    """Whoever empties the staging directory, or removes a part of what lies there, takes nothing from the run."""
     [staged] = _ready(session.world)
-    session.now.spool.disk.remove_tree(str(staged))  # type: ignore[union-attr]
+    if swept is None:
+        shutil.rmtree(staged)
+    else:
+        (staged / swept).unlink()
+    _end_of_first(session)
+    assert session.world.pids("next")
+    assert {layout.SPEC_COPY, layout.WRAPPER} <= set(os.listdir(_script(session.world, "next").parent))
+    assert not _ready(session.world)
+
+
+def test_a_file_that_was_exchanged_for_a_while_leaves_nothing(session: Session) -> None:
+    """The records say what runs, also if another file lay there while they would have been made."""
+    now, queued, aside = session.now, session.users.path(QUEUED, "next"), session.world.root / "aside"
+    assert now is not None
+    session.looks_at_everything = False
+    os.rename(queued, aside)
+    queued.write_text('command = "other"\n')
+    now.settings.reload(force=True)  # so that it is made anew
+    now.get_ahead()
+    assert not _ready(session.world)
+    os.rename(aside, queued)
+    _end_of_first(session)
+    metadir = _script(session.world, "next").parent
+    assert (metadir / layout.SPEC_COPY).read_bytes() == (session.world.root / "running" / "next.toml").read_bytes()
+    assert dict(session.world.texts)["next"] == "hang # as submitted"
+
+
+def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
+    """What cannot be made ready is said when the job starts, and the dispatcher lives."""
+    users, runs = session.users, session.world.root / "jobs"
+    users.path(QUEUED, "next").unlink()
+    (runs / "loop").symlink_to("loop")
+    users.submit("loop", "hang")
+    session.settle()
+    assert not session.errors
+    assert not _ready(session.world)
+    session.world.exit(session.world.pids("first")[0], 0)
+    session.turns(5)  # it is tried again and again
+    assert session.now is not None
+    assert "cannot make its metadir" in session.now.report.blocked["loop"]
+    assert not session.errors
+
+
+def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: Session) -> None:
+    """They wait for it, with the reason, and do not fail; with the old one back they start."""
+    config = session.world.root / layout.CONFIG
+    before = config.read_text()
+    config.write_text('cpus = 1\nexecutor = "slurm"\n')
+    assert session.now is not None
+    session.now.wakes._reload = True
+    _end_of_first(session)
+    assert not session.errors
+    assert not session.world.pids("next")
+    assert session.now.plan is not None
+    assert "slurm" in str(session.now.plan.reason("next"))
+    config.write_text(before)
+    session.now.wakes._reload = True
+    session.settle()
+    assert session.world.pids("next")
+
+
+@pytest.mark.parametrize("place", [QUEUED, HELD])
+def test_no_guess_is_made_where_it_would_cost_much(session: Session, place: str) -> None:
+    """Every decision looks at the dependencies of all."""
+    for number in range(65):
+        session.users.submit(f"late-{number}", "ok", 'depends_on = "never"', place=place)
+    session.settle()
+    assert not _ready(session.world)
     _end_of_first(session)
     assert session.world.pids("next")

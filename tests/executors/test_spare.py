@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -146,6 +147,23 @@ def test_every_shell_can_wait(tmp_path: Path, shell: str) -> None:
         assert "memfd" not in (tmp_path / "log").read_text()
         (tmp_path / "jid").unlink()
         (tmp_path / "log").unlink()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="nobody else may mount a /dev")
+def test_a_machine_need_not_have_dev_fd(tmp_path: Path) -> None:
+    """It is a link that udev makes, or a container's runtime, or nobody."""
+    bare = 'mount -t tmpfs bare /dev && mknod /dev/null c 1 3 && exec /bin/sh "$@"'
+
+    def spawn(arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", bare, "sh", *arguments]
+        moved = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()]
+        return os.posix_spawnp(words[0], words, environment, file_actions=moved, setsid=True)
+
+    around = Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
+    spare = Spare(spawn, dict(os.environ))
+    assert spare.become(render(Assignments(str(tmp_path), "ls /dev; exit 8", around)))
+    assert os.waitstatus_to_exitcode(os.waitpid(spare.pid, 0)[1]) == 8
+    assert (tmp_path / "log").read_text() == "null\n"
 
 
 def _wait_until_read(pid: int, launch: Launch) -> None:

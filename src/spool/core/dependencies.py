@@ -228,8 +228,8 @@ class Watch:
         self.doubtful: set[str] = set()  # jobs not judged since something changed
         self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
 
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._jobs)

@@ -21,7 +21,7 @@ from spool.core.ordered import Ordered
 from spool.core.waits import deadline_ns, opens_at_ns
 
 _NEVER = -(1 << 63)
-_FEW_SHAPES = 64
+_FEW = 64
 _TIME = 1  # stands beside its shape because its instant has not come
 _DEPENDENCY = 2  # … because of the jobs that it depends on
 
@@ -193,9 +193,9 @@ class WaitingQueue(Mapping[str, Waiting]):
         return self._shapes.values()
 
     @property
-    def few_shapes(self) -> bool:
-        """Whether a pass over the whole queue takes no longer than other small things do."""
-        return len(self._shapes) <= _FEW_SHAPES
+    def is_simple(self) -> bool:
+        """Whether a pass over it takes no longer than other small things do, however many jobs there are."""
+        return len(self._shapes) <= _FEW and len(self.watch) <= _FEW
 
     def ripen(self, now_ns: int) -> None:
         """Let the jobs whose instant has come join their shapes, and the others leave if the clock was set back."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FEW_HELD = 64  # whose dependencies are looked at by every decision
+
 LOCAL_ZONE = datetime.now().astimezone().tzinfo or UTC
 
 
@@ -61,17 +63,23 @@ class Acting:
         on how many may run.
         """
         of = self._of
-        runs = [live.view for live in of.table.live.values() if live.proof is None]
         if of.table.version != self._foreseen[0]:
-            start = None
-            asked = EventName.SUBMITTING in of.telling.asked
-            if runs and of.plan is not None and of.machine is not None and not asked and of.table.queue.few_shapes:
-                runs[0] = replace(runs[0], grant=Grant())
-                now = of.clock()
-                view = replace(self._view(of.machine, now, of.plan), running=tuple(runs))
-                start = next(iter(decide(view, now, of.settings.config.policy).starts), None)
-            self._foreseen = (of.table.version, start)
+            self._foreseen = (of.table.version, self._imagined())
         return self._foreseen[1]
+
+    def _imagined(self) -> Start | None:
+        of = self._of
+        runs = [live.view for live in of.table.live.values() if live.proof is None]
+        if not runs or of.plan is None or of.machine is None:
+            return None
+        if EventName.SUBMITTING in of.telling.asked:
+            return None  # who is asked may have texts for the script
+        if not of.table.queue.is_simple or len(of.table.held) > _FEW_HELD:
+            return None  # it would cost more than it saves
+        runs[0] = replace(runs[0], grant=Grant())
+        now = of.clock()
+        view = replace(self._view(of.machine, now, of.plan), running=tuple(runs))
+        return next(iter(decide(view, now, of.settings.config.policy).starts), None)
 
     def _decide(self, machine: Machine, now: int, before: Plan | None) -> Plan:
         return decide(self._view(machine, now, before), now, self._of.settings.config.policy)

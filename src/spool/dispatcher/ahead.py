@@ -7,13 +7,13 @@ moment lies in the staging directory by then. Nobody sees it there, and if the g
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.errors import SpoolError
 from spool.dispatcher.scripts import Scripts
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import Live
+from spool.dispatcher.table import JobFile, Live
 from spool.executors import Executor
 from spool.formats.config import Config
 from spool.store.locked import LockedSpool
@@ -29,9 +29,9 @@ class Ready:
     staged: str
     script: bytes
 
-    def serves(self, live: Live, config: Config) -> bool:
+    def serves(self, live: Live, file: JobFile, config: Config) -> bool:
         """Whether it is what would be made for *live* now."""
-        return self.config is config and self.start == _essence(live)
+        return self.config is config and self.start == _essence(live, file)
 
 
 class Ahead:
@@ -43,25 +43,34 @@ class Ahead:
         self._scripts = scripts
         self._ready: Ready | None = None
 
-    def prepare(self, live: Live, executor: Executor) -> bytes | None:
-        """Make the start of *live*, which is no run yet, ready; return its script. None if that cannot be done."""
-        if self._ready is not None and not self._ready.serves(live, self._settings.config):
+    def prepare(self, live: Live, file: JobFile, executor: Executor) -> bytes | None:
+        """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
+
+        Raises OSError, and SpoolError for what no process can be given.
+        """
+        if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
             self.drop()
         if self._ready is None:
-            text = read_bytes(self._spool.layout.job_file(layout.QUEUED, live.name))
-            if text is None:
+            path = self._spool.layout.job_file(layout.QUEUED, live.name)
+            text = read_bytes(path)
+            status = os.lstat(path)
+            if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
                 return None
-            try:
-                script = self._scripts.render(live, executor)
-                staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
-            except (OSError, SpoolError):  # the start itself will say what is wrong
-                return None
-            self._ready = Ready(_essence(live), self._settings.config, staged, script)
+            script = self._scripts.render(live, executor)
+            staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
+            self._ready = Ready(_essence(live, file), self._settings.config, staged, script)
         return self._ready.script
 
-    def take(self, live: Live) -> Ready | None:
+    def take(self, live: Live, file: JobFile) -> Ready | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""
-        if self._ready is None or not self._ready.serves(live, self._settings.config):
+        if self._ready is None or not self._ready.serves(live, file, self._settings.config):
+            return None
+        try:
+            whole = set(os.listdir(self._ready.staged)) == {layout.SPEC_COPY, layout.WRAPPER}
+        except OSError:
+            whole = False
+        if not whole:  # somebody has swept the staging directory
+            self.drop()
             return None
         ready, self._ready = self._ready, None
         return ready
@@ -74,6 +83,7 @@ class Ahead:
             self._ready = None
 
 
-def _essence(live: Live) -> tuple[object, ...]:
+def _essence(live: Live, file: JobFile) -> tuple[object, ...]:
     """Return all that a start's records depend on, but for the moment and the configuration."""
-    return (live.name, live.run, live.inode, live.mtime_ns, live.spec, live.grant, live.series, live.executor)
+    version = (file.inode, file.mtime_ns, file.size)
+    return (live.name, live.run, version, live.spec, live.grant, live.series, live.executor)

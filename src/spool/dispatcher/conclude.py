@@ -75,8 +75,11 @@ class Concluder:
         return True
 
     def _never_spoke(self, live: Live, why: str) -> bool:
-        """Settle that no wrapper will ever speak for the run, and then that it could not start."""
+        """Settle that no wrapper will ever speak for the run, and then that it was stopped or could not start."""
         self._spool.take_jid(live.name, live.run)
+        if live.stop is not None and not live.asking:
+            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
+            return True
         live.failure = why
         return self.conclude(live)
 

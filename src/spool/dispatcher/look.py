@@ -22,7 +22,7 @@ from spool.dispatcher.telling import Telling
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
 from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, in_order_of_making, read_whole
+from spool.store.whole import NotWhole, Seen, in_order_of_making, is_gone, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Look:
         """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed."""
         if self._is_arrays(name):
             return
-        if not os.path.lexists(self._layout.job_file(place, name)):  # as it is after every move of our own
+        if is_gone(self._layout.job_file(place, name)):  # as it is after every move of our own
             self._take(place, name, NotWhole.GONE)
             return
         edited = self._is_edited(place, name, None)

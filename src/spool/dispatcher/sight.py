@@ -104,11 +104,13 @@ class Sight:
 
     def _reload(self) -> None:
         of = self._of
-        grace_ns = of.settings.config.kill_grace_ns
+        grace_ns, executor = of.settings.config.kill_grace_ns, of.settings.executor
         if of.settings.reload():
             log.info("the configuration has changed")
             if of.settings.config.kill_grace_ns != grace_ns:
                 of.look.configuration_changed()
+            if of.settings.executor != executor:
+                of.starter.tell_executors_problems()
             of.world.configuration_changed()
             of.logs.strict = of.settings.config.durability == "strict"
             of.table.version += 1

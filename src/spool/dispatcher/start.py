@@ -97,8 +97,11 @@ class Starter:
         """Have the next question of an executor answered anew, and tell the table what was waiting for that."""
         before = dict(self._problems)
         self._problems.clear()
-        if all(self.problem(name) == problem for name, problem in before.items()):
-            return
+        if any(self.problem(name) != problem for name, problem in before.items()):
+            self.tell_executors_problems()
+
+    def tell_executors_problems(self) -> None:
+        """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
         waiting = [self._table.queue[name] for name in self._table.queue]
         for job in waiting:
             if job.executor_problem != self.problem(job.spec.executor):
@@ -149,24 +152,26 @@ class Starter:
 
     def foresee(self, start: Start | None, now_ns: int) -> list[int]:
         """Make the next starts shorter, and that of *start* most of all; return the pids of what waits for that."""
-        live, chosen, text = self._imagined(start, now_ns), None, None
-        if live is None:
+        chosen, text = None, None
+        try:
+            if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
+                live = self._imagined(job, job.queued, start.grant, now_ns)
+                if live is not None:
+                    chosen = self.executor(live.executor)
+                    text = self._ahead.prepare(live, job.queued, chosen)
+        except (OSError, SpoolError, ImportError):  # the start itself will say what is wrong
+            text = None
+        if text is None:
             self._ahead.drop()
-        else:
-            chosen = self.executor(live.executor)
-            text = self._ahead.prepare(live, chosen)
         ready = [executor.get_ready(text if executor is chosen else None) for executor in self._executors.values()]
         return [pid for pid in ready if pid is not None]
 
-    def _imagined(self, start: Start | None, now_ns: int) -> Live | None:
-        """Return the run that *start* would become, if its records can be made ahead; a control group cannot."""
-        job = self._startable(start.name) if start is not None else None
-        if start is None or job is None or job.queued is None:
-            return None
-        if self._groups is not None and start.grant.memory_bytes is not None:
+    def _imagined(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> Live | None:
+        """Return the run that would begin; None if its script names a control group, which is made when the run is."""
+        if self._groups is not None and grant.memory_bytes is not None:
             return None
         run = self._spool.following_run(job.name, self._spool.runs(job.name))
-        return self._live(job, job.queued, run, start.grant, now_ns)
+        return self._live(job, file, run, grant, now_ns)
 
     def _startable(self, name: str) -> Job | None:
         job = self._table.jobs.get(name)
@@ -179,7 +184,7 @@ class Starter:
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
         texts = self.texts.pop(name, None)
-        ready = self._ahead.take(live) if texts is None else None
+        ready = self._ahead.take(live, file) if texts is None else None
         record = records.GrantRecord(
             job=name,
             run=run,

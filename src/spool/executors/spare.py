@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from spool.formats.wrapper import READY, TEXT_FD
 from spool.machine import identity
 
-# The text is in a file without a name: that of the run is nowhere yet when this may be read.
-_BECOME = f"read -r spool_told && . /dev/fd/{TEXT_FD}"
+# The text is in a file without a name: that of the run is nowhere yet when this may be read. (Not all have /dev/fd.)
+_BECOME = f"read -r spool_told && . /proc/self/fd/{TEXT_FD}"
 
 Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
 """Start a shell with these arguments, descriptors (the shell's number: ours) and environment; return its pid."""

@@ -62,6 +62,16 @@ spool_signal() {
     fi
 }
 
+# spool_listen: pass signals on from now on.
+spool_listen() {
+    trap 'spool_signal HUP 129' HUP
+    trap 'spool_signal INT 130' INT
+    trap 'spool_signal QUIT 131' QUIT
+    trap 'spool_signal TERM 143' TERM
+    trap 'spool_signal USR1 0' USR1
+    trap 'spool_signal USR2 0' USR2
+}
+
 # spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST". A shell reads /proc byte by
 # byte, which takes longer than its own start; so whoever started this one may have said "PID START_TICKS".
 spool_identify() {
@@ -72,6 +82,7 @@ spool_identify() {
     ready)
         read -r spool_pid spool_ticks || exit 73 # whoever was to say when is gone
         exec 8<&-                                # where this text came from
+        spool_listen                             # before, a signal ended this shell, and nothing was lost
         ;;
     esac
     case $spool_ticks in
@@ -293,16 +304,10 @@ spool_not_opened() {
 # What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
 exec 5>&2 2> /dev/null
 
+if [ "$spool_told" != ready ]; then spool_listen; fi
+
 # Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
 spool_identify || exit 73
-
-trap 'spool_signal HUP 129' HUP
-trap 'spool_signal INT 130' INT
-trap 'spool_signal QUIT 131' QUIT
-trap 'spool_signal TERM 143' TERM
-trap 'spool_signal USR1 0' USR1
-trap 'spool_signal USR2 0' USR2
-
 set -C
 {
     spool_created=yes

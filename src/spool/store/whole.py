@@ -87,6 +87,17 @@ def read_whole(path: str) -> Seen | NotWhole:
         os.close(fd)
 
 
+def is_gone(path: str) -> bool:
+    """Whether nothing is there; False if nobody can tell."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def in_order_of_making(directory: str) -> list[str]:
     """Return the names in a directory by inode: about as they came, and as they lie on the disk. Raises OSError."""
     with os.scandir(directory) as entries:

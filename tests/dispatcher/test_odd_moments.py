@@ -1,0 +1,69 @@
+"""What nobody can tell for a moment, and what happens before a run has said who it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
+from spool.core.layout import DONE, QUEUED
+from spool.core.model import Jid
+from spool.dispatcher import moves
+from spool.executors.base import Launch, Started
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher in a world with an empty spool."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        made = Session(world)
+        yield made
+        made.end()
+
+
+def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale handle of NFS, or a directory that nobody may enter: the job keeps its place."""
+    session.users.submit("first", "hang until 2", "cpus = 2")
+    session.users.submit("waits", "ok")
+    session.settle()
+    now = session.now
+    assert now is not None
+    lstat, path = os.lstat, str(session.users.path(QUEUED, "waits"))
+
+    def stale(of: Any, *arguments: Any, **keys: Any) -> os.stat_result:
+        if os.fspath(of) == path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return lstat(of, *arguments, **keys)
+
+    before = now.table.queue["waits"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", stale)
+        now.look.hint(QUEUED, "waits.toml")
+    assert now.table.queue["waits"] is before
+
+
+def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wrapper was ended before it could: that is no failure."""
+    world = session.world
+
+    def start(self: World, launch: Launch) -> Started:
+        return Started(identity=Jid(9_999_999, 1, self.boot, NAMESPACE, HOST))  # gone already
+
+    def cancel() -> None:
+        session.users.cancel("young")
+
+    monkeypatch.setattr(World, "start", start)
+    session.after_turn = cancel
+    session.users.submit("young", "ok")
+    session.settle()
+    ends = ends_of(world)
+    assert ends.outcomes["young"] == ("cancelled 1.0",)
+    assert ends.places["young"] == (DONE,)
