@@ -77,8 +77,11 @@ class Served:
         )
         return self
 
-    def run(self, *arguments: str) -> int:
-        """Run a dispatcher to its end, with `--until-idle` or whatever is given, and return its exit code."""
+    def run(self, *arguments: str, inherits: Sequence[int] = ()) -> int:
+        """Run a dispatcher to its end, with `--until-idle` or whatever is given, and return its exit code.
+
+        *inherits* are descriptors that are left open for it.
+        """
         with self.stderr.open("ab") as stderr:
             return subprocess.run(
                 self._command(arguments or ("--until-idle",)),
@@ -88,6 +91,7 @@ class Served:
                 stderr=stderr,
                 timeout=60,
                 check=False,
+                pass_fds=inherits,
             ).returncode
 
     def _command(self, arguments: Sequence[str]) -> list[str]:

@@ -268,6 +268,24 @@ def test_once_does_one_pass(served: Served) -> None:
     served.end_runs()
 
 
+@_BOTH
+def test_a_job_holds_nothing_of_who_started_the_dispatcher(served: Served) -> None:
+    """A pipe or a lock of the shell that ran `spool dispatch` is not open in what outlives that."""
+    reading, writing = os.pipe()
+    try:
+        served.drop("stays", "exec sleep 1000")
+        assert served.run("--once", inherits=[writing]) == 0
+        served.pid("stays")
+    finally:
+        os.close(writing)
+    try:
+        os.set_blocking(reading, False)
+        assert os.read(reading, 1) == b"", "somebody has the other end open"
+    finally:
+        os.close(reading)
+        served.end_runs()
+
+
 def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
     """`--until-idle` runs what waits, chains and retries included, and leaves; held files do not keep it."""
     served.drop("kept", "true", place="held")

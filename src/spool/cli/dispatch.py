@@ -27,7 +27,9 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
     from spool.dispatcher.main import serve
     from spool.listeners.lines import set_up_logging
+    from spool.machine.children import keep_descriptors
 
+    keep_descriptors()
     idle_ns = (parse_duration(idle_exit) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     spool = made(root)
