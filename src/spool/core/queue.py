@@ -21,7 +21,7 @@ from spool.core.ordered import Ordered
 from spool.core.waits import deadline_ns, opens_at_ns
 
 _NEVER = -(1 << 63)
-_FEW = 64
+_FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
 _TIME = 1  # stands beside its shape because its instant has not come
 _DEPENDENCY = 2  # … because of the jobs that it depends on
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core import layout
@@ -153,14 +154,12 @@ class Starter:
     def foresee(self, start: Start | None, now_ns: int) -> list[int]:
         """Make the next starts shorter, and that of *start* most of all; return the pids of what waits for that."""
         chosen, text = None, None
-        try:
+        with suppress(OSError, SpoolError, ImportError):  # the start itself will say what is wrong
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
                 live = self._imagined(job, job.queued, start.grant, now_ns)
                 if live is not None:
                     chosen = self.executor(live.executor)
                     text = self._ahead.prepare(live, job.queued, chosen)
-        except (OSError, SpoolError, ImportError):  # the start itself will say what is wrong
-            text = None
         if text is None:
             self._ahead.drop()
         ready = [executor.get_ready(text if executor is chosen else None) for executor in self._executors.values()]
