@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +27,45 @@ def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
         assert signalling.send([same], signal.SIGTERM) == signalling.Sent(gone=frozenset({same}))
         assert child.wait() == -signal.SIGTERM
     assert signalling.send([same], signal.SIGTERM) == signalling.Sent(gone=frozenset({same}))
+
+
+def test_parents_are_signalled_before_their_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that is told late sees its program end first, and goes on to its next command."""
+    told = []
+
+    def opened(pid: int, flags: int = 0) -> int:
+        told.append(pid)
+        return pidfd_open(pid, flags)
+
+    pidfd_open = os.pidfd_open
+    nest = "exec sleep 60"
+    for _ in range(7):
+        nest = f"echo $$; sh -c {shlex.quote(nest)}; :"
+    shells = subprocess.Popen(["sh", "-c", nest], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with shells:
+        try:
+            assert shells.stdout is not None
+            chain = [int(shells.stdout.readline()) for _ in range(7)]
+            meant = frozenset(Process(pid, identity.start_ticks(pid) or 0) for pid in chain)
+            monkeypatch.setattr(os, "pidfd_open", opened)
+            for processes in (meant, sorted(meant), sorted(meant, reverse=True)):
+                assert signalling.send(processes, signal.SIGCONT).signalled == meant
+                assert told == chain
+                told.clear()
+        finally:
+            os.killpg(shells.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("around", [{2: 3, 3: 2}, {2: 2, 3: 3}, {}])
+def test_a_circle_of_parents_is_no_endless_one(monkeypatch: pytest.MonkeyPatch, around: dict[int, int]) -> None:
+    """Pids that came back between two looks may seem to be each other's parents; nobody is left out."""
+
+    def read_stat(pid: int) -> SimpleNamespace | None:
+        return SimpleNamespace(parent=around[pid], dead=False, start_ticks=0) if pid in around else None
+
+    monkeypatch.setattr(signalling, "read_stat", read_stat)
+    both = frozenset({Process(2, 1), Process(3, 1)})  # of another start, and so signalled in no case
+    assert signalling.send(both, signal.SIGTERM).gone == both
 
 
 def test_pid_1_and_this_process_are_never_signalled() -> None:

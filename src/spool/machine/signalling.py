@@ -31,7 +31,7 @@ class Sent:
 
 
 def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
-    """Send a signal to each process that still is the one it was, and say what became of it.
+    """Send a signal to each process that still is the one it was, parents first, and say what became of it.
 
     The identity is checked while a pidfd holds the process, so that a pid that came back is never signalled.
     Pid 1, this process and the pids in *spare* are refused.
@@ -39,7 +39,7 @@ def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = 
     signalled: set[Process] = set()
     gone: set[Process] = set()
     refused: set[Process] = set()
-    for process in processes:
+    for process in _parents_first(processes):
         if process.pid <= _INIT or process.pid == os.getpid() or process.pid in spare:
             refused.add(process)
             continue
@@ -52,6 +52,27 @@ def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = 
             continue
         (signalled if found else gone).add(process)
     return Sent(frozenset(signalled), frozenset(gone), frozenset(refused))
+
+
+def _parents_first(processes: Iterable[Process]) -> list[Process]:
+    """Return the processes in an order in which nobody comes before its parent.
+
+    A shell that is told after the program for which it waits may see that end first, and go on to its next command or
+    end without its trap.
+    """
+    processes = list(processes)
+    parents = {pid: stat.parent for pid in {process.pid for process in processes} if (stat := read_stat(pid))}
+    order: list[int] = []
+    seen: set[int] = set()
+    for pid in parents:
+        line = []  # from the process upwards
+        while pid in parents and pid not in seen:
+            seen.add(pid)  # pids that came back may make a circle of it
+            line.append(pid)
+            pid = parents[pid]
+        order += reversed(line)
+    rank = {pid: place for place, pid in enumerate(order)}
+    return sorted(processes, key=lambda process: rank.get(process.pid, -1))
 
 
 def _send(process: Process, number: int) -> bool:
