@@ -12,6 +12,7 @@ from spool.core.model import SECOND_NS, Machine, State
 from spool.core.plan import Plan
 from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.counts import Counts
+from spool.dispatcher.pace import Pace
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.dispatcher.watch import Watch
 from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
@@ -21,7 +22,7 @@ from spool.store.locked import LockedSpool
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
-_SHARE = 200  # writing may cost one part in so many of the time
+_SHARE = 200  # writing may cost one part in so many of a processor
 
 
 class Report:
@@ -35,6 +36,7 @@ class Report:
         self._written_of = (0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
+        self._pace = Pace(_SHARE)
         self._wanted = True
         self._beat_ns = 0
         self.problems: list[str] = []
@@ -58,18 +60,17 @@ class Report:
             if now >= self._beat_ns:
                 self._beat(now)
             return
-        begun = time.perf_counter_ns()
-        text = render_state(self._view(plan, machine, paused=paused))
         try:
-            self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
+            with self._pace:
+                text = render_state(self._view(plan, machine, paused=paused))
+                self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
         except OSError as error:
             if not disk_is_full(error):
                 raise
             self._next_ns = now + SECOND_NS
             return
-        cost = time.perf_counter_ns() - begun
         self._wanted, self._written_of = False, troubles
-        self._next_ns = now + max(_AT_MOST_EVERY_NS, _SHARE * cost)
+        self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
         self._beat_ns = now + _HEARTBEAT_NS
 
     def _beat(self, now: int) -> None:

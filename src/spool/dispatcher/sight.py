@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
+from spool.dispatcher.pace import Pace
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_NS = SECOND_NS  # between looks where no event tells of a change of the files
-# A look at everything may cost one part in so many of the time: a net beneath the events, or all there is.
+# A look at everything may cost one part in so many of a processor: a net beneath the events, or all there is.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
 
@@ -129,11 +130,9 @@ class Sight:
         of = self._of
         of.watch.lost = False
         of.table.unblock()
-        begun = time.monotonic_ns()
-        self.look_at_everything()
-        of.starter.ask_executors_again()
-        cost = time.monotonic_ns() - begun
-        if of.watch.problem is not None:
-            self.next_due_ns = now + max(POLL_NS, _SHARE_WITHOUT_EVENTS * cost)
-        else:
-            self.next_due_ns = now + max(of.settings.config.look_every_ns, _SHARE_BESIDE_EVENTS * cost)
+        events = of.watch.problem is None
+        pace = Pace(_SHARE_BESIDE_EVENTS if events else _SHARE_WITHOUT_EVENTS)
+        with pace:
+            self.look_at_everything()
+            of.starter.ask_executors_again()
+        self.next_due_ns = now + max(of.settings.config.look_every_ns if events else POLL_NS, pace.pause_ns)
