@@ -32,6 +32,21 @@ def test_every_verb_explains_itself(spool: Command, verb: str) -> None:
     assert first.split()[0] == group.VERBS[verb].split()[0]
 
 
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_keeps_to_a_terminal_of_80_columns(spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are set by hand, too: the terminal would break them where they mean nothing any more."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = spool(*verb.split(), "--help")
+    assert not [line for line in said.out.splitlines() if len(line) > 80]
+
+
+def test_help_shows_how_it_is_done_by_hand(spool: Command) -> None:
+    """Command, meaning and verb stand in columns."""
+    lines = spool("--help").out.splitlines()
+    assert "    rm running/a.toml            cancels it         (spool cancel a)" in lines
+    assert "    cat jobs/a/1/log             shows its output   (spool log a)" in lines
+
+
 def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
     """The list of verbs is whole, and printing it is quick."""
     said = spool("--help")

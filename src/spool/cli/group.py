@@ -118,7 +118,7 @@ class Verbs(click.Group):
                 formatter.write_dl(list(verbs.items()))
 
 
-_EPILOG = unfilled("""\
+_EPILOG = unfilled("""
 Everything here can be done by cp, mv, rm and cat as well:
   mv queued/a.toml held/       holds job a        (spool hold a)
   rm running/a.toml            cancels it         (spool cancel a)

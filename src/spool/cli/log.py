@@ -35,8 +35,8 @@ def command(
     """Show or follow a job's output.
 
       spool log train -n 20
-      spool log -f train          follows it across retries until the job has ended
-      spool log sweep             the output of each task of an array, under its name
+      spool log -f train      follows it across retries until the job has ended
+      spool log sweep         the output of each task of an array, under its name
 
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
     """

@@ -80,7 +80,7 @@ def command(
     the real planner that decides, with the configuration of the spool; nothing is started. The policies:
 
       fifo   first come, first served, nobody overtakes
-      easy   as fifo, but what delays the first that waits by nothing may overtake (EASY backfilling)
+      easy   as fifo, but who does not delay the first may overtake (backfilling)
       spool  as this spool is configured
 
     SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU

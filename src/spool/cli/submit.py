@@ -58,8 +58,8 @@ def command(
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train
       spool submit -c 'sort words | uniq -c > counts'
-      spool submit script.sh          reads the script's `#SPOOL --gpus 1` lines; options here win
-      spool submit -f train.toml      a job file, copied byte for byte
+      spool submit script.sh      its `#SPOOL --gpus 1` lines; options here win
+      spool submit -f train.toml  a job file, copied byte for byte
 
     By hand: cp train.toml ~/.spool/.tmp/ && mv ~/.spool/.tmp/train.toml ~/.spool/queued/
     """
