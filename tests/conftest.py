@@ -20,12 +20,13 @@ from support import end, left_behind, make_spool, processes
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
     pytest_plugins = ["plugins.fake_nvml", "plugins.receiving"]
 
-# No deadline, for that would be a timed assertion. New examples each time, also where hypothesis sees a CI machine;
-# the blob that a failure prints finds it again anywhere.
-_PROFILE = {"deadline": None, "derandomize": False, "print_blob": True}
-hypothesis.settings.register_profile("ci", max_examples=40, **_PROFILE)
-hypothesis.settings.register_profile("thorough", max_examples=2000, **_PROFILE)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+# No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in
+# CI the same ones for the same test, so that a change is judged by what it changes.
+_PROFILE = {"deadline": None, "print_blob": True}
+hypothesis.settings.register_profile("ci", max_examples=40, derandomize=True, database=None, **_PROFILE)
+hypothesis.settings.register_profile("new", max_examples=40, derandomize=False, **_PROFILE)
+hypothesis.settings.register_profile("thorough", max_examples=2000, derandomize=False, **_PROFILE)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "new"))
 
 # What would let a test reach the user's own spool, tmux server, service manager or GPUs, or change what jobs find.
 _UNWANTED = (

@@ -15,7 +15,7 @@ from spool.core.units import format_duration, format_size, parse_duration, parse
 
 G = 1 << 30
 M = 1 << 20
-HOUR = 3600 * S
+MINUTE, HOUR = 60 * S, 3600 * S
 TRAIN = Run(
     "train", 1, State.FINISHED, cpus=8, memory_bytes=16 * G, gpus=2, time_limit_ns=8 * HOUR, run_time_ns=2 * HOUR,
     cpu_time_ns=5 * HOUR, peak_memory_bytes=4 * G,
@@ -148,9 +148,17 @@ def test_times_are_rounded_up(took: str, written: str) -> None:
     assert format_duration(rounded_time(parse_duration(took))) == written
 
 
-@given(st.integers(1, 1 << 45), st.integers(1, 1 << 45))
-def test_rounding_never_goes_down_and_keeps_the_order(one: int, other: int) -> None:
-    """What is rounded is no less, at most a quarter and a smallest step more, and more stays no less."""
-    for rounded, least in ((rounded_size, 64 * M), (rounded_time, 60 * S)):
-        assert one <= rounded(one) <= one * 5 // 4 + least
+_BORDERS = [*(2**power * G for power in range(0, 7, 2)), 10 * MINUTE, 2 * HOUR, 12 * HOUR, 72 * HOUR]
+
+
+@pytest.mark.parametrize("border", _BORDERS)
+@given(st.integers(1, 1 << 49), st.integers(-2, 2))
+def test_rounding_never_goes_down_and_keeps_the_order(border: int, one: int, beside: int) -> None:
+    """What is rounded is no less, by a half and a minute at most (sizes: a quarter, 64 MiB), and more stays no less."""
+    other = border + beside
+    for rounded, most in ((rounded_size, 64 * M), (rounded_time, MINUTE)):
+        part = 4 if rounded is rounded_size else 2
+        for number in (one, other):
+            assert number <= rounded(number) <= number + number // part + most
         assert (one <= other) <= (rounded(one) <= rounded(other))
+        assert (other <= one) <= (rounded(other) <= rounded(one))
