@@ -298,6 +298,36 @@ def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
     assert served.run() == 0
 
 
+@pytest.mark.parametrize("until", [("--until-idle",), ("--idle-exit", "100ms")])
+def test_what_is_no_job_keeps_no_dispatcher(served: Served, until: tuple[str, ...]) -> None:
+    """A directory, a link or a FIFO with the name of a job file is looked for once more, and then left."""
+    (served.root / "queued" / "directory.toml").mkdir()
+    (served.root / "queued" / "link.toml").symlink_to("nowhere")
+    os.mkfifo(served.root / "queued" / "fifo.toml")
+    served.drop("job", "true")
+    assert served.run(*until) == 0
+    assert served.outcome("job") == "finished"
+    assert served.said().count("dispatcher serves") <= 2
+
+
+def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
+    """A file that is copied slowly into `queued/` is run, and is waited for by one dispatcher."""
+    path = served.path("queued", "slow")
+    with path.open("wb") as file:
+        file.write(b"# a comment\n")
+        file.flush()
+        served.start("--until-idle")
+        served.drop("other", "true")
+        served.wait_done("other")
+        assert served.lives()
+        file.write(served.text("true"))
+    served.wait_done("slow")
+    process, served.process = served.process, None
+    assert process is not None
+    assert process.wait(20) == 0
+    assert served.said().count("dispatcher serves") == 1
+
+
 def test_idle_exit_leaves_after_a_while(served: Served) -> None:
     """`--idle-exit` leaves when there was nothing to do for so long, not while a job runs."""
     served.drop("short", ["sleep", "0.5"])

@@ -22,7 +22,7 @@ from spool.dispatcher.telling import Telling
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
 from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, in_order_of_making, is_gone, read_whole
+from spool.store.whole import NotWhole, Seen, in_order_of_making, is_gone, is_open_in_editor, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,11 @@ class Look:
                 del self._vanished[name]
                 self.clocks.forget(name)
 
+    @property
+    def awaits_writers(self) -> bool:
+        """Whether a file in `queued/` is being written: it is looked at again."""
+        return any(place == QUEUED for place, _ in self._recheck)
+
     def next_due_ns(self) -> int | None:
         """Return when :meth:`due` has something to do, on the monotonic clock."""
         times = [when for when, _ in self._recheck.values()]
@@ -112,7 +117,7 @@ class Look:
         if is_gone(self._layout.job_file(place, name)):  # as it is after every move of our own
             self._take(place, name, NotWhole.GONE)
             return
-        edited = self._is_edited(place, name, None)
+        edited = is_open_in_editor(self._layout.at(place), name)
         if anew or self._is_new(place, name, edited):
             seen = read_whole(self._layout.job_file(place, name))
             self._take(place, name, self._understood(place, name, seen, edited))
@@ -124,7 +129,7 @@ class Look:
         """
         for at in range(0, len(names), _TOGETHER):
             some = [name for name in names[at : at + _TOGETHER] if not self._is_arrays(name)]
-            edits = {name: self._is_edited(place, name, marks) for name in some}
+            edits = {name: is_open_in_editor(self._layout.at(place), name, marks) for name in some}
             new = [name for name in some if self._is_new(place, name, edits[name])]
             seen = [(name, read_whole(self._layout.job_file(place, name))) for name in new]
             files = [(name, self._understood(place, name, one, edits[name])) for name, one in seen]
@@ -284,15 +289,6 @@ class Look:
             if name not in found or (file is not None and file.problem != INVALID):
                 self._texts.withdraw_complaint(place, name)
         return found, marks
-
-    def _is_edited(self, place: str, name: str, marks: set[str] | None) -> bool:
-        if marks is not None and not marks:
-            return False
-        swap, lock = layout.editor_marks(name)
-        if marks is not None:
-            return swap in marks or lock in marks
-        directory = self._layout.at(place)
-        return os.path.lexists(f"{directory}/{swap}") or os.path.lexists(f"{directory}/{lock}")
 
 
 _NO_FILE = JobFile(0, 0, 0, 0, 0, None)

@@ -152,12 +152,12 @@ class Dispatcher:
     def idle(self) -> bool:
         """Whether nothing waits that could ever start by itself, and nothing runs."""
         waiting = len(self.table.queue) - self.arrays.waiting_held()
-        return not self.table.live and not waiting and self.arrays.idle
+        return not self.table.live and not waiting and not self.look.awaits_writers and self.arrays.idle
 
     @property
     def stuck(self) -> bool:
         """Whether nothing runs, and what waits can be helped by people only."""
-        return not self.table.live and self.plan is not None and self.plan.stuck
+        return not self.table.live and not self.look.awaits_writers and self.plan is not None and self.plan.stuck
 
     # A pass.
 

@@ -32,6 +32,7 @@ def serve(
     *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
     but with *once* that is no error: it does what is to be done.
     """
+    left_over: set[str] = set()
     while True:
         try:
             spool = LockedSpool(root, wait_s=lock_wait_s)
@@ -57,8 +58,10 @@ def serve(
             dispatcher.telling.listening.join(
                 _TELLING_S
             )  # so that what was to be told has been, where that is possible
-        # A submit that came between the last look and the release of the lock has seen a dispatcher live.
-        if told or once or not set(spool.names(QUEUED)) - known:
+        # A submit that came between the last look and the release of the lock has seen a dispatcher live. What a second
+        # dispatcher does not take either is no job, but a link or a directory of such a name.
+        before, left_over = left_over, set(spool.names(QUEUED)) - known
+        if told or once or not left_over - before:
             log.info("dispatcher leaves; what runs goes on")
             return 0
 

@@ -37,6 +37,10 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "ceph", "glusterfs", "
 class _Inotify(InotifyFD):
     """The library's descriptor, not inherited by the jobs and read without its thread."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_reading = False  # else, until the first event, `close` would leave all of it to that thread
+
     @classmethod
     def _create_inotify_fd(cls) -> int:
         fd = super()._create_inotify_fd()

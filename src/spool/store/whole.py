@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
+from spool.core import layout
+
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
 _LEASE_LASTS_NS = 1_000_000_000  # for certain; the kernel breaks one after /proc/sys/fs/lease-break-time, 45 s
@@ -96,6 +98,16 @@ def is_gone(path: str) -> bool:
     except OSError:
         return False
     return False
+
+
+def is_open_in_editor(directory: str, name: str, marks: set[str] | None = None) -> bool:
+    """Whether an editor's file in *directory* says that the file of job *name* is open (FORMAT 2.4).
+
+    *marks* are all files there that may be an editor's, where they are known.
+    """
+    if marks is None:
+        return any(os.path.lexists(f"{directory}/{mark}") for mark in layout.editor_marks(name))
+    return bool(marks) and not marks.isdisjoint(layout.editor_marks(name))
 
 
 def in_order_of_making(directory: str) -> list[str]:
