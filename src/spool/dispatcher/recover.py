@@ -7,7 +7,6 @@ the starts and ends whose file moves did not reach the disk.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict
-from spool.core.model import SECOND_NS, Grant, Jid, Result, Running, Spec
+from spool.core.model import Grant, Jid, Result, Running, Spec
 from spool.dispatcher.finish import series_after
 from spool.dispatcher.memory import Memory
 from spool.dispatcher.start import SILENT_NS, spec_of_text
@@ -277,5 +276,5 @@ class Recovery:
 def _started_boot_ns(jid: Jid | None, at_ns: int) -> int:
     """Return when the run started, on the clock that counts since boot and that nobody sets."""
     if jid is not None:
-        return jid.start_ticks * SECOND_NS // os.sysconf("SC_CLK_TCK")
+        return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)

@@ -33,6 +33,7 @@ class _Stopping:
     look_at_ns: int = 0
     pause_ns: int = _FIRST_LOOK_NS
     told: set[Process] = field(default_factory=set)  # these have had TERM
+    told_at_ticks: int = 0  # when the first of them had, as processes count their starts
     alone_since_ns: int | None = None  # the wrapper is all that is left since then
 
 
@@ -109,6 +110,7 @@ class Stopper:
             if now >= stopping.kill_at_ns:
                 send(others, signal.SIGKILL)
             elif news := self._untold(stopping, others, left):
+                stopping.told_at_ticks = stopping.told_at_ticks or identity.ticks_now()
                 send(news, signal.SIGTERM)
                 stopping.told |= news
             return
@@ -121,14 +123,19 @@ class Stopper:
             send(left, signal.SIGKILL)
 
     def _untold(self, stopping: _Stopping, others: set[Process], left: set[Process]) -> set[Process]:
-        """Return who is to have TERM now: everybody once, and later those whose parent died before they were seen.
+        """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
 
-        What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over.
+        What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over. But
+        between the look and the signal a shell may have begun its next command, and waits for that before its trap.
         """
         if not stopping.told:
             return others
         pids = {process.pid for process in left}
-        return {process for process in others - stopping.told if _parent(process) not in pids}
+        return {
+            process
+            for process in others - stopping.told
+            if process.start_ticks < stopping.told_at_ticks or _parent(process) not in pids
+        }
 
 
 def _wrapper_pid(live: Live) -> int | None:

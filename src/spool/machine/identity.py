@@ -7,6 +7,7 @@ from /proc directly; every function takes another root for it, so that tests can
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,9 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 
 PROC = "/proc"
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+"""What the kernel counts starts and CPU time in."""
+
 _START_TICKS = 19  # its place among the fields after the name
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
@@ -131,6 +135,11 @@ def start_ticks(pid: int, *, proc: str = PROC) -> int | None:
     """Return when the process started, in clock ticks since boot; None if there is no such process."""
     fields = _stat_fields(pid, proc)
     return None if fields is None else int(fields[_START_TICKS])
+
+
+def ticks_now() -> int:
+    """Return the time as processes count their starts: clock ticks since boot."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // TICK_NS
 
 
 def of_process(pid: int, *, proc: str = PROC) -> Jid | None:

@@ -10,10 +10,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spool.machine.identity import PROC, read_bytes, read_stat
+from spool.machine.identity import PROC, TICK_NS, read_bytes, read_stat
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _KIBIBYTE = 1024
 
 
@@ -47,7 +46,7 @@ def cpu_time_ns(pids: Iterable[int], *, proc: str = PROC) -> int:
         stat = read_stat(pid, proc=proc)
         if stat is not None:
             own = stat.user_ticks + stat.system_ticks
-            total += (own + stat.children_user_ticks + stat.children_system_ticks) * _TICK_NS
+            total += (own + stat.children_user_ticks + stat.children_system_ticks) * TICK_NS
     return total
 
 
