@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
-from spool.core.layout import DONE, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Jid
 from spool.dispatcher import moves
 from spool.executors.base import Launch, Started
@@ -46,6 +46,22 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
         patch.setattr(os, "lstat", stale)
         now.look.hint(QUEUED, "waits.toml")
     assert now.table.queue["waits"] is before
+
+
+def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
+    """`ln held/x queued/`, then `rm held/x`: between the two it cannot start, and after them it waits for no look."""
+    session.users.submit("x", "ok", place=HELD)
+    session.settle()
+    now = session.now
+    assert now is not None
+    held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
+    os.link(held, queued)
+    now.look.hint(QUEUED, "x.toml")
+    now.acting.work()
+    assert "held/" in (now.table.queue["x"].executor_problem or "")
+    os.unlink(held)
+    now.look.hint(HELD, "x.toml")
+    assert now.acting.work()
 
 
 def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(

@@ -243,6 +243,7 @@ class Look:
         # Whatever it was before (open in an editor, being written), it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
             self._texts.withdraw_complaint(place, name)
+        job.blocked = None  # what was in its way may have been this
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
