@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-_SHARE_OF_TIME = 20
+_SHARE_OF_TIME = 5
 
 
 class Pace:
@@ -15,7 +15,7 @@ class Pace:
     """
 
     def __init__(self, share: int) -> None:
-        """Let the work have one part in *share* of a processor, and one in twenty of this thread's time."""
+        """Let the work have one part in *share* of a processor, and one in five of this thread's time."""
         self._share = share
         self._begun = (0, 0)
         self.pause_ns = 0

@@ -49,7 +49,7 @@ class Report:
 
     def next_due_ns(self) -> int:
         """Return when :meth:`write` has something to do, on the monotonic clock."""
-        return self._next_ns if self._wanted else self._beat_ns
+        return min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns
 
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
         """Write the file if it is out of date and its time has come."""
