@@ -310,6 +310,29 @@ def test_what_is_no_job_keeps_no_dispatcher(served: Served, until: tuple[str, ..
     assert served.said().count("dispatcher serves") <= 2
 
 
+_RELEASED_TOO_LATE = """
+import os, sys
+from spool.dispatcher import loop, main
+close = loop.Dispatcher.close
+def release_and_close(self):
+    if os.path.exists(f"{sys.argv[1]}/held/x.toml"):
+        os.rename(f"{sys.argv[1]}/held/x.toml", f"{sys.argv[1]}/queued/x.toml")
+        os.replace(f"{sys.argv[1]}/mended", f"{sys.argv[1]}/queued/broken.toml")
+    close(self)
+loop.Dispatcher.close = release_and_close
+main.serve(sys.argv[1], until_idle=True)
+"""
+
+
+def test_what_is_released_or_mended_while_the_dispatcher_leaves_is_run(served: Served) -> None:
+    """Whoever did that saw a dispatcher live, and started none."""
+    served.drop("x", "true", place="held")
+    served.drop("broken", b"]")
+    (served.root / "mended").write_bytes(served.text("true"))
+    subprocess.run([sys.executable, "-c", _RELEASED_TOO_LATE, served.root], env=served.environment, check=True)
+    assert (served.outcome("x"), served.outcome("broken")) == ("finished", "finished")
+
+
 def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
     """A file that is copied slowly into `queued/` is run, and is waited for by one dispatcher."""
     path = served.path("queued", "slow")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from contextlib import suppress
 
 from spool.core.errors import LockHeld
 from spool.core.layout import QUEUED
@@ -16,6 +18,8 @@ log = logging.getLogger(__name__)
 
 _WAIT_FOR_ROOM_S = 0.5
 _TELLING_S = 30.0
+
+_Version = tuple[str, int, int]  # of a job file: the job, the inode, the time of the last change
 
 
 def serve(
@@ -32,7 +36,7 @@ def serve(
     *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
     but with *once* that is no error: it does what is to be done.
     """
-    left_over: set[str] = set()
+    left_over: set[_Version] = set()
     while True:
         try:
             spool = LockedSpool(root, wait_s=lock_wait_s)
@@ -48,7 +52,9 @@ def serve(
             dispatcher.open()
             log.info("dispatcher serves %s", spool.root)
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
-            told, known = dispatcher.wakes.leaving, set(dispatcher.table.jobs)
+            told = dispatcher.wakes.leaving
+            waiting = [(job.name, job.queued) for job in dispatcher.table.jobs.values() if job.queued is not None]
+            known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
         finally:
             if dispatcher is not None:
                 dispatcher.close()
@@ -58,12 +64,22 @@ def serve(
             dispatcher.telling.listening.join(
                 _TELLING_S
             )  # so that what was to be told has been, where that is possible
-        # A submit that came between the last look and the release of the lock has seen a dispatcher live. What a second
-        # dispatcher does not take either is no job, but a link or a directory of such a name.
-        before, left_over = left_over, set(spool.names(QUEUED)) - known
-        if told or once or not left_over - before:
+        # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
+        # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
+        before, left_over = left_over, set() if told or once else _queued(spool) - known
+        if not left_over - before:
             log.info("dispatcher leaves; what runs goes on")
             return 0
+
+
+def _queued(spool: LockedSpool) -> set[_Version]:
+    """Return which files have the name of a job and lie in `queued/`."""
+    found = set()
+    for name in spool.names(QUEUED):
+        with suppress(OSError):
+            status = os.lstat(spool.layout.job_file(QUEUED, name))
+            found.add((name, status.st_ino, status.st_mtime_ns))
+    return found
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
