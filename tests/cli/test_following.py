@@ -13,6 +13,7 @@ from calling import Command, put_job, start
 from spool.core.model import Result, State
 from spool.formats import ends
 from spool.formats.state import parse_state
+from spool.store import awaiting
 from spool.store.awaiting import Awaited, End
 from spool.store.spool import Spool
 from spool.store.tails import Tail
@@ -50,6 +51,28 @@ def test_wait_exits_as_the_job_did(
     put_job(spool_root, "a", place="done")
     ended(spool_root, "a", 1, outcome, code=code)
     assert spool("wait", "a").code == expected
+
+
+def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ended_as_it_did(spool_root: Path) -> None:
+    """The run of a file in `running/` is the newest one, also once its result is there: it is not an older end."""
+    file = put_job(spool_root, "a", place="running")
+    ended(spool_root, "a", 1, State.FINISHED, code=0)
+    awaited = Awaited(Spool(str(spool_root)), "a")
+    assert awaited.look() is None
+    file.rename(spool_root / "done" / "a.toml")
+    assert awaited.look() == End("a", State.FINISHED, 0, "finished", 1)
+
+
+def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an older record of its name lies in `done/`: what counts is the run that was ordered to stop."""
+    monkeypatch.setattr(awaiting, "GRACE_NS", 0)
+    put_job(spool_root, "a", place="done")
+    ended(spool_root, "a", 1, State.FINISHED, code=0)
+    metadir = spool_root / "jobs" / "a" / "2"
+    metadir.mkdir()
+    (metadir / "stop").write_text("requeue root 1\n")
+    awaited = Awaited(Spool(str(spool_root)), "a")
+    assert [awaited.look(), awaited.look()] == [None, None]
 
 
 def test_wait_takes_the_first_bad_code_of_several(spool: Command, spool_root: Path) -> None:

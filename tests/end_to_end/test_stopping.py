@@ -90,6 +90,36 @@ def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
     assert time.monotonic() - begun >= 0.7  # how early is a claim, how late is not
 
 
+@pytest.mark.parametrize("first", ["requeue", "hold"])
+@pytest.mark.parametrize("then", ["cancel", "rm"])
+def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(served: Served, first: str, then: str) -> None:
+    """It is `stopping` for all to see until that run is over, and then `cancelled` for good, as its dependents hear."""
+    served.start()
+    gate = served.root / "gate"
+    tidies = f"trap 'until [ -e {gate} ]; do sleep 0.02; done; exit 3' TERM; echo up; while :; do sleep 0.02; done"
+    served.drop("x", tidies, kill_grace="1m")
+    served.drop("after", "true", depends_on={"ended": ["x"]})
+    served.says("x", "up")
+    assert served.spool(first, "x").returncode == 0
+    served.until(lambda: served.record("x", "stop"), "the stop")
+    if then == "rm":
+        served.path("held" if first == "hold" else "queued", "x").unlink()
+    else:
+        assert served.spool("cancel", "x").returncode == 0
+    served.looked()
+    served.until(lambda: served.state()["jobs"].get("x", {}).get("state") == "stopping", "the view")
+    assert "stopping" in served.spool("ls", "x").stdout
+    for verb in ("cancel", "hold", "why"):
+        assert "it is being stopped" in served.spool(verb, "x").stderr
+    assert "in vain" in served.spool("wait", "x", "--timeout", "2s").stderr
+    gate.touch()
+    result = served.wait_done("x", "after")
+    assert result is not None
+    assert (result["run"], result["outcome"], result.get("again")) == (1, "cancelled", None)
+    assert [line["job"] for line in served.history() if line["job"] == "x"] == ["x"]
+    assert served.spool("wait", "x").returncode == 130
+
+
 def test_the_epilog_runs_after_a_stop(shared: Served) -> None:
     """A stopped job's epilog runs, and finds 143."""
     shared.drop("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")

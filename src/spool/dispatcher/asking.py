@@ -45,6 +45,8 @@ def why(spool: Spool, name: str) -> Answer:
             kept = why_kept(spool, name, run) if run is not None else ""
             runs = f"it runs, and was not cancelled: {kept}" if kept else "it runs"
             raise SpoolError(cannot("say", f"why job {name} waits", runs))
+        if spool.is_stopping(name):
+            raise SpoolError(cannot("say", f"why job {name} waits", "it is being stopped"))
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))

@@ -74,7 +74,8 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
     if place is None:
         last = shown[-1]
-        found = [Row(name, last.state or State.CANCELLED, run=last.run, reason=f"{last.reason}; its file is gone")]
+        reason = "; ".join(filter(None, (last.reason, "its file is gone")))
+        found = found or [Row(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     return Details(
         name=name,
         row=found[0],

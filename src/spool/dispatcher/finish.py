@@ -199,7 +199,10 @@ class Finisher:
             host=identity.host(),
         )
         kind = live.stop_kind
-        if kind not in (StopKind.REQUEUE, StopKind.HOLD) and self._superseded(job, live):
+        if kind in (StopKind.REQUEUE, StopKind.HOLD):
+            if set(self._spool.places(live.name)) <= {DONE}:  # somebody has thought better of that
+                return replace(result, reason=f"{reason}, and cancelled")
+        elif self._superseded(job, live):
             return result
         goes_on = again(
             live.spec,

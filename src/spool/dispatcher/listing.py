@@ -33,8 +33,8 @@ RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
 _FITTING = {
-    QUEUED: frozenset({State.QUEUED, State.INVALID}),
-    HELD: frozenset({State.HELD, State.INVALID}),
+    QUEUED: frozenset({State.QUEUED, State.INVALID, State.STOPPING}),
+    HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
     RUNNING: frozenset({State.RUNNING, State.STOPPING}),
 }
 
@@ -73,6 +73,9 @@ class Lister:
             for name in self._spool.names(place):
                 if only is None or only(name):
                     active.setdefault(name, place)
+        for name in self._without_file():
+            if only is None or only(name):
+                active.setdefault(name, RUNNING)
         rows = [self._active(name, place) for name, place in active.items()]
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
         rows += self._ended(done, None if everything or only is not None else recent)
@@ -98,10 +101,20 @@ class Lister:
         data = read_bytes(path, _MAX_STATE)
         return (parse_state(data) if data else None), (silent if silent > STALE_NS else None)
 
+    def _without_file(self) -> list[str]:
+        """Return the jobs that the dispatcher still sees run or stop, though their files were taken away."""
+        views = self.state.jobs.items() if self.state is not None else ()
+        live = [name for name, view in views if view.run is not None and _word(view.state) in _FITTING[RUNNING]]
+        return [name for name in live if self._spool.is_stopping(name)]
+
     def _active(self, name: str, place: str) -> Row:
         view = self.state.jobs.get(name) if self.state is not None else None
         if view is not None:
             state = _word(view.state)
+            if state is State.RUNNING and self._spool.is_stopping(name):
+                state = State.STOPPING  # since the dispatcher has spoken
+            if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
+                state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
                 return row_of_view(name, state, view)
         return self._read(name, place)

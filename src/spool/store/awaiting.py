@@ -55,8 +55,8 @@ class Awaited:
             if places or self._patience_is_over():
                 return End(name, result.outcome, result.exit_code, result.reason, result.run)
             return None
-        if result is None and spool.latest_run(name) is not None and not places:
-            return None  # its file was taken away, and its run is being stopped
+        if result is None and ((spool.latest_run(name) is not None and not places) or spool.is_stopping(name)):
+            return None  # its file was taken away, or will be: its run is being stopped
         if not self._patience_is_over():
             return None
         reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
@@ -65,7 +65,8 @@ class Awaited:
     def _goes_on(self, places: list[str]) -> End | None:
         self._absent_since_ns = None
         if not self._waiting:
-            result = self._newest()
+            # Of one that runs the newest run is this one, also if it has ended and only its file was not moved yet.
+            result = self._newest() if RUNNING not in places else None
             self._before = result.run if result is not None else None
             self._waiting = True
         if QUEUED in places or HELD in places:

@@ -174,4 +174,7 @@ class Requests:
             ("requeue", HELD): f"`spool release {name}` lets it run",
         }
         place = places[0] if places else DONE
+        if place == DONE and self._spool.is_stopping(name):
+            remedy_then = f"`spool wait {name}` returns when it has ended"
+            return SpoolError(cannot(verb, thing, "it is being stopped", remedy=remedy_then))
         return SpoolError(cannot(verb, thing, words[place], remedy=remedy.get((verb, place))))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from spool.core import layout
 from spool.core.errors import InvalidRecord, SpoolUnusable
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove
-from spool.core.model import SECOND_NS, Jid, Result, State, Stop
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove
+from spool.core.model import SECOND_NS, Jid, Result, Stop
 from spool.formats import ends, records
 from spool.formats.tasks import ArrayRecord, parse_array
 from spool.store.lock import dispatcher_lives
@@ -105,6 +104,11 @@ class Spool:
             if self.record(name, run, layout.JID) != records.VOID_JID:
                 return run
         return None
+
+    def is_stopping(self, name: str) -> bool:
+        """Whether the newest run of job *name* was ordered to stop, and its end is not recorded yet."""
+        run = self.latest_run(name)
+        return run is not None and self.stop(name, run) is not None and self.result(name, run) is None
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
@@ -212,42 +216,6 @@ class Spool:
     def paused(self) -> bool:
         """Whether nothing is to start."""
         return os.path.lexists(self.layout.at(layout.PAUSED))
-
-    def state_of(self, name: str, prober: Prober) -> JobState | None:
-        """Return where job *name* stands by the files alone, None if nothing is known of it."""
-        places = self.places(name)
-        run = self.latest_run(name)
-        proof = self.prove(name, run, prober) if run is not None else None
-        if proof is not None and run is not None and proof.verdict is not Verdict.ENDED:
-            word = {Verdict.STARTING: State.STARTING, Verdict.STOPPING: State.STOPPING}.get(
-                proof.verdict, State.RUNNING
-            )
-            reason = "runs on another host, as far as can be told here" if proof.verdict is Verdict.UNREACHABLE else ""
-            if layout.RUNNING in places or proof.verdict is not Verdict.STARTING:
-                return JobState(name, word, run, reason)
-        if layout.RUNNING in places and proof is not None and proof.outcome is not None:
-            return JobState(name, proof.outcome, run, proof.reason)
-        if layout.QUEUED in places or layout.HELD in places:
-            place = layout.QUEUED if layout.QUEUED in places else layout.HELD
-            if self.problem_text(name) is not None:
-                return JobState(name, State.INVALID, run, "")
-            return JobState(name, State.QUEUED if place == layout.QUEUED else State.HELD, run, "")
-        if proof is not None and proof.outcome is not None:
-            result = self.result(name, run) if run is not None else None
-            return JobState(name, proof.outcome, run, result.reason if result else proof.reason)
-        if layout.DONE in places:
-            return JobState(name, State.CANCELLED, None, "moved to done/ before it ran")
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """Where one job stands."""
-
-    name: str
-    state: State
-    run: int | None
-    reason: str
 
 
 class Prober(Protocol):
