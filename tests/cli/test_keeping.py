@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
 from spool.formats import ends
@@ -209,6 +210,20 @@ def test_doctor_finds_what_is_wrong(spool: Command, spool_root: Path) -> None:
     text = spool("doctor", "-q").out
     assert "chmod 700" in text
     assert "ok " not in text
+
+
+@pytest.mark.parametrize("name", layout.DIRECTORIES)
+def test_doctor_finds_a_directory_that_is_missing(spool: Command, spool_root: Path, name: str) -> None:
+    """Whichever it is, that is the one thing that must be mended, the rest is looked at, and `--fix` makes it."""
+    (spool_root / name).rmdir()
+    found = spool("doctor", "--json")
+    assert [check["text"] for check in json.loads(found.out)["checks"] if check["level"] == "fail"] == [
+        f"{spool_root}: {name} is missing"
+    ]
+    assert not (spool_root / name).exists()
+    assert name == "queued" or {"mode", "file system", "configuration", "job files", "runs"} <= levels(found.out).keys()
+    assert spool("doctor", "--fix").code == 0
+    assert (spool_root / name).is_dir()
 
 
 def test_doctor_mends_what_is_safe_to_mend(spool: Command, spool_root: Path) -> None:

@@ -58,8 +58,12 @@ def examine(root: str, *, fix: bool) -> Iterator[Finding]:
     if not os.path.isdir(f"{root}/{QUEUED}"):
         return
     spool = Spool(root)
-    for check in (_modes, _one_file_system, _moves, _leases, _staging, _complaints):
+    for check in (_modes, _one_file_system):
         yield from check(spool, fix)
+    if os.path.isdir(spool.layout.at(layout.STAGING)):  # no look makes what is missing
+        for check in (_moves, _leases, _staging):
+            yield from check(spool, fix)
+    yield from _complaints(spool, fix)
     yield from _configuration(spool)
     yield from _dispatcher(spool)
     yield from _jobs(spool)
@@ -75,7 +79,8 @@ def configuration(root: str) -> Config:
 
 
 def _directories(root: str, *, fix: bool) -> Iterator[Finding]:
-    missing = [name for name in layout.DIRECTORIES if not os.path.isdir(f"{root}/{name}")]
+    there = _there(root)
+    missing = [name for name in layout.DIRECTORIES if name not in there]
     if not missing:
         yield good("directories", f"the spool is in {root}")
         return
@@ -83,14 +88,22 @@ def _directories(root: str, *, fix: bool) -> Iterator[Finding]:
         make_spool(root)
         yield Finding("directories", Level.WARN, f"{root} lacked {', '.join(missing)}; made now", fixed=True)
         return
-    what = "there is no spool" if len(missing) == len(layout.DIRECTORIES) else f"{', '.join(missing)} are missing"
+    what = f"{', '.join(missing)} {_are(missing)} missing" if there else "there is no spool"
     yield Finding("directories", Level.FAIL, f"{root}: {what}", "`spool init` makes what is missing")
+
+
+def _there(root: str) -> list[str]:
+    return [name for name in layout.DIRECTORIES if os.path.isdir(f"{root}/{name}")]
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _modes(spool: Spool, fix: bool) -> Iterator[Finding]:
     me = os.getuid()
     bad = False
-    for name in ("", *layout.DIRECTORIES):
+    for name in ("", *_there(spool.root)):
         path = spool.layout.at(name).rstrip("/")
         status = os.stat(path)
         if status.st_uid != me:
@@ -112,10 +125,10 @@ def _modes(spool: Spool, fix: bool) -> Iterator[Finding]:
 
 
 def _one_file_system(spool: Spool, fix: bool) -> Iterator[Finding]:
-    devices = {name: os.stat(spool.layout.at(name)).st_dev for name in layout.DIRECTORIES}
+    devices = {name: os.stat(spool.layout.at(name)).st_dev for name in _there(spool.root)}
     apart = [name for name, device in devices.items() if device != devices[QUEUED]]
     if apart:
-        text = f"{', '.join(apart)} are on another file system than {QUEUED}, so that files cannot be moved"
+        text = f"{', '.join(apart)} {_are(apart)} on another file system than {QUEUED}, so that files cannot be moved"
         yield Finding("file system", Level.FAIL, text, "keep the whole spool on one file system")
     else:
         yield good("file system", "the whole spool is on one file system")
@@ -187,7 +200,8 @@ def _staging(spool: Spool, fix: bool) -> Iterator[Finding]:
 def _complaints(spool: Spool, fix: bool) -> Iterator[Finding]:
     tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
     for place in (QUEUED, HELD):
-        for file in os.listdir(spool.layout.at(place)):
+        path = spool.layout.at(place)
+        for file in os.listdir(path) if os.path.isdir(path) else ():
             name = file.removesuffix(tail)
             if file.endswith(tail) and not os.path.lexists(spool.layout.job_file(place, name)):
                 if fix:
