@@ -81,6 +81,20 @@ def test_the_editor_gets_a_copy_and_a_bad_text_is_kept(
     assert "as it was" in spool("edit", "a").out
 
 
+def test_an_editor_that_leaves_no_file_changes_nothing(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is told in one line, and the job is as it was."""
+    path = put_job(spool_root, "a", TEXT)
+    monkeypatch.setenv("EDITOR", "rm")
+    said = spool("edit", "a")
+    assert (said.code, said.err) == (
+        2,
+        "spool: cannot edit job a: the editor, 'rm', left no file; the job is unchanged",
+    )
+    assert path.read_text() == TEXT
+
+
 @pytest.mark.parametrize("place", ["running", "done"])
 def test_only_a_job_that_waits_can_be_changed(spool: Command, spool_root: Path, place: str) -> None:
     """What runs or has ended is refused."""

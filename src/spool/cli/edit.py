@@ -95,8 +95,12 @@ def _in_editor(name: str, text: bytes) -> bytes:
             code = subprocess.run(["/bin/sh", "-c", f'{editor} "$1"', "sh", path], check=False).returncode
             if code != 0:
                 raise UsageError(cannot("edit", f"job {name}", f"the editor, {editor!r}, ended with exit code {code}"))
-            with open(path, "rb") as file:
-                new = file.read()
+            try:
+                with open(path, "rb") as file:
+                    new = file.read()
+            except FileNotFoundError:
+                why = f"the editor, {editor!r}, left no file; the job is unchanged"
+                raise UsageError(cannot("edit", f"job {name}", why)) from None
             try:
                 jobfile.parse(new, name=name)
             except InvalidJob as error:
