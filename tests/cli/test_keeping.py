@@ -72,6 +72,15 @@ def test_gc_keeps_the_newest_runs_and_the_size(spool: Command, spool_root: Path)
     assert (runs(spool_root, "a"), runs(spool_root, "b")) == ([2, 3], [])
 
 
+def test_gc_needs_no_staging_directory(spool: Command, spool_root: Path) -> None:
+    """Where it is missing, it is made."""
+    ended(spool_root, "old", 1, 40)
+    (spool_root / ".tmp").rmdir()
+    assert spool("gc", "--older-than", "30d").code == 0
+    assert runs(spool_root, "old") == []
+    assert (spool_root / ".tmp").stat().st_mode & 0o777 == 0o700
+
+
 def test_gc_without_a_reason_removes_nothing(spool: Command, spool_root: Path) -> None:
     """Nothing is removed that neither an option nor the configuration calls old."""
     ended(spool_root, "a", 1, 1000)

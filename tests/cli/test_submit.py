@@ -246,6 +246,15 @@ def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, sp
     assert os.listdir(spool_root / ".tmp") == []
 
 
+@pytest.mark.parametrize("way", [[], ["--env", "A=1"]], ids=["quick", "full"])
+def test_a_submission_makes_the_staging_directory(spool: Command, spool_root: Path, way: list[str]) -> None:
+    """Where it is missing, that is in nobody's way."""
+    (spool_root / ".tmp").rmdir()
+    assert spool("submit", *way, "--name", "a", "--", "true").code == 0
+    assert os.listdir(spool_root / "queued") == ["a.toml"]
+    assert stat.S_IMODE((spool_root / ".tmp").stat().st_mode) == 0o700
+
+
 @pytest.mark.parametrize("way", ["quick", "full", "line"])
 def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
     """`--tmux` names the executor, on the command line as in a `#SPOOL` line."""

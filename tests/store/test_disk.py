@@ -353,6 +353,20 @@ def test_litter_of_an_earlier_process_of_this_pid_is_passed_over(bench: Bench) -
     assert len(bench.staged()) == 2
 
 
+def test_a_staging_directory_that_is_missing_is_made_and_one_that_is_there_costs_nothing(bench: Bench) -> None:
+    """The first file that is staged brings it back, for its owner alone; where it cannot be made that is an error."""
+    bench.staging.rmdir()
+    disk = bench.disk()
+    for _ in range(2):
+        disk.put(str(bench.target), NEW)
+    assert disk.names() == ["create", "mkdir", "create", "rename", "create", "rename"]
+    assert bench.target.read_bytes() == NEW
+    assert bench.staging.stat().st_mode & 0o777 == 0o700
+    bench.staging.rmdir()
+    bench.staging.symlink_to(bench.path / "gone")
+    refuses(FileNotFoundError, lambda: bench.disk().staged(NEW))
+
+
 def test_a_durable_put_syncs_the_text_before_its_name_and_the_name_after(bench: Bench) -> None:
     """The order is create, sync the file, rename, sync the directory: any other may leave an empty file."""
     disk = bench.disk()
@@ -472,7 +486,7 @@ def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(ben
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
     composites = {"staged", "put", "put_beside", "publish", "move", "drop", "discard"}
-    composites |= {"ensure_directory", "remove_tree", "sync_directories"}
+    composites |= {"ensure_directory", "ensure_staging", "remove_tree", "sync_directories"}
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}
 

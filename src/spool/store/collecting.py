@@ -95,7 +95,7 @@ def plan_removal(spool: Spool, keep: Keep, now_ns: int) -> Removal:
 def remove(spool: Spool, removal: Removal, disk: Disk | None = None) -> Removal:
     """Remove what *removal* says and is still so; return what went. Raises SpoolError while another does the same."""
     disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
-    with _alone(spool):
+    with _alone(spool, disk):
         _remember(spool, disk, {name: run for name, run in removal.jobs if run})
         gone: list[OldRun] = []
         left_alone: set[str] = set()
@@ -201,8 +201,9 @@ def _remember(spool: Spool, disk: Disk, last: dict[str, int]) -> None:
 
 
 @contextmanager
-def _alone(spool: Spool) -> Iterator[None]:
+def _alone(spool: Spool, disk: Disk) -> Iterator[None]:
     """Keep another collector out."""
+    disk.ensure_staging()
     fd = os.open(spool.layout.at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

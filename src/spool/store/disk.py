@@ -98,6 +98,10 @@ class Disk:
                 self.create(path, data)
             except FileExistsError:  # left behind by an earlier process of this pid
                 continue
+            except FileNotFoundError:
+                if not self.ensure_staging():
+                    raise
+                continue
             except OSError:
                 _forget(path)
                 raise
@@ -197,6 +201,12 @@ class Disk:
         except FileExistsError:
             return False
         return True
+
+    def ensure_staging(self) -> bool:
+        """Create the staging directory if it is missing (FORMAT 1.8); return whether there is one now."""
+        if not os.path.isdir(self.staging):
+            self.ensure_directory(self.staging)
+        return os.path.isdir(self.staging)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all that is in it; links are removed, never followed."""
