@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -210,6 +211,39 @@ def test_a_script_on_stdin_becomes_the_command(
     assert spool("submit", "-").out == "piped\n"
     assert queued(spool_root, "piped")["command"] == text.decode()
     assert queued(spool_root, "piped")["cpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "shell"),
+    [
+        ("/bin/bash", (), "/bin/bash"),
+        (" /bin/bash ", (), "/bin/bash"),
+        ("/usr/bin/env bash", (), shutil.which("bash")),
+        ("/bin/bash\n#SPOOL --shell /bin/dash", (), "/bin/dash"),
+        ("/bin/bash", ("--shell", "/bin/dash"), "/bin/dash"),
+    ],
+)
+def test_a_script_on_stdin_is_run_by_the_shell_that_it_names(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str, more: tuple[str, ...], shell: str
+) -> None:
+    """As it would be if it were a file, unless an option says otherwise."""
+    text = f"#!{line}\n[[ 1 == 1 ]] && echo ok\n".encode()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert spool("submit", "--name", "piped", *more, "-").code == 0
+    keys = queued(spool_root, "piped")
+    assert (keys["command"], keys["shell"]) == (text.decode(), shell)
+
+
+@pytest.mark.parametrize("line", ["/usr/bin/python3", "/usr/bin/env python3", "/bin/bash -x", "/usr/bin/env nosh", ""])
+def test_a_script_on_stdin_that_no_shell_reads_so_is_refused(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """For another program, or a shell with options, it has to be a file."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(f"#!{line}\necho hi\n".encode())))
+    said = spool("submit", "-")
+    assert said.code == 2
+    assert "give its file" in said.err
+    assert os.listdir(spool_root / "queued") == []
 
 
 def test_a_script_that_is_not_there_is_a_usage_error(spool: Command) -> None:

@@ -128,7 +128,8 @@ def _loose(words: Sequence[str]) -> tuple[str | list[str], options.Values, str |
         if rest:
             raise UsageError("cannot submit the script on stdin: it is the whole command, and no arguments follow it")
         data = sys.stdin.buffer.read()
-        return _text_of(data), _directives(data, "stdin"), "stdin"
+        text, shell = _text_of(data)
+        return text, {**shell, **_directives(data, "stdin")}, "stdin"
     try:
         status = os.stat(first)
     except OSError:
@@ -161,19 +162,30 @@ def _directives(script: bytes, what: str) -> options.Values:
     return values
 
 
-def _text_of(data: bytes) -> str:
+def _text_of(data: bytes) -> tuple[str, options.Values]:
+    """Return the script as a text for the shell, and the shell if its `#!` line names one. Raises UsageError."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         raise UsageError("cannot submit the script on stdin: it is not UTF-8") from None
-    if text.startswith("#!") and not _is_shell(text):
+    if not text.startswith("#!"):
+        return text, {}
+    shell = _shell_of(text.splitlines()[0][2:].split())
+    if shell is None:
         raise UsageError("cannot submit the script on stdin: only the shell can read it from there; give its file")
-    return text
+    return text, {"shell": [shell]}
 
 
-def _is_shell(text: str) -> bool:
-    words = text.splitlines()[0][2:].split()
-    return bool(words) and os.path.basename(words[-1]) in ("sh", "dash", "bash", "ash", "ksh", "zsh")
+def _shell_of(words: Sequence[str]) -> str | None:
+    """Return the shell that the *words* of a `#!` line name, None for anything else, and for a shell with options."""
+    *before, last = words or [""]
+    if os.path.basename(last) not in ("sh", "dash", "bash", "ash", "ksh", "zsh"):
+        return None
+    if before and os.path.basename(before[0]) == "env" and before[1:] in ([], ["-S"]):
+        from shutil import which
+
+        return which(last)
+    return None if before else last
 
 
 def _interpreter(head: bytes, path: str) -> list[str]:
