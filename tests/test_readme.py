@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 
+import click
+import pytest
+
 from shell import Home, home_of_test
+from spool.cli import group
 from spool.formats.state import parse_state
 from spool.store.spool import read_bytes
 from support import ROOT, wait_for
@@ -61,13 +66,40 @@ def test_the_first_screen_has_the_two_commands() -> None:
 
 def test_every_verb_that_the_pages_show_exists() -> None:
     """Each `spool VERB` in the README and the docs is a verb of the program."""
-    from spool.cli.group import SECTIONS
-
-    verbs = {verb for _, section in SECTIONS for verb in section}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         typed = re.findall(r"(?:`|^    )spool (?!paused)([a-z]+)\b", text, re.MULTILINE)
         for block in blocks(text):
             typed += re.findall(r"^spool ([a-z]+)\b", block, re.MULTILINE)
         for verb in typed:
-            assert verb in verbs, (page.name, verb)
+            assert verb in group.VERBS, (page.name, verb)
+
+
+def calls(text: str) -> list[str]:
+    """Return the calls of spool that a page shows on lines of their own, those that no test runs too."""
+    fenced = re.findall(r"^```sh.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in fenced for line in re.findall(r"^spool .*", block, re.MULTILINE)]
+    lines += re.findall(r"^    (spool .*)", text, re.MULTILINE)
+    return [re.split(r" (?:\||>|&&) ", line)[0] for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_call_that_the_pages_show_is_understood(page: Path) -> None:
+    """The verb has these options, and takes these arguments."""
+    for call in calls(page.read_text(encoding="utf-8")):
+        try:
+            read(group.spool, shlex.split(call, comments=True))
+        except click.UsageError as error:
+            pytest.fail(f"{call}: {error.format_message()}")
+
+
+def read(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
+    """Read *words*, of which the first names *command*, as it would; click.UsageError if it would refuse them."""
+    name, *rest = words
+    if not isinstance(command, click.Group):
+        command.make_context(name, rest, parent)
+        return
+    context = click.Context(command, parent, name)
+    verb = command.get_command(context, rest[0])
+    assert verb is not None, words
+    read(verb, rest, context)
