@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,12 +12,13 @@ import click
 import pytest
 
 from calling import Command, put_job, start
-from spool.cli import gantt, group
+from spool.cli import gantt, group, reserve
 from spool.core.model import Result, State
 from spool.store.spool import Spool
 from support import ROOT
 
 VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
+PARTS = [f"reserve {part}" for part in reserve.command.commands]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -32,12 +34,31 @@ def test_every_verb_explains_itself(spool: Command, verb: str) -> None:
     assert first.split()[0] == group.VERBS[verb].split()[0]
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *VERBS, *PARTS])
 def test_help_keeps_to_a_terminal_of_80_columns(spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that are set by hand, too: the terminal would break them where they mean nothing any more."""
     monkeypatch.setenv("COLUMNS", "80")
     said = spool(*verb.split(), "--help")
     assert not [line for line in said.out.splitlines() if len(line) > 80]
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *PARTS])
+def test_what_help_shows_to_be_done_by_hand_can_be_pasted(
+    spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands behind `By hand:` on one line, or below it as it was set; no terminal breaks it in its middle."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = spool(*verb.split(), "--help").out.splitlines()
+    for first, following in itertools.pairwise(lines):
+        if first.startswith("  By hand"):
+            assert following.startswith("    ") if first.endswith(":") else not following
+
+
+def test_help_of_completion_has_each_call_on_its_line(spool: Command) -> None:
+    """Each can be pasted into its file."""
+    lines = spool("completion", "--help").out.splitlines()
+    assert '    eval "$(spool completion bash)"' in lines
+    assert "    spool completion fish > ~/.config/fish/completions/spool.fish" in lines
 
 
 def test_help_shows_how_it_is_done_by_hand(spool: Command) -> None:

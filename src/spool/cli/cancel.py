@@ -24,7 +24,9 @@ def command(root: str, names: tuple[str, ...], reason: str, dry_run: bool) -> in
       spool cancel train
       spool cancel 'sweep_*' --dry-run
 
-    By hand: mv queued/train.toml done/   or, if it runs:   rm running/train.toml
+    By hand:
+      mv queued/train.toml done/  # if it waits
+      rm running/train.toml       # if it runs
     """
     spool = opened(root)
     requests = Requests(spool, this_user())

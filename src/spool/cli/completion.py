@@ -20,8 +20,10 @@ _HOW = {
 def command(shell: str) -> int:
     """Print the completion script for a shell. Verbs, options and the names of jobs complete.
 
-    eval "$(spool completion bash)"
-    spool completion fish > ~/.config/fish/completions/spool.fish
+    In ~/.bashrc, in ~/.zshrc, and once for fish:
+      eval "$(spool completion bash)"
+      eval "$(spool completion zsh)"
+      spool completion fish > ~/.config/fish/completions/spool.fish
     """
     made = get_completion_class(shell)
     assert made is not None

@@ -18,7 +18,9 @@ def command(root: str, directory: str | None) -> int:
     In DIRECTORY, or where --spool, $SPOOL_DIR or ~/.spool says. What is there already stays as it is. Other commands
     make the spool themselves when they need it.
 
-    By hand: mkdir -m 700 ~/.spool && cd ~/.spool && mkdir -m 700 queued held running done jobs reservations .tmp
+    By hand:
+      mkdir -m 700 ~/.spool && cd ~/.spool
+      mkdir -m 700 queued held running done jobs reservations .tmp
     """
     import os
 

@@ -19,7 +19,9 @@ def command(root: str, names: tuple[str, ...]) -> int:
 
     Every earlier run keeps its directory and its output.
 
-    By hand: mv done/train.toml queued/   or, if it runs:   mv running/train.toml queued/
+    By hand:
+      mv done/train.toml queued/     # if it has ended
+      mv running/train.toml queued/  # if it runs
     """
     spool = opened(root)
     requests = Requests(spool, this_user())

@@ -78,11 +78,13 @@ def create(
     r"""Make a reservation, if it can stand beside those that there are.
 
       spool reserve create demo --gpus 2 --duration 2h
-      spool reserve create course --project ml101 --gpus 0,2 --start 2026-01-31T14:00 --end 2026-01-31T18:00
+      spool reserve create course --project ml101 --gpus 0,2 \
+        --start 2026-01-31T14:00 --end 2026-01-31T18:00
       spool reserve create desk --nobody --gpus 1 --start +30m --duration 4h
 
     By hand, with the same effect:
-      printf 'user = "alice"\ngpus = 2\nduration = "2h"\n' > .tmp/demo && mv .tmp/demo reservations/demo.toml
+      printf 'user = "alice"\ngpus = 2\nduration = "2h"\n' > .tmp/demo
+      mv .tmp/demo reservations/demo.toml
     """
     if (user is not None) + (project is not None) + nobody > 1:
         raise UsageError("cannot combine --user, --project and --nobody; give one of them")

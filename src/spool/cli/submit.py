@@ -61,7 +61,9 @@ def command(
       spool submit script.sh      its `#SPOOL --gpus 1` lines; options here win
       spool submit -f train.toml  a job file, copied byte for byte
 
-    By hand: cp train.toml ~/.spool/.tmp/ && mv ~/.spool/.tmp/train.toml ~/.spool/queued/
+    By hand:
+      cp train.toml ~/.spool/.tmp/
+      mv ~/.spool/.tmp/train.toml ~/.spool/queued/
     """
     request = asked(ctx, words, name, shell_command)
     if files:

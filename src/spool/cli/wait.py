@@ -88,7 +88,9 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
 
     Of jobs that are held, those that are named are waited for; that one is held, and why, is said once.
 
-    By hand: until [ -e done/train.toml ]; do sleep 1; done; cat jobs/train/1/result.toml
+    By hand:
+      until [ -e done/train.toml ]; do sleep 1; done
+      cat jobs/train/1/result.toml
     """
     if wait_for_all and wait_for_any:
         raise click.UsageError("--all and --any exclude each other")
