@@ -83,7 +83,31 @@ def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: st
     """A verb of another scheduler, or one misspelled, gets a hint and code 2."""
     said = spool(verb)
     assert said.code == 2
-    assert f"`spool {meant}`" in said.err
+    assert said.err == f"spool: there is no verb {verb!r}; did you mean `spool {meant}`?"
+
+
+def test_a_verb_that_is_none_is_told_where_all_are_listed(spool: Command) -> None:
+    """Once."""
+    assert spool("xyzzy").err == "spool: there is no verb 'xyzzy'; `spool --help` lists them"
+
+
+@pytest.mark.parametrize(
+    ("words", "helps"),
+    [
+        ("--nonsense", "spool --help"),
+        ("--spool", "spool --help"),
+        ("ls --nonsense", "spool ls --help"),
+        ("submit --cpus", "spool submit --help"),
+        ("reserve xyzzy", "spool reserve --help"),
+        ("reserve create", "spool reserve create --help"),
+        ("reserve create a --gpus", "spool reserve create --help"),
+    ],
+)
+def test_a_wrong_call_is_told_which_help_helps(spool: Command, words: str, helps: str) -> None:
+    """That of the verb, or of the part of a verb, that was called wrongly."""
+    said = spool(*words.split())
+    assert said.code == 2
+    assert said.err.endswith(f"(`{helps}` helps)")
 
 
 def test_a_wrong_option_is_one_line(spool: Command) -> None:

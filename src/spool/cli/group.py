@@ -13,7 +13,7 @@ import click
 
 from spool import __version__
 from spool.cli.verb import unfilled
-from spool.core.errors import InvalidFile, SpoolError
+from spool.core.errors import InvalidFile, SpoolError, UsageError
 from spool.store import submitting
 
 SECTIONS = (
@@ -108,7 +108,7 @@ class Verbs(click.Group):
             near = difflib.get_close_matches(verb, VERBS, n=1)
             meant = _ELSEWHERE.get(verb) or (near[0] if near else None)
             hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists them"
-            raise click.UsageError(f"there is no verb {verb!r}; {hint}")
+            raise UsageError(f"there is no verb {verb!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -179,8 +179,8 @@ def tell(message: str) -> None:
 def _tell_usage(error: click.ClickException) -> None:
     message = " ".join(error.format_message().split())
     ctx = getattr(error, "ctx", None)
-    verb = f" {ctx.info_name}" if ctx is not None and ctx.parent is not None else ""
-    help_hint = f" (`spool{verb} --help` helps)" if isinstance(error, click.UsageError) else ""
+    path = ctx.command_path if ctx is not None else "spool"
+    help_hint = f" (`{path} --help` helps)" if isinstance(error, click.UsageError) else ""
     tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
 
 

@@ -15,6 +15,14 @@ class Verb(click.Command):
         super().__init__(*args, **kwargs)
         self.help = unfilled(self.help or "")
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; whatever is wrong with it is said to be so of this verb."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out where an option lacks its value
+            raise
+
 
 class WordsVerb(Verb):
     """A verb whose words may stand after `--`; tells those apart from words without it."""
