@@ -267,3 +267,12 @@ def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
     assert spool("check", tmp_path / "config.toml").code == 0
     found = json.loads(spool("check", "--json", bad).out)["files"][0]
     assert (found["valid"], found["problems"][0]["line"]) == (False, 2)
+
+
+def test_check_says_of_a_file_that_is_too_large_that_it_has_more_than_may_be(spool: Command, tmp_path: Path) -> None:
+    """No size is made up of what was read of it."""
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * (2 << 20))
+    said = spool("check", large)
+    assert said.code == 4
+    assert f": it has more than {1 << 20} bytes" in said.out

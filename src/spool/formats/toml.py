@@ -68,7 +68,8 @@ def _has_long_key(text: str) -> bool:
 def decode(data: bytes, what: str) -> str:
     """Return *data* as text: UTF-8, a byte order mark taken off. Raises InvalidFile."""
     if len(data) > MAX_BYTES:
-        why = f"it has {len(data)} bytes, and more than {MAX_BYTES} are not read"
+        # Not how many: who reads a file for this reads no more of it than shows that it is too large.
+        why = f"it has more than {MAX_BYTES} bytes, and so it is not read"
         raise InvalidFile(what, [Problem(None, None, why)])
     try:
         return (data[3:] if data.startswith(_BOM) else data).decode()
