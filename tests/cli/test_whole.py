@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ import click
 import pytest
 
 from calling import Command, put_job, start
+from shell import Home, home_of_test
 from spool.cli import gantt, group, reserve
 from spool.core.model import Result, State
 from spool.store.spool import Spool
 from support import ROOT
 
 VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
+FISH = shutil.which("fish")
 PARTS = [f"reserve {part}" for part in reserve.command.commands]
 
 
@@ -158,6 +161,21 @@ def test_completion_is_printed_for_each_shell(spool: Command, shell: str) -> Non
     said = spool("completion", shell)
     assert said.code == 0
     assert "_SPOOL_COMPLETE" in said.out
+
+
+@pytest.mark.skipif(FISH is None, reason="there is no fish here")
+def test_fish_completes_with_whole_descriptions_and_lists_of_names() -> None:
+    """A comma ends neither."""
+    home = Home(home_of_test())
+    home.run("spool", "init")
+    put_job(home.spool, "train")
+    script = home.run("spool", "completion", "fish").stdout
+
+    def completed(words: str) -> str:
+        return home.run(FISH or "", "--no-config", "-c", f"{script}\ncomplete -C {words!r}").stdout
+
+    assert completed("spool req") == f"requeue\t{group.VERBS['requeue']}\n"
+    assert completed("spool cancel test,tr") == "test,train\n"
 
 
 def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:

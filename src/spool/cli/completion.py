@@ -28,6 +28,8 @@ def command(shell: str) -> int:
     made = get_completion_class(shell)
     assert made is not None
     script = made(group.spool, {}, "spool", "_SPOOL_COMPLETE")
+    # In fish it cuts what it is told at every comma, and descriptions and lists of names have some of their own.
+    template = script.source_template.replace('string split ","', 'string split --max 1 ","')
     # Not `script.source()`: for bash that starts one to ask for its version.
-    print(_HOW[shell] + script.source_template % script.source_vars())
+    print(_HOW[shell] + template % script.source_vars())
     return 0

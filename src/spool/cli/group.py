@@ -95,6 +95,7 @@ class Verbs(click.Group):
             return None
         command = importlib.import_module(f"spool.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
+        command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text
         return command
 
     def resolve_command(
