@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,27 @@ def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
 
 
 def test_a_table_and_a_picture(spool: Command, trace: Path) -> None:
-    """A row for each policy that was asked for, and two rows of blocks for each."""
+    """A column for each policy that was asked for, and two rows of blocks for each."""
     lines = spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()
-    assert lines[2].split()[:3] == ["POLICY", "JOBS", "MEAN"]
-    assert [line.split()[0] for line in lines[3:5]] == ["easy", "fifo"]
+    assert lines[2].split() == ["POLICY", "easy", "fifo"]
+    assert lines[3].split() == ["jobs", "3", "3"]
+    assert lines[4].split() == ["mean", "wait", "33", "s", "1", "m", "36", "s"]
     assert sum("█" in line for line in lines) == 4
+
+
+def test_the_table_fits_a_terminal_of_80_columns(
+    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No figure is cut, however long the jobs wait, and how many there are."""
+    path = tmp_path / "long.swf"
+    job = "{} 0 -1 20000000 4 -1 -1 4 20000000 -1 1 1 1 1 1 -1 -1 -1\n"
+    path.write_text("; MaxProcs: 4\n" + "".join(map(job.format, range(1, 51))))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", spool("simulate", path, "--gpus", 8).out)
+    assert "…" not in drawn
+    assert max(map(len, drawn.splitlines()[1:])) <= 80  # the first line names the file
+    assert next(line for line in drawn.splitlines() if line.startswith("makespan")).count("11574 d 01 h") == 3
 
 
 def test_a_compressed_trace(spool: Command, tmp_path: Path, trace: Path) -> None:

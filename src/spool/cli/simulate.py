@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -26,19 +26,19 @@ from spool.store.submitting import is_spool
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
 _NO_LIMIT_BYTES = 1 << 60
-_COLUMNS = (
-    render.Column("POLICY"),
-    render.Column("JOBS", right=True),
-    render.Column("MEAN WAIT", right=True),
-    render.Column("MEDIAN", right=True),
-    render.Column("95 %", right=True),
-    render.Column("SLOWDOWN", right=True),
-    render.Column("CPU", right=True),
-    render.Column("GPU", right=True),
-    render.Column("QUEUE MAX", right=True),
-    render.Column("MEAN", right=True),
-    render.Column("MAKESPAN", right=True),
-    render.Column("TOOK", right=True),
+# A row for each, for side by side they are wider than a terminal.
+_FIGURES: tuple[tuple[str, Callable[[Study], str]], ...] = (
+    ("jobs", lambda each: str(each.figures.jobs)),
+    ("mean wait", lambda each: render.duration(each.figures.mean_wait_ns)),
+    ("median wait", lambda each: render.duration(each.figures.median_wait_ns)),
+    ("95 % wait", lambda each: render.duration(each.figures.wait_95_ns)),
+    ("slowdown", lambda each: render.ratio(each.figures.mean_bounded_slowdown)),
+    ("CPU", lambda each: render.percent(each.figures.utilisation)),
+    ("GPU", lambda each: render.percent(each.figures.gpu_utilisation)),
+    ("longest queue", lambda each: str(each.figures.max_queue)),
+    ("mean queue", lambda each: render.ratio(each.figures.mean_queue)),
+    ("makespan", lambda each: render.duration(each.figures.makespan_ns)),
+    ("took", lambda each: render.duration(int(each.seconds * SECOND_NS))),
 )
 
 
@@ -83,8 +83,8 @@ def command(
       easy   as fifo, but who does not delay the first may overtake (backfilling)
       spool  as this spool is configured
 
-    SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU
-    is the part of the processors that was in use from the first submission to the last end.
+    The slowdown is the mean bounded one: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU is
+    the part of the processors that was in use from the first submission to the last end.
 
       spool simulate lublin_256.swf --cpus 128 --policy easy,spool
       spool simulate --history --gpus 8 --plot week.svg
@@ -156,36 +156,14 @@ def _print(imagined: Imagined, done: Sequence[Study]) -> None:
     if workload.guessed_limits:
         tell(f"of {workload.guessed_limits} runs the job file is gone; they are taken to have had no time limit")
     print()
-    columns = [column for column in _COLUMNS if column.title != "GPU" or imagined.machine.gpus]
-    rows = [_row(each, with_gpus=bool(imagined.machine.gpus)) for each in done]
-    render.table(columns, rows)
+    figures = [figure for figure in _FIGURES if figure[0] != "GPU" or imagined.machine.gpus]
+    columns = [render.Column("POLICY"), *(render.Column(each.policy, right=True) for each in done)]
+    render.table(columns, [[name, *(text(each) for each in done)] for name, text in figures])
     for each in done:
         if each.figures.left:
             print(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
     print()
     _picture(imagined.machine, done)
-
-
-def _row(each: Study, *, with_gpus: bool) -> list[str]:
-    found = each.figures
-    cells = [
-        each.policy.value,
-        str(found.jobs),
-        render.duration(found.mean_wait_ns),
-        render.duration(found.median_wait_ns),
-        render.duration(found.wait_95_ns),
-        render.ratio(found.mean_bounded_slowdown),
-        render.percent(found.utilisation),
-    ]
-    if with_gpus:
-        cells.append(render.percent(found.gpu_utilisation))
-    return [
-        *cells,
-        str(found.max_queue),
-        render.ratio(found.mean_queue),
-        render.duration(found.makespan_ns),
-        render.duration(int(each.seconds * SECOND_NS)),
-    ]
 
 
 def _picture(machine: Machine, done: Sequence[Study]) -> None:
