@@ -226,6 +226,30 @@ def test_why_knows_what_has_to_end_first(spool: Command, spool_root: Path) -> No
     assert found["start_at"] is not None
 
 
+@pytest.mark.parametrize(("line", "paused", "code"), [('executor = "slurm"', False, "executor"), ("", True, "paused")])
+def test_why_promises_no_time_where_somebody_has_to_do_something(
+    spool: Command, spool_root: Path, line: str, paused: bool, code: str
+) -> None:
+    """An executor that is not there, or a pause, ends when somebody ends it; `plan` starts nothing either."""
+    put_job(spool_root, "a", f'command = "true"\n{line}\n')
+    if paused:
+        (spool_root / "paused").touch()
+    found = asked(spool, "why", "a")
+    assert ([reason["code"] for reason in found["reasons"]], found["start_at"]) == ([code], None)
+    assert "0 would start" in spool("plan").out
+
+
+def test_what_is_no_job_is_in_no_list(spool: Command, spool_root: Path) -> None:
+    """A directory, a link or a FIFO of such a name is none of spool's business."""
+    (spool_root / "queued" / "directory.toml").mkdir()
+    (spool_root / "held" / "link.toml").symlink_to("nowhere")
+    os.mkfifo(spool_root / "running" / "fifo.toml")
+    put_job(spool_root, "a")
+    assert [row["name"] for row in asked(spool, "ls")["jobs"]] == ["a"]
+    for name in ("directory", "link", "fifo"):
+        assert spool("show", name).code == 3
+
+
 def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
     """Where nothing is in the way, that is the answer; of a job that runs or has ended, it is an error."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')

@@ -23,6 +23,7 @@ from spool.core.resources import Room
 from spool.core.rules import Rules
 from spool.core.settle import settle
 
+_NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons of which nobody knows how long they stand
 _GUESS_NS = 60 * SECOND_NS
 """How often what is held back is looked at again while a guess that grows with time holds it (runs without a limit)."""
 
@@ -122,10 +123,13 @@ class Plan:
         """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
 
         Runs without a limit are taken to last as long again as they have run, at least ten minutes. Other waiting
-        jobs are not thought of. None where it is unknown: what it depends on has not ended, or it never fits.
+        jobs are not thought of. None where it is unknown: what it depends on has not ended, somebody has to do
+        something first, or it never fits.
         """
         job = self._view.queue.get(name) or self._view.held.get(name)
         if job is None or name in self._started:
+            return None
+        if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
             return None
         if job.spec.depends_on is not None and judge(job, self._names).verdict is not Verdict.SATISFIED:
             return None

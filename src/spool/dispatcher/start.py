@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.errors import InvalidValue, SpoolError
+from spool.core.errors import SpoolError
 from spool.core.events import EventName
 from spool.core.model import Grant, Running, Spec
 from spool.core.plan import Start
@@ -22,7 +22,7 @@ from spool.dispatcher.scripts import Scripts
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import FRESH, Job, JobFile, Live, Table, user_name
 from spool.dispatcher.telling import Telling
-from spool.executors import Executor, Launch, by_name
+from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, records
 from spool.formats.listening import Reply
 from spool.machine import identity
@@ -86,12 +86,7 @@ class Starter:
         """Return why the executor *name* (None: the configured one) cannot start anything, None if it can."""
         name = name or self._settings.executor
         if name not in self._problems:
-            try:
-                self._problems[name] = self.executor(name).unavailable()
-            except InvalidValue:
-                self._problems[name] = f"this version of spool has no executor {name!r}"
-            except ImportError as error:
-                self._problems[name] = f"the Python package {error.name} is not installed"
+            self._problems[name] = problem_with(name, self.executor)
         return self._problems[name]
 
     def ask_executors_again(self) -> None:

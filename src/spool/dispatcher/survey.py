@@ -11,6 +11,7 @@ import select
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
@@ -28,6 +29,7 @@ from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import FRESH, INVALID, JobFile, Live, Series, Table, Wait, this_user
 from spool.dispatcher.usage import Usage
 from spool.dispatcher.world import Outcomes, World
+from spool.executors import problem_with
 from spool.formats import jobfile, journal
 from spool.machine.identity import MachineProber
 from spool.store.spool import Spool, read_bytes
@@ -59,6 +61,7 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
     table = Table()
+    table.executor_problem = cache(lambda name: problem_with(name or settings.executor))
     memory = recall(list(journal.parse(read_bytes(spool.layout.at(layout.JOURNAL), 1 << 31) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _see_arrays(spool, table, now_ns)

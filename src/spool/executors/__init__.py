@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 from spool.core.errors import InvalidValue, cannot
 from spool.executors.base import Executor, Launch, Started
 
-__all__ = ["NAMES", "Executor", "Launch", "Started", "by_name"]
+__all__ = ["NAMES", "Executor", "Launch", "Started", "by_name", "problem_with"]
 
 _WHERE = {
     "process": ("spool.executors.process", "ProcessExecutor"),
@@ -26,3 +27,13 @@ def by_name(name: str) -> Executor:
     module, of_class = _WHERE[name]
     made: Executor = getattr(import_module(module), of_class)()
     return made
+
+
+def problem_with(name: str, executor: Callable[[str], Executor] = by_name) -> str | None:
+    """Return why the executor *name* cannot start anything here, None if it can."""
+    try:
+        return executor(name).unavailable()
+    except InvalidValue:
+        return f"this version of spool has no executor {name!r}"
+    except ImportError as error:
+        return f"the Python package {error.name} is not installed"
