@@ -76,6 +76,8 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
         found = found or [Row(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
+    if not found:
+        raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
     return Details(
         name=name,
         row=found[0],

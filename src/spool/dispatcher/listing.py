@@ -7,6 +7,7 @@ entry of it that the files contradict is passed over.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class Lister:
         for name in self._without_file():
             if only is None or only(name):
                 active.setdefault(name, RUNNING)
-        rows = [self._active(name, place) for name, place in active.items()]
+        rows = [row for name, place in active.items() if (row := self._active(name, place)) is not None]
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
         rows += self._ended(done, None if everything or only is not None else recent)
         return Listing(
@@ -107,7 +108,7 @@ class Lister:
         live = [name for name, view in views if view.run is not None and _word(view.state) in _FITTING[RUNNING]]
         return [name for name in live if self._spool.is_stopping(name)]
 
-    def _active(self, name: str, place: str) -> Row:
+    def _active(self, name: str, place: str) -> Row | None:
         view = self.state.jobs.get(name) if self.state is not None else None
         if view is not None:
             state = _word(view.state)
@@ -119,12 +120,14 @@ class Lister:
                 return row_of_view(name, state, view)
         return self._read(name, place)
 
-    def _read(self, name: str, place: str) -> Row:
-        """Return a job as its files alone show it."""
+    def _read(self, name: str, place: str) -> Row | None:
+        """Return a job as its files alone show it; None for what is no job, though its name is that of one."""
         spool = self._spool
         path = spool.layout.job_file(place, name)
         try:
-            status = os.stat(path, follow_symlinks=False)
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                return None
             user, since = user_name(status.st_uid), status.st_ctime_ns
             held = why_held(spool.layout, name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
