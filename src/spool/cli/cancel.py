@@ -13,7 +13,7 @@ from spool.store.requests import Done, Requests
 
 @click.command(cls=Verb)
 @names_argument
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept with the run.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run of a job that runs.")
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled and change nothing.")
 @click.pass_obj
 def command(root: str, names: tuple[str, ...], reason: str, dry_run: bool) -> int:
