@@ -13,8 +13,9 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Jid
-from spool.dispatcher import moves
+from spool.dispatcher import look, moves
 from spool.executors.base import Launch, Started
+from spool.store.whole import NotWhole, Seen, read_whole
 
 
 @pytest.fixture
@@ -62,6 +63,24 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     os.unlink(held)
     now.look.hint(HELD, "x.toml")
     assert now.acting.work()
+
+
+def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the mode is none of the text: the next look at everything reads the file all the same."""
+    session.users.submit("private", "ok")
+    path = session.users.path(QUEUED, "private")
+    before = path.stat()
+
+    def unreadable(at: str) -> Seen | NotWhole:
+        return NotWhole.UNREADABLE if at == str(path) and path.stat().st_mode == before.st_mode else read_whole(at)
+
+    monkeypatch.setattr(look, "read_whole", unreadable)
+    session.settle()
+    assert session.users.layout.error_file(QUEUED, "private") in map(str, path.parent.iterdir())
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the file system's clock may be coarse
+        path.chmod(0o640)
+    session.settle()
+    assert ends_of(session.world).places["private"] == (DONE,)
 
 
 def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(

@@ -156,6 +156,7 @@ class Look:
             return False
         return (
             (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
+            or (known.problem == INVALID and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited
             or (place, name) in self._recheck
         )
