@@ -68,7 +68,7 @@ class Wakes:
 
     def wait(self, limit_ns: int | None) -> None:
         """Sleep until there is a reason not to, at most *limit_ns*."""
-        if self._children or self.leaving or self._reload:
+        if self._children or self._ended or self.leaving or self._reload:
             limit_ns = 0
         # Rounded up: a timer that fires too early would be waited for in a busy loop.
         timeout = None if limit_ns is None else (limit_ns // 1_000_000 + 1) / 1000 if limit_ns else 0
@@ -93,7 +93,7 @@ class Wakes:
     # Runs.
 
     def watch_run(self, live: Live) -> None:
-        """Wake when the wrapper of *live* ends."""
+        """Wake when the wrapper of *live* ends, or at once if it has ended and nobody has seen that."""
         if live.pid is not None:
             self._runs[live.pid] = live
             self._strangers.discard(live.pid)
@@ -102,14 +102,19 @@ class Wakes:
             return
         try:
             fd = os.pidfd_open(live.jid.pid)
-        except OSError:  # gone already, or a kernel without pidfds: the poll sees it
+        except OSError:  # gone already, or a kernel without pidfds
+            fd = -1
+        found = identity.liveness(live.jid)
+        if fd >= 0 and found is Liveness.ALIVE:
+            live.pidfd = fd
+            self._by_fd[fd] = live
+            self._epoll.register(fd, select.EPOLLIN)
             return
-        if identity.liveness(live.jid) is not Liveness.ALIVE:
+        if fd >= 0:
             os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
-            return
-        live.pidfd = fd
-        self._by_fd[fd] = live
-        self._epoll.register(fd, select.EPOLLIN)
+        # Once the end is seen to, that the wrapper is gone is no news. All else the poll sees.
+        if found is Liveness.GONE and not live.remains and not live.cleared:
+            self._ended.add(live.key)
 
     def forget(self, live: Live) -> None:
         """Let go of a run that is over."""

@@ -1,0 +1,56 @@
+"""What wakes the dispatcher: the ends of processes above all."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spool.core.model import Grant, Running, Spec
+from spool.dispatcher.table import FRESH, Live, Wait
+from spool.dispatcher.wake import Wakes
+from spool.machine import identity
+
+
+@pytest.fixture
+def wakes(tmp_path: Path) -> Iterator[Wakes]:
+    """Give the wakes of a dispatcher that has seen to all that there was at its start."""
+    made = Wakes(str(tmp_path))
+    made.reload_asked()
+    list(made.reap())
+    yield made
+    made.close()
+
+
+def _live() -> Live:
+    spec, grant = Spec(command="true"), Grant()
+    view = Running("a", 1, "alice", spec, grant, 0, 1)
+    return Live("a", 1, spec, grant, "alice", Wait(0), FRESH, 0, 0, 0, "tmux", view)
+
+
+def _slept_for(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    """Return how long the next wait without a limit would sleep at most; None: until something happens."""
+    slept: list[float | None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(wakes, "_epoll", SimpleNamespace(poll=lambda timeout: slept.append(timeout) or ()))
+        wakes.wait(None)
+    return slept[0]
+
+
+def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no sleep before somebody has seen to that; once it is known it is no news, for nobody is to spin."""
+    live = _live()
+    with subprocess.Popen(["sleep", "60"]) as wrapper:
+        live.jid = identity.of_process(wrapper.pid)
+        wrapper.kill()
+    wakes._children = False
+    wakes.watch_run(live)
+    assert _slept_for(wakes, monkeypatch) == 0
+    assert wakes.ended_runs() == {live.key}
+    live.remains = True
+    wakes.watch_run(live)
+    assert _slept_for(wakes, monkeypatch) is None
+    assert wakes.ended_runs() == set()
