@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,30 @@ def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(
     ends = ends_of(world)
     assert ends.outcomes["young"] == ("cancelled 1.0",)
     assert ends.places["young"] == (DONE,)
+
+
+def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everything(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its signal was lost, no run goes on for ever."""
+
+    def start(self: World, launch: Launch) -> Started:
+        pid = os.posix_spawn("/bin/true", ["true"], {})
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return Started(pid)
+
+    monkeypatch.setattr(World, "start", start)
+    session.looks_at_everything = False
+    session.settle()
+    session.users.submit("short", "ok")
+    assert session.now is not None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        session.now.look.hint(QUEUED, "short.toml")
+        session.settle()
+        assert [live.name for live in session.now.table.live.values()] == ["short"]
+        session.now.sight.look_at_everything()
+        session.settle()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert ends_of(session.world).outcomes["short"] == ("failed 1.0",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +56,24 @@ def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakes, mon
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) is None
     assert wakes.ended_runs() == set()
+
+
+def test_signals_that_our_starter_blocked_arrive(tmp_path: Path) -> None:
+    """After `env --block-signal=CHLD spool dispatch` the end of a child is seen; the mask is as it was afterwards."""
+    ours = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ours, signal.SIGUSR1})
+    try:
+        wakes = Wakes(str(tmp_path))
+        try:
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*ours, signal.SIGUSR1} == {signal.SIGUSR1}
+            assert list(wakes.reap()) == []
+            live = _live()
+            live.pid = os.posix_spawn("/bin/true", ["true"], {})
+            wakes.watch_run(live)
+            os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
+            assert list(wakes.reap()) == [live]
+        finally:
+            wakes.close()
+        assert ours <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

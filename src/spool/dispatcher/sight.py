@@ -72,6 +72,7 @@ class Sight:
     def look_at_everything(self) -> None:
         """Look as if no event had ever been raised."""
         self._of.look.everything()
+        self._of.wakes.look_at_children()
         self.next_due_ns = time.monotonic_ns() + POLL_NS
         self._see_bookings()
         self._reload()

@@ -48,11 +48,14 @@ class Wakes:
         self._epoll.register(self._pipe[0], select.EPOLLIN)
         self._old_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
+        # Whoever has started us may have blocked some of them, which is inherited.
+        self._old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
         self._inherits = children.become_subreaper()
 
     def close(self) -> None:
         """Give the signals and the orphans back."""
         children.become_subreaper(on=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -130,6 +133,10 @@ class Wakes:
     def no_runs(self, pids: Iterable[int]) -> None:
         """Know these children, and no others, for processes of our own."""
         self._own = frozenset(pids)
+
+    def look_at_children(self) -> None:
+        """Have the next call of :meth:`reap` look, as if a child had just ended."""
+        self._children = True
 
     def reap(self) -> Iterator[Live]:
         """Yield the runs whose wrapper, a child of ours, has ended: with its exit status and what it used."""
