@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
-from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
-from spool.dispatcher import look, moves
+from spool.dispatcher import bookings, look, moves
+from spool.dispatcher.dues import due_in_ns
 from spool.executors.base import Launch, Started
 from spool.store.whole import NotWhole, Seen, read_whole
 
@@ -130,3 +131,26 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert ends_of(session.world).outcomes["short"] == ("failed 1.0",)
+
+
+def test_a_reservation_that_is_being_written_is_looked_at_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
+    wholeness: list[NotWhole] = [NotWhole.WRITING]
+    monkeypatch.setattr(bookings, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
+    monkeypatch.setattr(bookings, "RECHECK_NS", 0)
+    session.looks_at_everything = False
+    session.settle()
+    now = session.now
+    assert now is not None
+    text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
+    session.users.path(RESERVATIONS, "talk").write_text(text)
+    now.watch.hints.append((RESERVATIONS, "talk.toml"))
+    session.settle()
+    assert now.bookings.standing == ()
+    assert due_in_ns(now, None) == 0
+    wholeness.clear()
+    session.settle()
+    assert [one.name for one in now.bookings.standing] == ["talk"]
+    assert now.bookings.next_due_ns() is None

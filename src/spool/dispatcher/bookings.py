@@ -9,28 +9,36 @@ from spool.core import layout
 from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
 from spool.core.reservations import conflict
+from spool.dispatcher.look import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, read_whole
 
 
 class Bookings:
-    """`reservations/*.toml`, read again when the directory says that something changed."""
+    """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
 
     def __init__(self, spool: LockedSpool) -> None:
         self._spool = spool
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
+        self._recheck: tuple[int, int] | None = None  # when, after how long
 
     @property
     def standing(self) -> tuple[Reservation, ...]:
         """Return the reservations that hold or will hold, earliest written first."""
         return self._standing
 
+    def next_due_ns(self) -> int | None:
+        """Return when to look again at what was being written, on the monotonic clock."""
+        return self._recheck[0] if self._recheck is not None else None
+
     def look(self) -> bool:
         """Read what changed; return whether the reservations are others than before."""
         before = self._standing
+        _, last = self._recheck or (0, 0)
+        self._recheck = None
         found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         try:
             names = self._spool.names(layout.RESERVATIONS)
@@ -39,8 +47,11 @@ class Bookings:
         for name in names:
             seen = read_whole(self._spool.layout.job_file(layout.RESERVATIONS, name))
             if isinstance(seen, NotWhole):
-                if name in self._files and seen is NotWhole.WRITING:
-                    found[name] = self._files[name]
+                if seen is NotWhole.WRITING:
+                    wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+                    self._recheck = (time.monotonic_ns() + wait, wait)
+                    if name in self._files:
+                        found[name] = self._files[name]
                 continue
             identity = (seen.inode, seen.mtime_ns, seen.size)
             known = self._files.get(name)

@@ -14,6 +14,7 @@ def due_in_ns(of: Dispatcher, limit_ns: int | None) -> int | None:
     now = time.monotonic_ns()
     moments = (
         of.look.next_due_ns(),
+        of.bookings.next_due_ns(),
         of.stopper.next_due_ns(),
         of.report.next_due_ns(),
         of.sight.next_due_ns,

@@ -50,7 +50,8 @@ class Sight:
         of, now = self._of, time.monotonic_ns()
         hints, of.watch.hints = of.watch.hints, []
         reload = of.wakes.reload_asked()
-        booked = False
+        due_ns = of.bookings.next_due_ns()
+        booked = due_ns is not None and now >= due_ns
         for place, filename in hints:
             if place == RESERVATIONS:
                 booked = True
