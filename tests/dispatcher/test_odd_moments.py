@@ -154,3 +154,26 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     session.settle()
     assert [one.name for one in now.bookings.standing] == ["talk"]
     assert now.bookings.next_due_ns() is None
+
+
+def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is back in the queue at once, with the reason, and starts when there is something to start it with."""
+    with monkeypatch.context() as patch:
+        problems = iter([None])  # nothing was wrong before the start
+        patch.setattr(World, "unavailable", lambda _: next(problems, "it does not answer"))
+        patch.setattr(World, "start", lambda *_: None)
+        session.looks_at_everything = False
+        for name in ("first", "second"):
+            session.users.submit(name, "ok", "cpus = 1")
+        session.settle()
+        now = session.now
+        assert now is not None
+        assert now.table.live == {}
+        reasons = {name: now.table.queue[name].executor_problem for name in now.table.queue}
+        assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
+        assert ends_of(session.world).outcomes == {}
+    session.looks_at_everything = True
+    session.settle()
+    assert ends_of(session.world).outcomes == {"first": ("finished 1.0",), "second": ("finished 1.0",)}

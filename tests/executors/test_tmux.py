@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spool.core.errors import SpoolError
 from spool.core.layout import NAME_PATTERN
 from spool.executors import by_name, sessions, tmux
-from spool.executors.base import Launch
+from spool.executors.base import Launch, Started
 from spool.executors.sessions import session_of, socket_of
 from spool.executors.tmux import TmuxExecutor, server_of
 from spool.formats.records import parse_jid
@@ -161,6 +161,17 @@ def test_a_tmux_that_says_no_starts_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "launch").exists()
 
 
+def test_a_tmux_that_is_gone_since_it_was_asked_for_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows that the job is to wait, and the environment does not stay on the disk."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.sh").write_text("true\n")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
+    assert TmuxExecutor().start(launch) is None
+    assert not (tmp_path / "launch").exists()
+
+
 def test_a_server_that_leaves_just_now_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server leaves with its last session; who asks it for one in that moment asks again."""
     says = (
@@ -174,7 +185,7 @@ def test_a_server_that_leaves_just_now_is_followed_by_another(tmp_path: Path, mo
 
 
 def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command without an answer is cut off, later starts do not wait, and the reason lasts as long as the silence."""
+    """A command without an answer is cut off, later starts are none, and the reason lasts as long as the silence."""
     monkeypatch.setattr(tmux, "LIMIT_S", 0.2)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -184,7 +195,7 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     executor = TmuxExecutor()
     assert executor.unavailable() is None
     started = [executor.start(launch) for _ in range(20)]
-    assert {(one.pid, one.identity) for one in started} == {(None, None)}
+    assert started == [Started(), *[None] * 19]
     for _ in range(3):
         assert executor.unavailable() == f"tmux does not answer on {tmp_path}/.tmux"
     gate.write_text("now\n")
@@ -203,9 +214,9 @@ def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: 
     (tmp_path / "run.sh").write_text("true\n")
     launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
     executor = TmuxExecutor()
-    for _ in range(20):
-        executor.start(launch)
+    started = [executor.start(launch) for _ in range(20)]
     assert (tmp_path / "asked").read_text().count("x") <= 2
+    assert started[2:] == [None] * 18
     assert "does not answer" in (executor.unavailable() or "")
     wait_for(lambda: executor.unavailable() is None)
 
@@ -250,6 +261,7 @@ def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> Non
             command = 'read -r x; echo "$x $SPOOL_RUN"; exit 3'
             (metadir / "run.sh").write_bytes(render(Assignments(str(metadir), command, executor.surroundings())))
             started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), b"", keep=True))
+            assert started is not None
             jid = wait_for(lambda metadir=metadir: _whole(metadir / "jid"))
             assert parse_jid(jid) == started.identity
             assert executor.attach(spool, "a.b", run, read_only=True)[-3:] == ("-r", "-t", f"=a~b/{run}")

@@ -239,7 +239,7 @@ class Dispatcher:
             live.run,
             "adopted" if live.adopted else "started",
         )
-        if live.failure is not None:
+        if live.failure is not None or live.cleared:  # nothing was started
             self.ends.suspect(live)
             return
         self.wakes.watch_run(live)

@@ -143,7 +143,7 @@ class Starter:
             for live, script in prepared.items():
                 self._launch(live, script)
             if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
-                self.ask_executors_again()  # one of them could not tell whether it has started anything
+                self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked
 
     def foresee(self, start: Start | None, now_ns: int) -> list[int]:
@@ -260,6 +260,9 @@ class Starter:
             started = self.executor(live.executor).start(launch)
         except SpoolError as error:
             live.failure = str(error)
+            return
+        if started is None:  # a missing jid proves it at once: the job goes back, and waits for its executor
+            live.silent_until_ns, live.cleared = 0, True
             return
         live.pid, live.jid = started.pid, started.identity
 

@@ -80,10 +80,11 @@ class Executor(Protocol):
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text has to say for this executor on this machine."""
 
-    def start(self, launch: Launch) -> Started:
+    def start(self, launch: Launch) -> Started | None:
         """Start the wrapper and do not wait for it. Raises SpoolError if nothing was started, and never will be.
 
-        Who cannot tell returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.
+        None: nothing was started, and the job is to wait as long as :meth:`unavailable` has a reason. Who cannot tell
+        returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.
         """
 
     def get_ready(self, text: bytes | None = None) -> int | None:

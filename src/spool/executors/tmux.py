@@ -90,14 +90,15 @@ class TmuxExecutor:
         """Return what the wrapper's text has to say: its stdin is the terminal, its outputs are the job's."""
         return replace(self._process.surroundings(), stdin=None, terminal=True)
 
-    def start(self, launch: Launch) -> Started:
+    def start(self, launch: Launch) -> Started | None:
         """Start the wrapper as the first process of a session; a session that was kept of an earlier run is closed.
 
+        None: tmux was not asked, because it does not answer or is no longer there. The job is to wait, and not to fail.
         Raises SpoolError if tmux says no.
         """
         server = server_of(launch.spool_dir)
         if self._hung is not None:
-            return Started()  # many starts of one pass are not to wait one after the other
+            return None  # many starts of one pass are not to wait one after the other
         told = f"{launch.metadir}/{layout.LAUNCH}"
         session = session_of(launch.job, launch.run)
         words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
@@ -112,8 +113,9 @@ class TmuxExecutor:
         except TimeoutError:
             self._hung = str(server.socket_path), None
             return Started()
-        except TmuxCommandNotFound:
-            return Started()  # removed a moment ago: the job is to wait, and not to fail
+        except TmuxCommandNotFound:  # removed a moment ago
+            _take_back(told)
+            return None
         except (OSError, LibTmuxException) as error:
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
         took_s = time.monotonic() - begun
@@ -123,8 +125,7 @@ class TmuxExecutor:
         # The last of the commands may fail where the first has not: there was no earlier session.
         pids = answer.stdout[0].split() if answer.stdout else []
         if len(pids) != 2:
-            with suppress(OSError):
-                os.unlink(told)
+            _take_back(told)
             why = "; ".join(answer.stderr) or f"it ended with {answer.returncode}"
             raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
         return Started(identity=_identity(int(pids[0]), int(pids[1])))
@@ -270,6 +271,12 @@ def _write(path: str, told: dict[str, object]) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="ascii") as file:
         json.dump(told, file)
+
+
+def _take_back(path: str) -> None:
+    """Remove what nobody will read."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _identity(pid: int, server: int) -> Jid | None:
