@@ -240,7 +240,7 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     made.stopper.world = world  # type: ignore[attr-defined]
     made.wakes.left_behind = lambda live: bool(world.pids(live.name, live.run))  # type: ignore[method-assign]
     made.report.write = lambda *_, **__: None  # type: ignore[method-assign]
-    made.watch.start = lambda _: None  # type: ignore[method-assign,assignment]
+    made.watch.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
     return made

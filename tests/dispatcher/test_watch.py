@@ -23,3 +23,19 @@ def test_a_watch_that_is_closed_leaves_nothing_open(tmp_path: Path, events: int)
         assert watch.hints
     watch.close()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_mode_is_news_where_somebody_wants_to_know_and_a_link_is_none(tmp_path: Path) -> None:
+    """What is made readable is heard of in such a directory; a second name elsewhere, which moves make, is not."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    watch = Watch()
+    watch.start({name: str(tmp_path / name) for name in ("here", "there")}, modes_of=("here",))
+    for name in ("here", "there"):
+        os.link(tmp_path / name / "file", tmp_path / "link")
+        (tmp_path / "link").unlink()
+        (tmp_path / name / "file").chmod(0o640)
+    watch.read()
+    watch.close()
+    assert watch.hints == [("here", "file")]

@@ -39,7 +39,8 @@ class Sight:
     def open(self) -> None:
         """Begin to watch the directories."""
         watch, at = self._of.watch, self._spool.layout.at
-        watch.start({place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root})
+        directories = {place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root}
+        watch.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
         watch.also(layout.HOOKS, at(layout.HOOKS))
         if watch.problem is not None:
             log.warning("%s; looking every %d s or so instead", watch.problem, POLL_NS // SECOND_NS)

@@ -8,7 +8,7 @@ descriptor, read in the dispatcher's own thread when the kernel says that there 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from watchdog.observers.inotify_c import (
@@ -30,6 +30,7 @@ _MASK = Mask(
     | InotifyConstants.IN_DELETE_SELF
     | InotifyConstants.IN_ONLYDIR
 )
+_MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
 # File systems on which a change made by another host raises no event here.
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "ceph", "glusterfs", "beegfs", "fuse.")
 
@@ -63,12 +64,16 @@ class Watch:
         self._places: dict[int, str] = {}
         self._also: dict[str, int] = {}  # directories that came later
 
-    def start(self, directories: Mapping[str, str]) -> None:
-        """Watch *directories* (a key for each path). Where that cannot be done, `problem` says why."""
+    def start(self, directories: Mapping[str, str], modes_of: Collection[str] = ()) -> None:
+        """Watch *directories* (a key for each path), *modes_of* some of them for changed modes too.
+
+        Where that cannot be done, `problem` says why.
+        """
         try:
             self._inotify = _Inotify()
             for key, path in directories.items():
-                wd = self._inotify.add_callback(os.fsencode(path), _MASK, self, CallbackId(1))
+                mask = _MODES_TOO if key in modes_of else _MASK
+                wd = self._inotify.add_callback(os.fsencode(path), mask, self, CallbackId(1))
                 if wd == -1:  # what watchdog makes of a directory that may not be read
                     raise PermissionError(f"cannot watch {path}")
                 self._places[wd] = key
@@ -88,8 +93,7 @@ class Watch:
             below = [f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(".d")]
             for path in (directory, *filter(os.path.isdir, below)):
                 if path not in self._also:
-                    mask = Mask(_MASK | InotifyConstants.IN_ATTRIB)
-                    wd = self._inotify.add_callback(os.fsencode(path), mask, self, CallbackId(1))
+                    wd = self._inotify.add_callback(os.fsencode(path), _MODES_TOO, self, CallbackId(1))
                     if wd != -1:
                         self._places[wd] = key
                         self._also[path] = wd
