@@ -21,7 +21,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     """Run the dispatcher, which starts the jobs.
 
     In the foreground: for a terminal, for systemd, for cron with --once. Ending it (Ctrl-C, TERM) ends no job; the
-    next one takes them over. `spool submit` starts one in the background by itself.
+    next one takes them over. `spool submit` and others start one in the background by themselves.
     """
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")

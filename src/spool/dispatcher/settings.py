@@ -38,7 +38,7 @@ class Settings:
             new = config.parse(read_bytes(self._path) or b"")
         except InvalidConfig as error:
             self.problem = str(error)
-            log.warning("%s; the last good configuration stays in force", error)
+            log.warning("%s; %s", error, "the defaults are in force" if force else "what was in force stays so")
             return False
         self.problem = None
         changed, self.config = new != self.config, new

@@ -150,7 +150,11 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         ),
     ] = "grouped"
     autostart: Annotated[
-        bool, Meta(description="Whether `spool submit` and `spool run` start a dispatcher if none lives.")
+        bool,
+        Meta(
+            description="Whether commands after which jobs may start or have to end (`submit`, `run`, `release`, "
+            "`requeue`, `resume`, `hold`, `cancel`) start a dispatcher if none lives."
+        ),
     ] = True
     idle_exit: Annotated[
         Duration, Meta(description="A dispatcher that was so started leaves after so long without jobs. 0s is never.")
