@@ -1,4 +1,4 @@
-"""`spool stats` over a long history, as whole processes: its time, and the most memory that it had."""
+"""What is left of runs that have ended: `spool stats` over a long history, and `spool gc` of them, as processes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,36 @@ def accounting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
             found[metric].append(seconds)
     found["stats_rss"].append(_peak_mib([*engine.command, "stats", "--by", "user"], engine.env))
     return found
+
+
+def collecting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
+    """Remove so many ended runs: each of a job of its own, and all of one job. No dispatcher is involved."""
+    found: Samples = {}
+    for metric, jobs in (("gc_jobs", size.ended), ("gc_runs", 1)):
+        engine.prepare(1)
+        end(engine.root, jobs, size.ended // jobs)
+        code, seconds = engine.run([*engine.command, "gc", "--older-than", "1s"])
+        if code or any((engine.root / "done").iterdir()):
+            raise RuntimeError(f"spool gc ends with {code}, or not all has gone")
+        found[metric] = [seconds]
+    return found
+
+
+def end(root: Path, jobs: int, runs: int) -> None:
+    """Write what so many runs of each of so many jobs leave: eight small files each."""
+    from spool.core.model import Result, State
+    from spool.formats.ends import render_result
+
+    for job in range(jobs):
+        (root / "done" / f"job_{job}.toml").write_text('command = "true"\n')
+        for run in range(1, runs + 1):
+            metadir = root / "jobs" / f"job_{job}" / str(run)
+            metadir.mkdir(parents=True)
+            result = Result(f"job_{job}", run, 1, State.FINISHED, "exit code 0", ended_at_ns=_FIRST, exit_code=0)
+            (metadir / "result.toml").write_bytes(render_result(result))
+            for record in ("job.toml", "grant.toml", "run.sh", "jid", "status", "rc", "log"):
+                (metadir / record).write_text("1\n")
+    os.sync()  # else the first sync of the removal waits for all of it
 
 
 def _peak_mib(argv: list[str], env: dict[str, str]) -> float:

@@ -36,9 +36,10 @@ class Size:
     lists: int = 7
     timeout_s: float = 300.0
     history: int = 1_000_000
+    ended: int = 5_000
 
 
-SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000)
+SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50)
 
 
 def limited(engine: Any, test: str, key: str, ours: int) -> int:

@@ -66,6 +66,8 @@ METRICS = {
     "stats_day": Metric("accounting, a million runs by day", "s"),
     "stats_since": Metric("accounting, the last day of them", "s"),
     "stats_rss": Metric("accounting, memory (RSS), by user", "MiB"),
+    "gc_jobs": Metric("gc, ended runs of as many jobs", "s"),
+    "gc_runs": Metric("gc, as many of one job", "s"),
     "plan_small": Metric("planner, pass over 1,000 of mixed shapes", "ms"),
     "plan_middle": Metric("planner, pass over 10,000", "ms"),
     "plan_pass": Metric("planner, pass over 100,000", "ms", most=150),
