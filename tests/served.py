@@ -61,9 +61,17 @@ class Served:
 
     def start(self, *arguments: str, prefix: Sequence[str] = ()) -> Served:
         """Start a dispatcher and wait until it serves."""
+        said = self.said().count("dispatcher serves")
+        process = self.begin(*arguments, prefix=prefix)
+        wait_for(
+            lambda: self.said().count("dispatcher serves") > said or process.poll() is not None, what="a dispatcher"
+        )
+        return self
+
+    def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a dispatcher and do not wait for it."""
         assert self.process is None
         with self.stderr.open("ab") as stderr:
-            said = self.said().count("dispatcher serves")
             self.process = subprocess.Popen(
                 [*prefix, *self._command(arguments)],
                 env=self.environment,
@@ -71,11 +79,7 @@ class Served:
                 stdout=stderr,
                 stderr=stderr,
             )
-        process = self.process
-        wait_for(
-            lambda: self.said().count("dispatcher serves") > said or process.poll() is not None, what="a dispatcher"
-        )
-        return self
+        return self.process
 
     def run(self, *arguments: str, inherits: Sequence[int] = ()) -> int:
         """Run a dispatcher to its end, with `--until-idle` or whatever is given, and return its exit code.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from spool.core.lifecycle import Liveness
@@ -28,6 +30,26 @@ SHELLS = {
     }.items()
     if shutil.which(words[0])
 }
+
+
+NOBODY = 54321  # a user who has no other processes
+
+
+def become_poor(*, later: bool = False) -> None:
+    """Make this process one that can start no other: root has no limit on its processes, so it becomes somebody."""
+    if os.getuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    if not later:
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+
+@contextmanager
+def poor_directory() -> Iterator[Path]:
+    """Give a directory that such a user can reach."""
+    with TemporaryDirectory(prefix="spool-poor-") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
 
 
 def surroundings() -> Surroundings:
@@ -66,6 +88,27 @@ class Run:
     def log(self) -> str | None:
         """What it has written."""
         return self.text("log")
+
+    def start_poor(self, *, later: bool = False) -> Run:
+        """Start the wrapper as a user who can start no other process; *later*: the job itself takes care of that."""
+        if os.getuid() == 0:
+            os.chown(self.metadir, NOBODY, NOBODY)
+        return self.start(preexec_fn=lambda: become_poor(later=later))
+
+    def finish_refused(self) -> int:
+        """Wait for the end of a wrapper that can start nothing; bash is kept from trying again for 15 s."""
+        wait_for(lambda: self.text("jid"), what="a wrapper")
+        wait_for(self._hurried, what="the end of the wrapper")
+        return self.finish()
+
+    def _hurried(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            return True
+        with suppress(OSError):
+            if "nanosleep" in Path(f"/proc/{self.process.pid}/wchan").read_text():
+                self.kill(signal.SIGUSR2)
+        return False
 
     def start(self, *prefix: str, **options: Any) -> Run:
         """Start the wrapper in a session of its own; *prefix* is put before the shell."""

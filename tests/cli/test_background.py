@@ -11,7 +11,6 @@ import pytest
 from spool.dispatcher import background
 from spool.formats.state import parse_state
 from spool.store.lock import dispatcher_lives
-from spool.store.submitting import is_served
 from support import wait_for
 
 
@@ -20,7 +19,7 @@ def stop(root: Path) -> None:
     state = wait_for(lambda: (root / "state.json").exists() and parse_state((root / "state.json").read_bytes()))
     assert state
     os.kill(state.pid, signal.SIGTERM)
-    wait_for(lambda: not is_served(str(root)))
+    wait_for(lambda: not dispatcher_lives(str(root / ".lock")))
 
 
 def test_a_hundred_submissions_start_one_dispatcher(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +30,7 @@ def test_a_hundred_submissions_start_one_dispatcher(spool_root: Path, monkeypatc
     for _ in range(100):
         assert background.ensure(str(spool_root)) is None
     assert len(started) == 1
-    wait_for(lambda: is_served(str(spool_root)))
+    wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     assert background.ensure(str(spool_root)) is None
     assert len(started) == 1
     stop(spool_root)
@@ -43,14 +42,14 @@ def test_autostart_off_says_how_to_start_one(spool_root: Path) -> None:
     told = background.ensure(str(spool_root))
     assert told is not None
     assert f"spool --spool {spool_root} dispatch" in told
-    assert not is_served(str(spool_root))
+    assert not dispatcher_lives(str(spool_root / ".lock"))
 
 
 def test_a_broken_configuration_does_not_keep_jobs_from_running(spool_root: Path) -> None:
     """What the configuration says is not known, so the default is in force; the dispatcher tells what is wrong."""
     (spool_root / "config.toml").write_text("autostart = maybe\n")
     assert background.ensure(str(spool_root)) is None
-    wait_for(lambda: is_served(str(spool_root)))
+    wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     assert dispatcher_lives(str(spool_root / ".lock"))
     stop(spool_root)
 
@@ -63,7 +62,7 @@ def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     monkeypatch.chdir(tmp_path)
     assert background.ensure(str(spool_root)) is None
-    wait_for(lambda: is_served(str(spool_root)))
+    wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     stop(spool_root)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from calling import Command, put_job, start
 from spool.core.model import Result, State
 from spool.formats import ends
 from spool.formats.state import parse_state
+from spool.formats.wrapper import Assignments, Surroundings
+from spool.formats.wrapper import render as render_wrapper
 from spool.store import awaiting
 from spool.store.awaiting import Awaited, End
 from spool.store.spool import Spool
 from spool.store.tails import Tail
-from support import wait_for
+from support import ROOT, wait_for
 
 
 def ended(
@@ -239,11 +242,84 @@ def test_log_shows_the_newest_run_or_the_one_asked_for(spool: Command, spool_roo
     assert spool("log", "nosuch").code == 3
 
 
+def wrapped(root: Path, name: str, old: str, stdout: str | None = None) -> Path:
+    """Write an ended run whose wrapper was made for the metadir *old*."""
+    metadir = ended(root, name, 1, State.FINISHED, code=0)
+    surroundings = Surroundings("-", "host")
+    (metadir / "run.sh").write_bytes(
+        render_wrapper(Assignments(metadir=old, command="true", surroundings=surroundings, stdout=stdout))
+    )
+    put_job(root, name, place="done")
+    return metadir
+
+
+def test_a_spool_that_was_moved_has_its_logs_with_it(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """After a `mv` of the spool, log, log -f, show and tails read the metadir, not the path in run.sh."""
+    metadir = wrapped(spool_root, "a", "/home/old/.spool/jobs/a/1")
+    (metadir / "log").write_text("here\n")
+    assert spool("log", "a").out == "here\n"
+    assert spool("log", "-f", "a").out == "here\n"
+    assert spool("log", "--path", "a").out == f"{metadir}/log\n"
+    assert f"{metadir}/log" in spool("show", "a").out
+    own = tmp_path / "own"
+    own.write_text("mine\n")
+    wrapped(spool_root, "b", "/home/old/.spool/jobs/b/1", str(own))
+    assert spool("log", "b").out == "mine\n"
+
+
+def test_an_output_that_is_gone_is_told(spool: Command, spool_root: Path) -> None:
+    """The output of an ended run that is not where it should be is an error with its path, not an empty output."""
+    metadir = wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1"))
+    said = spool("log", "a")
+    assert (said.code, said.out) == (1, "")
+    assert f"{metadir}/log" in said.err
+
+
 def test_run_shows_both_outputs_and_exits_with_the_code(dispatcher: object, spool_root: Path) -> None:
     """`spool run` is the command itself: its output, its error output, its exit code."""
     process = start("run", "-q", "--stderr", spool_root.parent / "err", "-c", "echo out; echo err >&2; exit 7")
     assert process.communicate(timeout=60) == ("out\n", "err\n")
     assert process.returncode == 7
+
+
+def test_run_keeps_the_two_outputs_apart(dispatcher: object, spool_root: Path) -> None:
+    """What a job writes to stderr comes on stderr of `spool run`, also of a task; it lies in the metadir."""
+    process = start("run", "-q", "-n", "apart", "-c", "echo out; echo warning >&2")
+    assert process.communicate(timeout=60) == ("out\n", "warning\n")
+    metadir = spool_root / "jobs" / "apart" / "1"
+    assert (metadir / "log").read_text() == "out\n"
+    assert (metadir / "stderr").read_text() == "warning\n"
+    process = start("run", "-q", "-n", "many", "--array", "0-1", "-c", "echo out; echo warning >&2")
+    out, err = process.communicate(timeout=60)
+    assert (out.count("out\n"), out.count("warning")) == (2, 0)
+    assert err.count("warning\n") == 2
+
+
+def test_run_writes_one_log_where_both_outputs_are_one(dispatcher: object, spool_root: Path) -> None:
+    """On a terminal, or with 2>&1, the lines keep their order: stdout and stderr of the job are one file."""
+    words = [sys.executable, "-m", "spool", "run", "-q", "-n", "one", "-c", "echo a; echo b >&2; echo c"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    said = subprocess.run(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False
+    )
+    assert said.stdout == b"a\nb\nc\n"
+    assert not (spool_root / "jobs" / "one" / "1" / "stderr").exists()
+
+
+def test_run_says_that_its_input_is_not_read(dispatcher: object, tmp_path: Path) -> None:
+    """A pipe or a file with data on stdin is told of in a line; an empty one, and /dev/null, are not."""
+    reading, writing = os.pipe()
+    os.write(writing, b"data\n")
+    os.close(writing)
+    process = start("run", "-c", "cat", stdin=reading)
+    os.close(reading)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "")
+    assert err.count("the job does not read this stdin") == 1
+    (tmp_path / "empty").write_text("")
+    with (tmp_path / "empty").open() as empty:
+        assert "stdin" not in start("run", "-c", "cat", stdin=empty.fileno()).communicate(timeout=60)[1]
+    assert "stdin" not in start("run", "-c", "cat").communicate(timeout=60)[1]
 
 
 def test_an_interrupt_cancels_the_job_that_run_stands_for(dispatcher: object, spool_root: Path) -> None:

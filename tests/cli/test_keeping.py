@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from calling import Command, asked, put_job
+from plugins.fake_nvml import FakeNvml
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
 from spool.formats import ends
+from spool.store import collecting
 from spool.store.collecting import Keep, plan_removal, remove
 from spool.store.locked import LockedSpool
 from spool.store.spool import Spool
@@ -79,6 +84,51 @@ def test_gc_needs_no_staging_directory(spool: Command, spool_root: Path) -> None
     assert spool("gc", "--older-than", "30d").code == 0
     assert runs(spool_root, "old") == []
     assert (spool_root / ".tmp").stat().st_mode & 0o777 == 0o700
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Have the disk fail to give *path*."""
+    sound = os.open
+
+    def fails(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if name == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return sound(name, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", fails)
+
+
+def test_gc_stops_where_the_numbers_of_removed_runs_cannot_be_read(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of numbers is never written anew without what it held: no number is given twice."""
+    ended(spool_root, "first", 7, 40)
+    spool("gc", "--older-than", "30d")
+    numbers = spool_root / layout.LAST_RUNS
+    before = numbers.read_bytes()
+    ended(spool_root, "second", 1, 40)
+    with monkeypatch.context() as patch:
+        refuse(patch, numbers)
+        said = spool("gc", "--older-than", "30d")
+    assert (said.code, numbers.read_bytes(), runs(spool_root, "second")) == (5, before, [1])
+    assert "Input/output error" in said.err
+    assert spool("gc", "--older-than", "30d").code == 0
+    assert json.loads(numbers.read_bytes()) == {"first": 7, "second": 1}
+
+
+def test_gc_keeps_everything_while_a_waiting_job_cannot_be_read(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that cannot be read may depend on any other, so that none goes, with runs or without."""
+    ended(spool_root, "old", 1, 40)
+    never_ran = put_job(spool_root, "cancelled", place="done")
+    put_job(spool_root, "waits", 'command = "true"\ndepends_on = ["old"]\n')
+    refuse(monkeypatch, spool_root / "queued" / "waits.toml")
+    keep = Keep(max_age_ns=0, max_runs=0, max_bytes=0)
+    removal = plan_removal(Spool(str(spool_root)), keep, time.time_ns() + DAY_NS)
+    assert (removal.runs, removal.jobs) == ((), ())
+    assert [problem for problem in removal.problems if "job waits depends on" in problem]
+    assert never_ran.exists()
 
 
 def test_gc_without_a_reason_removes_nothing(spool: Command, spool_root: Path) -> None:
@@ -175,6 +225,176 @@ def test_two_collectors_do_not_meet(spool_root: Path) -> None:
             remove(root, plan_removal(root, Keep(max_age_ns=1), time.time_ns()))
 
 
+def outside(tmp_path: Path) -> Path:
+    """Make a directory outside of the spool that looks like a job's."""
+    path = tmp_path / "outside"
+    ended(make_spool(tmp_path / "elsewhere"), "x", 1, 1000)
+    os.rename(tmp_path / "elsewhere" / "jobs" / "x", path)
+    (path / "1" / "precious").touch()
+    return path
+
+
+def test_gc_does_not_follow_a_job_that_is_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """With `jobs/NAME` a link to a directory outside nothing of that goes; it is told, and all else is removed."""
+    ended(spool_root, "old", 1, 1000)
+    put_job(spool_root, "x", place="done")
+    precious = outside(tmp_path) / "1" / "precious"
+    (spool_root / "jobs" / "x").symlink_to(tmp_path / "outside")
+    said = spool("gc", "--older-than", "1d")
+    assert precious.exists()
+    assert said.code == 1
+    assert [line for line in said.err.splitlines() if "link" in line] == [
+        f"spool: cannot look into job x: {spool_root}/jobs/x: it is a link; remove or replace it by hand"
+    ]
+    assert runs(spool_root, "old") == []
+    assert (spool_root / "done" / "x.toml").exists()
+
+
+def test_gc_removes_a_metadir_that_is_a_link_and_nothing_behind_it(
+    spool: Command, spool_root: Path, tmp_path: Path
+) -> None:
+    """With `jobs/NAME/RUN` a link to a directory outside the link goes, as with `rm -r`, and the directory stays."""
+    put_job(spool_root, "x", place="done")
+    precious = outside(tmp_path) / "1" / "precious"
+    (spool_root / "jobs" / "x").mkdir()
+    (spool_root / "jobs" / "x" / "1").symlink_to(tmp_path / "outside" / "1")
+    assert spool("gc", "--older-than", "1d").code == 0
+    assert precious.exists()
+    assert not (spool_root / "jobs" / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["jobs", "done", ".tmp"])
+def test_gc_does_not_work_in_a_spool_whose_directory_is_a_link(
+    spool: Command, spool_root: Path, tmp_path: Path, name: str
+) -> None:
+    """Where one of its own directories leads elsewhere it removes nothing, and says which."""
+    ended(spool_root, "old", 1, 1000)
+    os.rename(spool_root / name, tmp_path / "moved")
+    (spool_root / name).symlink_to(tmp_path / "moved")
+    said = spool("gc", "--older-than", "1d")
+    assert said.code == 5
+    assert f"{spool_root}/{name}: it is a link" in said.err
+    assert runs(spool_root, "old") == [1]
+
+
+def test_a_job_that_is_swapped_for_a_link_while_gc_works_leads_nowhere(spool_root: Path, tmp_path: Path) -> None:
+    """Whichever change it happens before, nothing outside of the spool is removed."""
+    precious = outside(tmp_path) / "1" / "precious"
+
+    def scenario(at: int) -> FaultyDisk:
+        for run in (1, 2):
+            ended(spool_root, "x", run, 1000)
+
+        class Swapping(FaultyDisk):
+            def _happens(self, name: str, *paths: str, half: Callable[[], None] | None = None) -> bool:
+                if self.count + 1 == at and (spool_root / "jobs" / "x").is_dir():
+                    os.rename(spool_root / "jobs" / "x", tmp_path / f"aside.{at}")
+                    (spool_root / "jobs" / "x").symlink_to(tmp_path / "outside")
+                return super()._happens(name, *paths, half=half)
+
+        disk, root = Swapping(str(spool_root / ".tmp")), Spool(str(spool_root))
+        remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()), disk)
+        if (spool_root / "jobs" / "x").is_symlink():
+            os.unlink(spool_root / "jobs" / "x")
+        return disk
+
+    for at in itertools.count(1):
+        disk = scenario(at)
+        assert precious.exists(), disk.recorded
+        if disk.count < at:
+            break
+    assert at > 8
+
+
+def test_gc_removes_a_metadir_however_deep(spool: Command, spool_root: Path) -> None:
+    """A job that makes directories in each other a thousand times does not keep its room for ever."""
+    fd = os.open(ended(spool_root, "deep", 1, 1000), os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("directory", dir_fd=fd)
+        fd, above = os.open("directory", os.O_RDONLY, dir_fd=fd), fd
+        os.close(above)
+    os.close(fd)
+    said = spool("gc", "--older-than", "1d")
+    assert (said.code, said.err) == (0, "")
+    assert not (spool_root / "jobs" / "deep").exists()
+    assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
+
+
+def test_gc_goes_on_after_what_it_may_not_look_into(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member's directory of mode 700 among those of jobs is a line and exit code 1; the rest goes."""
+    for name in ("closed", "old"):
+        ended(spool_root, name, 1, 1000)
+    open_directory = collecting.open_directory
+
+    def opened(path: str, at: int | None = None) -> int:
+        if path == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_directory(path, at)
+
+    monkeypatch.setattr(collecting, "open_directory", opened)
+    said = spool("gc", "--older-than", "1d")
+    assert said.code == 1
+    assert said.err.splitlines() == [f"spool: cannot look into job closed: {spool_root}/jobs/closed: Permission denied"]
+    assert sorted(os.listdir(spool_root / "jobs")) == [".last-runs.json", "closed"]
+
+
+def test_gc_goes_on_after_what_cannot_be_removed(spool_root: Path) -> None:
+    """Each change that fails costs its own run or record, which is told; the next gc removes what was left."""
+
+    def scenario(fail_at: int) -> tuple[FaultyDisk, tuple[str, ...]]:
+        for name in ("a", "b", "c"):
+            ended(spool_root, name, 1, 1000)
+        disk, root = FaultyDisk(str(spool_root / ".tmp"), fail_at=fail_at, error=errno.EIO), Spool(str(spool_root))
+        gone = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()), disk)
+        assert sum(runs(spool_root, name) == [] for name in ("a", "b", "c")) >= 2
+        assert len(gone.problems) <= 1
+        again = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()))
+        assert again.problems == ()
+        assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
+        for record in os.listdir(spool_root / "done"):  # it has an age of its own, which begins anew
+            assert f"done/{record}" in "".join(gone.problems)
+            os.unlink(spool_root / "done" / record)
+        return disk, gone.problems
+
+    told = []
+    for fail_at in itertools.count(5):  # before, the numbers of the runs are written down, without which nothing goes
+        disk, problems = scenario(fail_at)
+        told += problems
+        if disk.count < fail_at:
+            break
+    assert len(told) >= 9
+
+
+def test_the_newest_run_of_a_job_goes_only_with_all_others(spool_root: Path) -> None:
+    """While another run of it cannot go, the newest stays: it says what became of the job, and its number is taken."""
+    root = Spool(str(spool_root))
+    (spool_root / "jobs" / "x" / "1").mkdir(parents=True)  # no result: it may live
+    ended(spool_root, "x", 2, 1000)
+    ended(spool_root, "x", 3, 1000)
+    removal = plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns())
+    assert ([old.run for old in removal.runs], removal.jobs) == ([2], ())
+
+
+def test_gc_asks_of_each_run_a_fixed_number_of_questions(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the removal of a run costs does not grow with the number of runs: a job's are listed once or twice."""
+    counted: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path=".": counted.append(str(path)) or listdir(path))
+
+    def listings(number: int) -> int:
+        for run in range(1, number + 1):
+            ended(spool_root, "x", run, 1000)
+        counted.clear()
+        root = Spool(str(spool_root))
+        gone = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()))
+        assert len(gone.runs) == number
+        return len(counted)
+
+    assert listings(40) == listings(4)
+
+
 def levels(said: str) -> dict[str, str]:
     """Return the worst level of each check."""
     found: dict[str, str] = {}
@@ -199,6 +419,20 @@ def test_doctor_finds_a_fresh_spool_well(spool: Command, spool_root: Path) -> No
         "clock",
     )
     assert {found[check] for check in about_spool} == {"ok"}
+
+
+def test_doctor_sees_the_gpus_that_every_command_sees(
+    spool: Command, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `gpus` shows four, doctor names four; it asks NVML, and no file of the driver."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    for index in range(4):
+        fake_nvml.gpu(f"GPU-{index}", bus=index + 1, name="A100")
+    said = {check["check"]: check for check in json.loads(spool("doctor", "--json").out)["checks"]}["GPUs"]
+    assert (said["level"], "4: A100" in str(said)) == ("ok", True)
+    fake_nvml.error("nvmlInitWithFlags", 999)
+    assert levels(spool("doctor", "--json").out)["GPUs"] == "fail"
 
 
 def test_doctor_finds_what_is_wrong(spool: Command, spool_root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -19,6 +20,8 @@ from spool.dispatcher.rows import Row
 from spool.formats import ends, records
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
+from spool.store import collecting
+from spool.store.lock import Service
 from spool.store.spool import Spool
 from support import ROOT, wait_for
 
@@ -123,7 +126,7 @@ def test_ls_believes_the_files_before_the_dispatcher(
     }
     view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
     (spool_root / "state.json").write_bytes(render_state(view))
-    monkeypatch.setattr(Spool, "dispatcher_lives", lambda self: True)
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
     rows = {row.name: row for row in Lister(Spool(str(spool_root))).listing().rows}
     assert set(rows) == {"waits", "moved", "new"}
     assert (rows["waits"].reason, rows["waits"].cpus) == ("cpus: needs 4, 1 free", 4)
@@ -143,7 +146,7 @@ def test_thousands_of_jobs_are_listed_without_reading_their_files(
         (spool_root / "queued" / f"j{at}.toml").touch()
     jobs = {f"j{at}": JobView(state="queued", reason="cpus", cpus=1) for at in range(count)}
     (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, jobs=jobs)))
-    monkeypatch.setattr(Spool, "dispatcher_lives", lambda self: True)
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
 
     def refuse(*words: object) -> bytes:
         raise AssertionError("a job file was read")
@@ -168,6 +171,24 @@ def test_a_terminal_gets_a_table_and_a_pipe_plain_text(spool_root: Path) -> None
         os.close(master)
     assert b"\x1b[" in drawn
     assert b"held" in drawn
+
+
+def test_gc_shows_on_a_terminal_how_far_it_is(spool_root: Path) -> None:
+    """A bar is drawn on stderr where that is a terminal, and nothing of it elsewhere."""
+    environment = {**os.environ, "SPOOL_DIR": str(spool_root), "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"}
+    command = [sys.executable, "-m", "spool", "gc", "--older-than", "1s"]
+    ended(spool_root, "old", State.FINISHED, 1)
+    master, slave = pty.openpty()
+    try:
+        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=slave, check=True).stdout
+        drawn = os.read(master, 65536)
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert b"removing" in drawn
+    assert b"1/1" in drawn
+    assert said.startswith(b"1 run (")
+    assert subprocess.run(command, env=environment, capture_output=True, check=True).stderr == b""
 
 
 def test_names_cannot_move_a_terminals_cursor(spool: Command, spool_root: Path) -> None:
@@ -300,3 +321,35 @@ def test_check_says_of_a_file_that_is_too_large_that_it_has_more_than_may_be(spo
     said = spool("check", large)
     assert said.code == 4
     assert f": it has more than {1 << 20} bytes" in said.out
+
+
+@pytest.mark.parametrize(
+    "verb", ["ls", "ls --all", "why waits", "plan", "info", "doctor", "gc --older-than 1d --dry-run"]
+)
+def test_a_job_that_cannot_be_read_costs_the_others_nothing(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """With one job's directory closed, and a file in the place of another's, the rest is shown, and a line tells."""
+    for name, place in (("closed", "running"), ("replaced", "done"), ("waits", "queued")):
+        put_job(spool_root, name, place=place)
+    (spool_root / "jobs" / "closed" / "1").mkdir(parents=True)
+    (spool_root / "jobs" / "replaced").touch()
+    listdir, open_directory = os.listdir, collecting.open_directory
+
+    def closed(path: str | int = ".") -> list[str]:  # root may look into what mode 700 keeps others out of
+        if path == f"{spool_root}/jobs/closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return listdir(path)
+
+    def opened(path: str, at: int | None = None) -> int:
+        if path == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_directory(path, at)
+
+    monkeypatch.setattr(os, "listdir", closed)
+    monkeypatch.setattr(collecting, "open_directory", opened)
+    said = spool(*verb.split())
+    text = said.out + said.err
+    assert "waits" in text or verb.startswith(("info", "doctor", "gc"))
+    assert f"{spool_root}/jobs/closed: Permission denied" in text
+    assert said.code == (1 if verb.startswith(("doctor", "gc")) else 0)

@@ -16,6 +16,9 @@ import pytest
 from calling import Command, asked, put_job
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
+from spool.core.model import ForeignProcess, Gpu
+from spool.formats.state import GpuView, MachineView, StateView, render_state
+from spool.store.locked import LockedSpool
 
 UNKNOWN = 999
 
@@ -80,8 +83,61 @@ def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four
     assert found[3]["why_not"].startswith("reserved for nobody until ")
     text = spool("gpus").out
     assert "GPU 2 is not given: left out by gpu.use" in text
-    assert f"outside spool: pid {sleeper}" in text
+    assert f"pid {sleeper} (sleep, " in text
+    assert "outside spool" in text
     assert "(desk)" in text
+
+
+def test_gpus_shows_what_each_does(spool: Command, four: FakeNvml) -> None:
+    """How busy a GPU and its memory are, in percent; what NVML does not tell is null, and no 0."""
+    four.busy("GPU-0", 87, 34)
+    four.busy("GPU-1", 0, 0)
+    found = by_index(asked(spool, "gpus"))
+    told = [(gpu["utilisation_percent"], gpu["memory_utilisation_percent"]) for gpu in found.values()]
+    assert told == [(87, 34), (0, 0), (None, None), (None, None)]
+    lines = spool("gpus").out.splitlines()
+    assert "MEM BUSY" in lines[0]
+    assert ("87 %" in lines[1], "34 %" in lines[1], "0 %" in lines[2], "%" in lines[3]) == (True, True, True, False)
+
+
+def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
+    spool: Command, spool_root: Path, four: FakeNvml
+) -> None:
+    """While one lives that watches them, `gpus`, `info`, `why`, `plan` and `doctor` believe it, and not their own look.
+
+    It knows of a GPU that has fallen off, and of processes that nobody else may see; another look would deny it.
+    """
+    cards = (
+        Gpu("GPU-0", 0, "A100", 80 * GIB, 68 * GIB, foreign=(ForeignProcess(4711, "gone", 12 * GIB),)),
+        Gpu("GPU-9", 9, "A100", 80 * GIB, None, problem="NVML does not list it any more"),
+    )
+    machine = MachineView(
+        cpus=8,
+        cpus_free=8,
+        memory_bytes=GIB,
+        memory_free_bytes=GIB,
+        gpus=tuple(GpuView.of(card, ()) for card in cards),
+        gpus_at_ns=1,
+    )
+    put(spool_root, "waits", gpus=1)
+    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
+    assert set(by_index(asked(spool, "gpus"))) == {0, 1, 2, 3}  # nobody lives: NVML is asked
+    lock = LockedSpool(str(spool_root))
+    try:
+        seen = {index: gpu["why_not"] for index, gpu in by_index(asked(spool, "gpus")).items()}
+        assert seen == {
+            0: "GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool",
+            9: "GPU 9: NVML does not list it any more",
+        }
+        assert by_index(asked(spool, "info")) == by_index(asked(spool, "gpus"))
+        reason = "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
+        assert asked(spool, "plan")["waits"][0]["reason"].startswith(reason)
+        assert reason in spool("why", "waits").out
+        assert "GPU 9 (GPU-9): NVML does not list it any more" in spool("doctor").out
+        os.utime(spool_root / "state.json", (1, 1))  # it has been silent for long
+        assert set(by_index(asked(spool, "gpus"))) == {0, 1, 2, 3}
+    finally:
+        lock.release()
 
 
 def test_gpus_that_cannot_be_asked_are_unknown_and_not_free(spool: Command, four: FakeNvml) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 import tomllib
 from datetime import datetime, timedelta
@@ -9,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command, asked
+from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
 from spool.cli import timeline
 from spool.cli.common import this_user
 from spool.core.model import SECOND_NS as S
+from spool.dispatcher import booked
 
 HOUR = 3600 * S
 
@@ -205,3 +208,29 @@ def test_the_timeline_marks_now_and_draws_each_where_it_holds(monkeypatch: pytes
     assert first == "a     " + "█" * 8 + "┃" + "█" * 7
     assert second == "long  " + " " * 8 + "┃" + " " * 15 + "░" * 16
     assert scale == "      10:00   12:00   14:00   16:00   18:00"
+
+
+def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks at the whole spool goes on without it; the list says what is the matter."""
+    spool("reserve", "create", "good", "--gpus", "1", "--duration", "2h")
+    spool("reserve", "create", "bad", "--gpus", "1", "--duration", "2h")
+    put_job(spool_root, "waits", 'command = "true"\ncpus = 1\n')
+    sound = booked.read_whole
+
+    def fails(path: str) -> object:
+        if path.endswith("/bad.toml"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return sound(path)
+
+    monkeypatch.setattr(booked, "read_whole", fails)
+    for words in (("why", "waits"), ("plan",), ("info",)):
+        said = spool(*words)
+        assert said.code == 0, said.err
+    rows = {row["name"]: row for row in asked(spool, "reserve", "list")["reservations"]}
+    assert (rows["good"]["problem"], rows["bad"]["state"]) == (None, "invalid")
+    assert rows["bad"]["problem"].startswith("cannot be read: Input/output error; ")
+    said = spool("reserve", "create", "new", "--gpus", "1", "--duration", "2h")
+    assert said.code == 0
+    assert "whether it conflicts with bad is unknown" in said.out + said.err

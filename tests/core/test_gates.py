@@ -103,11 +103,6 @@ def test_time_held_or_paused_does_not_count():
     assert names_ended(plan(job("j", clock_at_ns=NOW - 1, waited_ns_before=10 * S, **old))) == {"j": "unschedulable"}
 
 
-def test_the_owner_finds_the_clocks_to_set():
-    """The queue tells which jobs have a scheduling timeout, so that a pause costs only these."""
-    assert view(job("a"), job("b", scheduling_timeout_ns=S)).queue.with_scheduling_timeout() == ("b",)
-
-
 def depends(**clauses):
     """Return a job `j` with these clauses."""
     return job("j", depends_on=Dependencies(**{key: tuple(names) for key, names in clauses.items()}))

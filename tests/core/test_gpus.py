@@ -174,6 +174,67 @@ def test_what_the_machine_has_not_never_fits(asked, reason):
     assert why(plan(job("j", **asked), on=machine(gpus=2)), "j") == f"never fits: {reason}"
 
 
+def mig(number: int, at: int = 100) -> tuple[Gpu, ...]:
+    """Return so many MIG instances."""
+    return tuple(Gpu(f"MIG-{n}", at + n, "H100 MIG 1g.10gb", 10 * GIB, 10 * GIB, mig=True) for n in range(number))
+
+
+def test_a_job_with_several_gpus_gets_no_mig_instance():
+    """CUDA uses one instance at a time: several GPUs are whole ones; one may be an instance, or a share of it."""
+    box = machine(cpus=64, gpus=(*mig(3), *(replace(gpu, index=gpu.index + 7) for gpu in gpus(2))))
+    found = plan(job("two", gpus=2, waited=9), job("one", gpus=1), share("part", 5), on=box)
+    assert given(found) == {"two": (7, 8), "one": (100,), "part": (101,)}
+
+
+@pytest.mark.parametrize(
+    ("cards", "asked", "reason"),
+    [
+        (mig(7), {}, "needs 2 GPUs, the machine has 0; 7 MIG instances do"),
+        ((*gpus(1), *mig(1)), {}, "needs 2 GPUs, the machine has 1; 1 MIG instance does"),
+        (
+            (*gpus(2), *mig(4)),
+            {"gpu_type": "MIG"},
+            "needs 2 GPUs of type MIG, the machine has 0 (H100 MIG 1g.10gb, NVIDIA A100-SXM4-80GB); 4 MIG instances do",
+        ),
+        (
+            (*gpus(2), *mig(4)),
+            {"gpu_memory_bytes": 81 * GIB},
+            "needs 2 GPUs with 81 GiB, the machine has 0 as large as that; 4 MIG instances do",
+        ),
+    ],
+)
+def test_a_job_that_would_need_several_instances_never_fits(cards, asked, reason):
+    """It is told how many whole GPUs and how many instances there are, and why these do not count."""
+    found = plan(job("j", gpus=2, **asked), on=machine(gpus=cards))
+    tail = "not count: CUDA can use only one at a time, so a job with several GPUs needs whole ones"
+    assert why(found, "j") == f"never fits: {reason} {tail}"
+
+
+def test_idle_instances_beside_busy_gpus_are_explained():
+    """A job that waits for whole GPUs, while instances lie idle, is told why it cannot have these."""
+    found = plan(job("j", gpus=2), on=machine(gpus=(*gpus(2), *mig(3))), running=[run("r", on=(0,))])
+    assert why(found, "j") == (
+        "gpus: needs 2 alone, 1 idle; GPU 0 is r's alone; 3 MIG instances do not count: CUDA can use only one at a "
+        "time, so a job with several GPUs needs whole ones"
+    )
+
+
+def test_somebody_who_cannot_be_seen_is_named_by_what_is_in_use():
+    """Pid 0 is nobody's pid: the reason tells the memory instead."""
+    box = with_gpu(0, of=1, foreign=(ForeignProcess(0, "unknown", 12 * GIB),))
+    assert why(plan(job("j", gpus=1), on=box), "j") == (
+        "gpus: needs 1 alone, 0 idle; GPU 0 is used by a process that cannot be seen (12 GiB) outside spool"
+    )
+
+
+def test_a_job_that_uses_a_gpu_which_it_was_not_given_is_named():
+    """Its process keeps the GPU from being given alone, as a stranger's does, and the reason says whose it is."""
+    box = with_gpu(0, of=1, foreign=(ForeignProcess(4711, "python", GIB, "bob", "greedy"),))
+    assert why(plan(job("j", gpus=1), on=box), "j") == (
+        "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (python, 1 GiB) of greedy, which was not given it"
+    )
+
+
 def test_a_machine_without_gpus():
     """Without GPUs a GPU job never fits, and says so."""
     assert why(plan(job("j", gpus=1)), "j") == "never fits: needs 1 GPU, the machine has none"

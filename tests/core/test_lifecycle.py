@@ -40,13 +40,25 @@ def rows() -> tuple[Row, ...]:
     table = text.partition("<!-- table of proofs -->\n")[2].partition("<!-- end of table -->")[0]
     lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
     header, _, *body = lines
-    assert header == ["row", "process", "rc", "stop", "recorded", "remains", "grace", "oom", "verdict", "outcome"]
+    assert header == [
+        "row",
+        "process",
+        "rc",
+        "stop",
+        "recorded",
+        "remains",
+        "grace",
+        "oom",
+        "refused",
+        "verdict",
+        "outcome",
+    ]
     return tuple(
         Row(
             int(line[0]),
-            tuple(frozenset(word.strip() for word in cell.split("/") if word.strip()) for cell in line[1:8]),
-            line[8],
+            tuple(frozenset(word.strip() for word in cell.split("/") if word.strip()) for cell in line[1:9]),
             line[9],
+            line[10],
         )
         for line in body
     )
@@ -56,7 +68,7 @@ def facts(evidence: Evidence) -> tuple[frozenset[str], ...]:
     """Return the words by which the page may call each part of *evidence*."""
     rc = "none" if evidence.rc is None else "0" if evidence.rc == 0 else "other"
     stop = {"none"} if evidence.stop is None else {"some", evidence.stop.value}
-    flags = (evidence.remains, evidence.grace, evidence.oom_killed)
+    flags = (evidence.remains, evidence.grace, evidence.oom_killed, evidence.refused)
     return (
         frozenset({evidence.liveness.value}),
         frozenset({rc}),
@@ -70,7 +82,7 @@ def combinations() -> Iterator[Evidence]:
     """Yield every combination of evidence; of the exit codes, one from each kind and the edges between them."""
     flags = (False, True)
     recorded = (None, *sorted(OUTCOMES))
-    for each in product(Liveness, CODES, (None, *StopKind), recorded, flags, flags, flags):
+    for each in product(Liveness, CODES, (None, *StopKind), recorded, flags, flags, flags, flags):
         yield Evidence(*each)
 
 

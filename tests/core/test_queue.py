@@ -23,7 +23,10 @@ def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
     return plan.starts, set(plan.endings), plan.protected, plan.next_at_ns, reasons, firsts
 
 
-FEW = NAMES[:4]
+FEW = [*NAMES[:3], "sweep_0", "sweep_1"]
+
+
+ARRAYS = {"sweep": ("sweep_0", "sweep_1")}
 
 
 class Index(RuleBasedStateMachine):
@@ -83,14 +86,16 @@ class Index(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(FEW))
     def forget(self, name):
-        """Delete a record in done/."""
+        """Lose a record, which the owner tells."""
         self.ended.pop(name, None)
+        self.queue.changed(name)
 
     @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def learn(self, name, outcome):
-        """Learn late how a job has ended."""
+        """Learn late how a job has ended, of which nobody tells more than that it may be so."""
         if name not in self.ended:
             self.ended[name] = outcome
+            self.queue.look_again()
 
     @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def correct(self, name, outcome):
@@ -124,8 +129,7 @@ class Index(RuleBasedStateMachine):
 
     def view(self, queue):
         """Return the view with that index."""
-        arrays = {"sweep": ("j0", "j1")}
-        return View(BOX, queue, self.held, tuple(self.running.values()), self.ended, arrays, paused=self.paused)
+        return View(BOX, queue, self.held, tuple(self.running.values()), self.ended, ARRAYS, paused=self.paused)
 
     @invariant()
     def alike(self):
@@ -228,14 +232,19 @@ def decisions(seen, *changes):
 
 
 def test_the_end_of_a_run_is_noticed():
-    """Whoever depends on a run starts when it is seen no more and has finished, then or later."""
+    """Whoever depends on a run starts when it is seen no more and has finished; if it finishes later, at a look."""
     queue = WaitingQueue([job("j", depends_on="a")])
     seen = View(machine(), queue, running=(run("a"),))
     gone = replace(seen, running=())
     done = replace(gone, ended={"a": State.FINISHED})
     assert decisions(seen, lambda _: done) == [False, True]
     queue.put(job("j", depends_on="a"))
-    assert decisions(seen, lambda _: gone, lambda _: done) == [False, False, True]
+
+    def later(_: View) -> View:
+        queue.look_again()
+        return done
+
+    assert decisions(seen, lambda _: gone, lambda _: done, later) == [False, False, False, True]
 
 
 def test_the_end_of_a_held_job_is_noticed():
@@ -246,12 +255,91 @@ def test_the_end_of_a_held_job_is_noticed():
 
 
 def test_the_last_task_seen_late_is_noticed():
-    """An array of which one task is unseen is judged again until that is known, though another runs."""
+    """An array of which one task was unseen is judged again at the next look, though another runs."""
     queue = WaitingQueue([job("j", depends_on=Dependencies(ended=("s",)))])
     arrays = {"s": ("s_0", "s_1")}
     seen = View(machine(), queue, held={"s_0": job("s_0")}, arrays=arrays)
     late = {"s_0": State.FINISHED, "s_1": State.FINISHED}
-    assert decisions(seen, lambda _: replace(seen, held={}, ended=late)) == [False, True]
+
+    def look(_: View) -> View:
+        queue.look_again()
+        return replace(seen, held={}, ended=late)
+
+    assert decisions(seen, look) == [False, True]
+
+
+class Ended(dict):
+    """How names have ended, and which of them anybody has asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = []
+
+    def get(self, name, default=None):
+        """Return how *name* has ended."""
+        self.asked.append(name)
+        return super().get(name, default)
+
+
+def asked_for(view, *changed):
+    """Return which names a pass asks for after the owner has told of these changes."""
+    for name in changed:
+        view.queue.changed(name)
+    view.ended.asked.clear()
+    plan = decide(view, NOW, Policy())
+    for name in view.queue:
+        plan.reason(name)
+    return set(view.ended.asked)
+
+
+def test_what_nobody_changed_is_not_judged_again():
+    """A pass asks for nothing that waiting and held jobs depend on, but for what those wait for that were told of."""
+    names = {at: tuple(f"{letter}{n}" for n in range(1000)) for at, letter in enumerate("abc")}
+    queue = WaitingQueue([job("first", depends_on=names[0]), job("second", depends_on=names[1])])
+    held = {"third": job("third", depends_on=names[2])}
+    view = View(machine(), queue, held=held, ended=Ended())
+    assert asked_for(view) == {*names[0], *names[1], *names[2]}
+    assert asked_for(view) == set()
+    queue.put(job("other"))
+    assert asked_for(replace(view, running=(run("unrelated"),))) == set()
+    assert asked_for(view, "nobody") == set()
+    assert asked_for(view, "b7") == set(names[1])
+    assert asked_for(view, "c7") == set(names[2])
+    assert asked_for(replace(view, running=(run("a3"),))) == set(names[0]) - {"a3"}
+    queue.look_again()
+    assert asked_for(replace(view, running=(run("a3"),))) >= set(names[1])
+    assert asked_for(replace(view, running=(run("a3"),))) == set()
+
+
+def test_a_released_job_is_judged_as_one_that_was_never_held():
+    """Whether held or queued: a name that ends is noticed by whoever waits for it."""
+    queue, waits = WaitingQueue(), job("j", depends_on="a")
+    held = View(machine(), queue, held={"j": waits}, running=(run("a"),))
+    assert [str(each) for each in decide(held, NOW, Policy()).all_noes("j")][
+        1
+    ] == "dependency: a is running (0 of 1 done)"
+    queue.put(waits)
+    released = replace(held, held={})
+    assert decisions(released, lambda _: replace(released, running=(), ended={"a": State.FINISHED})) == [False, True]
+
+
+def test_of_an_array_the_tasks_that_changed_are_counted_anew():
+    """Whoever waits for ten thousand tasks costs a pass no more than the ends that it has seen."""
+    tasks = tuple(f"s_{n}" for n in range(10_000))
+    queue = WaitingQueue([job("j", depends_on="s"), job("k", depends_on=Dependencies(failed=("s",)))])
+    view = View(machine(), queue, ended=Ended(), arrays={"s": tasks})
+    assert asked_for(view) == set(tasks)
+    for name in ("s_3", "s_0", "s_1"):
+        view.ended[name] = State.FINISHED
+        assert asked_for(view, name) == {name}
+    plan = decide(view, NOW, Policy())
+    assert str(plan.reason("j")) == "dependency: s_2 has not been seen yet (3 of 10000 done)"
+    view.ended["s_5"] = State.FAILED
+    assert asked_for(view, "s_5") == {"s_5"}
+    assert [each.reason for each in decide(view, NOW, Policy()).endings] == ["dependency: s_5 ended as failed"]
+    view.ended["s_5"] = State.FINISHED
+    queue.changed("s_5")
+    assert decide(view, NOW, Policy()).endings == ()
 
 
 def test_many_gates_that_open_at_once():

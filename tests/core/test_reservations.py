@@ -230,23 +230,23 @@ def test_what_is_reserved_is_expected_after_its_end():
 )
 def test_a_conflict_by_count(new, problem):
     """Beside 2 of 4 GPUs from 11:00 to 16:00 a reservation stands if there are enough at every moment."""
-    assert conflict(new, [keep(2)], 4) == problem
+    assert conflict(new, [keep(2)], range(4)) == problem
 
 
 def test_a_conflict_by_index():
     """The same GPU cannot be kept for two at once, and the first that has it is named."""
-    twice = conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], 4)
+    twice = conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], range(4))
     assert twice == "at 11:00 GPU 2 is kept for alice already (demo)"
-    assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], 4) is None
+    assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], range(4)) is None
     assert conflict(keep((101,), name="n"), [], {101, 102}) is None
-    assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs"
+    assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs: 101, 102"
 
 
 def test_reservations_that_never_coincide_do_not_conflict():
     """Counts are summed at each moment, not over all that overlap the new one."""
     existing = [keep(2, start="10:00", end="12:00", name="a"), keep(2, start="12:00", end="14:00", name="b")]
-    assert conflict(keep(2, start="11:00", end="13:00", name="n"), existing, 4) is None
-    assert conflict(keep(3, start="11:00", end="13:00", name="n"), existing, 4) is not None
+    assert conflict(keep(2, start="11:00", end="13:00", name="n"), existing, range(4)) is None
+    assert conflict(keep(3, start="11:00", end="13:00", name="n"), existing, range(4)) is not None
 
 
 WHAT = st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1))
@@ -267,7 +267,7 @@ def test_what_does_not_conflict_is_possible_at_every_moment(drawn):
             listed = [index for each in at_once for index in each.gpu_indices]
             return len(set(listed)) == len(listed) and len(listed) + sum(each.gpu_count or 0 for each in at_once) <= 4
 
-        verdict = conflict(new, accepted, 4)
+        verdict = conflict(new, accepted, range(4))
         assert (verdict is None) == all(possible(moment) for moment in range(start, start + length))
         if verdict is None:
             accepted.append(new)
@@ -295,7 +295,7 @@ def test_a_reservation_finds_its_gpus_free(kept, asked):
     for number, (start, length, user, what) in enumerate(kept):
         count, indices = (what, ()) if isinstance(what, int) else (None, tuple(sorted(what)))
         new = Reservation(f"r{number}", user, None, NOW + start * HOUR, NOW + (start + length) * HOUR, count, indices)
-        if conflict(new, reservations, 4) is None:
+        if conflict(new, reservations, range(4)) is None:
             reservations.append(new)
     jobs = [
         job(f"j{n}", user=user, gpus=number, time_limit_ns=None if limit is None else limit * HOUR)

@@ -34,7 +34,6 @@ S = 1_000_000_000
         ("2P", 2 << 50),
         ("0B", 0),
         ("7B", 7),
-        (" 1K ", 1024),
     ],
 )
 def test_a_size_is_a_number_with_a_binary_unit(text: str, size: int) -> None:
@@ -125,6 +124,26 @@ def test_what_is_no_duration_raises_one_kind_of_error(value: object) -> None:
     """Units out of order, ambiguous clocks, minutes over 59 and unknown units are no durations."""
     with pytest.raises(InvalidValue):
         parse_duration(value)
+
+
+@pytest.mark.parametrize("text", [" 1G", "1G ", "1G\n", "\t1G", "\u00a01G"])
+def test_white_space_around_a_size_or_a_duration_is_refused(text: str) -> None:
+    """What a script wrote with a stray newline was put together wrongly: the error shows how to write it."""
+    with pytest.raises(InvalidValue, match=r'^has white space around it; write "1G"$'):
+        parse_size(text)
+    with pytest.raises(InvalidValue, match=r'^has white space around it; write "1h"$'):
+        parse_duration(text.replace("G", "h"))
+
+
+@pytest.mark.parametrize(
+    "text", ["+1G", "1_000M", "0x10G", "1,5G", "1.G", ".5G", "\u0661G", "1e3G", "1G;", "1 000G", "1  G", "1G\0"]
+)
+def test_other_ways_to_write_a_number_are_refused(text: str) -> None:
+    """Signs, separators, prefixes, exponents and other scripts' digits are neither sizes nor durations."""
+    with pytest.raises(InvalidValue):
+        parse_size(text)
+    with pytest.raises(InvalidValue):
+        parse_duration(text.replace("G", "h"))
 
 
 @pytest.mark.parametrize("value", [None, True, [], {}, b"1G", float("inf")])

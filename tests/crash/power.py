@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.faults import PowerCut
+from spool.testing.faults import PowerCut, path_at
 
 
 @dataclass
@@ -151,8 +151,9 @@ class LossyDisk(Disk):
             self.unsynced.logs[status.st_ino] = (kept, status.st_size)
         super().append(fd, data)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
         self._count()
+        old, new = path_at(old, old_at), path_at(new, new_at)
         replaced = self.unsynced.put_aside(new) if os.path.isfile(new) else None
         super().rename(old, new)
 
@@ -175,8 +176,9 @@ class LossyDisk(Disk):
         super().link(old, new)
         self.unsynced.note(new, lambda: os.unlink(new))
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, at: int | None = None) -> None:
         self._count()
+        path = path_at(path, at)
         kept = self.unsynced.put_aside(path)
         super().unlink(path)
         self.unsynced.note(kept, lambda: os.rename(kept, path))
@@ -186,8 +188,9 @@ class LossyDisk(Disk):
         super().mkdir(path, mode)
         self.unsynced.note(path, lambda: shutil.rmtree(path))
 
-    def rmdir(self, path: str) -> None:
+    def rmdir(self, path: str, at: int | None = None) -> None:
         self._count()
+        path = path_at(path, at)
         super().rmdir(path)
         self.unsynced.note(os.path.dirname(path), lambda: os.mkdir(path))
 

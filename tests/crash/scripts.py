@@ -49,15 +49,19 @@ STEPS: list[Step] = [
     lambda s: s.users.move("plain", DONE, QUEUED),
     _complain_and_mend,
     lambda s: s.users.submit("wrong", "ok"),
+    lambda s: s.users.submit("refused", "refused until 3"),
+    lambda s: s.users.submit("denied", "denied until 2"),
 ]
 # How often the steps have each job begun, where nothing is cut off.
 STARTS = {
     "after": 1,
+    "denied": 1,
     "gone": 1,
     "killed": 2,
     "long": 2,
     "parked": 1,
     "plain": 2,
+    "refused": 1,
     "stopped": 2,
     "tired": 2,
     "tried": 3,

@@ -32,7 +32,7 @@ from spool.testing.faults import FaultyDisk
 STRIDE = int(os.environ.get("CUT_STRIDE", "27"))
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
 QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)
-QUEUED |= {"plain": 2, "long": 2}
+QUEUED |= {"plain": 2, "long": 2, "denied": 1, "refused": 1}
 HELD = {"parked": 1, "stopped": 1}
 
 

@@ -23,6 +23,7 @@ EXPECTED = Ends(
     starts=STARTS,
     outcomes={
         "after": ("finished 1.0",),
+        "denied": ("finished 1.0",),
         "gone": ("lost 1.0",),
         "huge": ("cancelled 1.0",),
         "killed": ("lost 1.0 requeue", "finished 1.1"),
@@ -30,6 +31,7 @@ EXPECTED = Ends(
         "never": ("cancelled 1.0",),
         "parked": ("finished 1.0",),
         "plain": ("finished 1.0", "finished 1.0"),
+        "refused": ("finished 1.0",),
         "stopped": ("cancelled 1.0 hold", "finished 1.0"),
         "tired": ("failed 1.0 retry", "failed 2.0"),
         "tried": ("failed 1.0 retry", "failed 2.0 retry", "finished 3.0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from crash.world import HOST, NAMESPACE, Session, World, check, ends_of, history
 from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import Jid, StopKind
+from spool.core.model import Jid, State, StopKind
 from spool.dispatcher import look, moves, recover
 from spool.formats import records
 from spool.machine import identity
 from spool.store import locked
+from spool.store.requests import Requests
 from spool.store.spool import Spool
 
 
@@ -450,6 +452,7 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
 ) -> None:
     """While a directory cannot be listed, the jobs in it keep their places."""
     monkeypatch.setattr(look, "FORGET_NS", 0)
+    session.survives_errors = True
     session.users.submit("job", "ok", "cpus = 99")
     session.settle()
     assert session.now is not None
@@ -492,3 +495,107 @@ def test_without_journal_and_history_everything_goes_on(session: Session) -> Non
     assert session.world.begun == [("job", 1)]
     assert _outcomes(session, "job") == ("finished 1.0",)
     check(session.world)
+
+
+# Two files of one name.
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_submission_that_is_cancelled_beside_the_run_has_its_record(session: Session, killed: bool) -> None:
+    """Both get a metadir and a line of history, the second one's after the run's, also from the next dispatcher."""
+    session.users.submit("job", "hang")
+    session.settle()
+    session.users.submit("job", "ok", 'tags = ["second"]')
+    session.settle()
+    if killed:
+        session.end()
+    Requests(Spool(str(session.world.root)), "me").cancel("job")
+    session.settle()
+    lines = [(line.run, line.outcome, line.started_at_ns is None) for line in history(session.world.root)]
+    assert lines == [(1, State.CANCELLED, False), (2, State.CANCELLED, True)]
+    assert (
+        Spool(str(session.world.root)).job_text(DONE, "job")
+        == _record(session, "job", layout.SPEC_COPY, 2).read_bytes()
+    )
+    assert b"second" in _record(session, "job", layout.SPEC_COPY, 2).read_bytes()
+
+
+def test_a_third_submission_outlives_the_cancel_of_the_second(session: Session) -> None:
+    """What is put into queued/ after that cancel is a submission of its own: it runs when the first run is over."""
+    session.users.submit("job", "hang until 2")
+    session.settle()
+    session.users.submit("job", "ok")
+    session.settle()
+    session.users.move("job", QUEUED, DONE)
+    session.settle()
+    session.users.submit("job", "ok #3")
+    session.settle()
+    session.world.exit(session.world.pids("job")[0], 0)
+    session.settle()
+    found = [(line.run, line.outcome) for line in history(session.world.root)]
+    assert found == [(1, State.FINISHED), (2, State.CANCELLED), (3, State.FINISHED)]
+    session.end()
+    session.settle()
+    assert len(history(session.world.root)) == 3
+
+
+def test_a_run_whose_metadir_somebody_removed_is_not_run_beside_itself(session: Session, tmp_path: Path) -> None:
+    """The next dispatcher leaves it alone for as long as a process of it lives, and then it is lost, and counted."""
+    session.users.submit("job", "hang until 2")
+    session.settle()
+    session.end()
+    os.rename(session.world.root / "jobs" / "job" / "1", tmp_path / "elsewhere")
+    session.turns(4)
+    assert session.world.pids("job"), "it was ended"
+    assert [run for name, run in session.world.begun] == [1]
+    session.world.kill("job")
+    session.settle()
+    assert ends_of(session.world).outcomes == {"job": ("lost 1.0 requeue", "finished 1.1")}
+
+
+def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Session) -> None:
+    """Its other records say that it has begun: it is not taken back, also by the next dispatcher."""
+    session.users.submit("job", "hang", "requeue = false")
+    session.settle()
+    session.end()
+    metadir = session.world.root / "jobs" / "job" / "1"
+    (metadir / "jid").unlink()
+    (metadir / "status").write_text("running\n")
+    session.turns(4)
+    assert session.world.pids("job"), "it was ended"
+    session.world.kill("job")
+    session.settle()
+    assert ends_of(session.world).outcomes == {"job": ("lost 1.0",)}
+
+
+@pytest.mark.parametrize("kind", ["gone", "a file for a while"])
+def test_an_array_whose_metadir_somebody_removed_runs_no_task_again(
+    session: Session, tmp_path: Path, kind: str
+) -> None:
+    """What its tasks have come to is on record: the array ends by that, and is not expanded anew."""
+    session.survives_errors = True
+    session.users.submit("sweep", "fail # {index}", 'array = "0-1"')
+    session.users.submit("blocker", "ok")
+    session.turns(3)
+    session.end()
+    os.rename(session.world.root / "jobs" / "sweep", tmp_path / "elsewhere")
+    if kind != "gone":
+        (session.world.root / "jobs" / "sweep").touch()
+        session.turns(6)
+        (session.world.root / "jobs" / "sweep").unlink()
+    session.settle()
+    assert max(Counter(name for name, _ in session.world.begun).values()) == 1
+    assert not session.users.path(RUNNING, "sweep").exists()
+
+
+def test_what_is_no_file_in_running_does_not_become_the_record_of_a_job(session: Session) -> None:
+    """A directory in the place of a running job's file stays, and `done/` has the job from its run's copy."""
+    session.users.submit("job", "hang")
+    session.settle()
+    running = session.users.path(RUNNING, "job")
+    running.unlink()
+    running.mkdir()
+    session.world.exit(session.world.pids("job")[0], 0)
+    session.turns(6)
+    assert running.is_dir()
+    assert session.users.path(DONE, "job").read_text().startswith("command")

@@ -1,7 +1,9 @@
 """A dispatcher without a machine beneath it: processes, boots and time are made up, the spool on the disk is real.
 
 What a run does is said by its command: `ok` exits with 0 and `fail` with 3; `hang` goes on until it is stopped;
-`fail until 3` and `hang until 2` do so until that attempt, or that start of the job.
+`fail until 3` and `hang until 2` do so until that attempt, or that start of the job. `denied until 2` is refused a
+wrapper by the machine until it is tried for that time, and `refused until 2` is refused its command by then. `leave`
+exits with 0 and leaves a process behind.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from pathlib import Path
 import pytest
 
 from spool.core import layout
+from spool.core.errors import StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
-from spool.core.model import Jid, Machine, Result, Stop, StopKind
-from spool.dispatcher import loop
+from spool.core.model import SECOND_NS, Jid, Machine, Result, Stop, StopKind
+from spool.dispatcher import confinement, loop, table
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Live
@@ -56,7 +59,7 @@ class Process:
         reached = bool(until) and int(until) <= (self.attempt if word == "fail" else self.start)
         if word == "ok" or reached:
             return 0
-        return 3 if word == "fail" else None
+        return {"fail": 3, "leave": 0, "denied": 0, "refused": 0}.get(word)
 
 
 @dataclass
@@ -68,10 +71,12 @@ class World:
     gone_hosts: frozenset[str] = frozenset()
     cpus: int = 2
     alive: dict[int, Process] = field(default_factory=dict)
+    left: set[tuple[str, int]] = field(default_factory=set)  # runs whose wrapper is gone and has left processes
     launched: list[Launch] = field(default_factory=list)  # wrappers that have not spoken yet
     begun: list[tuple[str, int]] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)  # of each start: the job and its command
     watchers: list[Callable[[str, str, bytes], None]] = field(default_factory=list)  # told of each write of a wrapper
+    tried: Counter[str] = field(default_factory=Counter)  # how often a start of each job was
     _pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
 
     @property
@@ -93,6 +98,8 @@ class World:
 
     def start(self, launch: Launch) -> Started:
         """Launch a wrapper, which speaks at the next tick."""
+        if self._refuses("denied", launch):
+            raise StartRefused("there is no process to be had")
         self.launched.append(launch)
         return Started()
 
@@ -116,6 +123,10 @@ class World:
             return Liveness.REBOOTED
         return Liveness.ALIVE if jid.pid in self.alive else Liveness.GONE
 
+    def has_left_processes(self, root: str, name: str, run: int) -> bool:
+        """Return whether processes of a run outlived its wrapper."""
+        return (name, run) in self.left
+
     # What happens on it.
 
     def tick(self) -> bool:
@@ -133,6 +144,8 @@ class World:
     def exit(self, pid: int, code: int) -> None:
         """End a process as its wrapper would."""
         process = self.alive.pop(pid)
+        if process.command.startswith("leave"):
+            self.left.add((process.name, process.run))
         self._write(f"{self.root}/jobs/{process.name}/{process.run}/{layout.RC}", records.render_rc(code))
 
     def kill(self, name: str) -> None:
@@ -144,11 +157,18 @@ class World:
         """Begin the next boot: nothing lives."""
         self.boot = f"boot-{int(self.boot.split('-')[1]) + 1}"
         self.alive.clear()
+        self.left.clear()
         self.launched.clear()
 
     def pids(self, name: str, run: int | None = None) -> list[int]:
         """Return the processes of a job, or of one run of it."""
         return [pid for pid, p in self.alive.items() if p.name == name and run in (None, p.run)]
+
+    def _refuses(self, how: str, launch: Launch) -> bool:
+        """Whether the machine refuses a job what it needs, this time."""
+        word, _, until = _command(launch).split(" #")[0].partition(" until ")
+        self.tried[launch.job] += word == how
+        return word == how and self.tried[launch.job] < int(until)
 
     def _begin(self, launch: Launch) -> None:
         pid = next(self._pids)
@@ -157,23 +177,31 @@ class World:
             self._write(f"{launch.metadir}/{layout.JID}", records.render_jid(jid))
         except (FileExistsError, FileNotFoundError):
             return
+        if self._refuses("refused", launch):
+            self._write(f"{launch.metadir}/{layout.REFUSED}", b"cannot start the command\n")
+            return
         key = (launch.job, launch.run)
         assert key not in self.begun, f"{key} was begun twice"
         assert not self.pids(launch.job), f"{launch.job} runs twice at once"
         assert len(self.alive) < self.cpus, "more runs than there are processors"
         self.begun.append(key)
         grant = records.parse_grant(Path(launch.metadir, layout.GRANT).read_bytes())
-        spec = jobfile.parse(Path(launch.metadir, layout.SPEC_COPY).read_bytes(), name=launch.job)
-        assert isinstance(spec.command, str)
-        self.texts.append((launch.job, spec.command))
+        command = _command(launch)
+        self.texts.append((launch.job, command))
         start = Counter(name for name, _ in self.texts)[launch.job]
-        self.alive[pid] = Process(launch.job, launch.run, grant.attempt, start, spec.command)
+        self.alive[pid] = Process(launch.job, launch.run, grant.attempt, start, command)
 
     def _write(self, path: str, data: bytes) -> None:
         with open(path, "xb") as record:
             record.write(data)
         for watcher in self.watchers:
             watcher("write", path, data)
+
+
+def _command(launch: Launch) -> str:
+    spec = jobfile.parse(Path(launch.metadir, layout.SPEC_COPY).read_bytes(), name=launch.job)
+    assert isinstance(spec.command, str)
+    return spec.command
 
 
 class Users:
@@ -223,6 +251,7 @@ class _Stopper(Stopper):
         for live in lives:
             for pid in self.world.pids(live.name, live.run):
                 self.world.exit(pid, 143)
+            self.world.left.discard(live.key)
         return lives
 
 
@@ -238,8 +267,9 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     made.groups = made.starter._groups = None
     made.stopper.__class__ = _Stopper
     made.stopper.world = world  # type: ignore[attr-defined]
-    made.wakes.left_behind = lambda live: bool(world.pids(live.name, live.run))  # type: ignore[method-assign]
+    made.wakes.left_behind = lambda live: bool(world.pids(*live.key)) or live.key in world.left  # type: ignore[method-assign]
     made.report.write = lambda *_, **__: None  # type: ignore[method-assign]
+    made.report.next_due_ns = lambda: time.monotonic_ns() + SECOND_NS  # type: ignore[method-assign]
     made.watch.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
@@ -283,8 +313,13 @@ class Session:
         """Do so many passes."""
         quiet = 0
         for _ in range(number):
+            known = len(self.errors)
             try:
                 happened = self._turn()
+                if len(self.errors) > known:
+                    happened = True
+                    if not self.survives_errors:
+                        self.end()
             except PowerCut:
                 self.end()
                 self.cuts += 1
@@ -316,10 +351,23 @@ class Session:
         spool.sweep_staging()
         spool.release()
 
+    def _hear_of_errors(self, now: Dispatcher) -> None:
+        """Keep every error that a dispatcher confines; one that nobody expects is a bug, and ends the test."""
+        failed = now.confinement._failed
+
+        def hear(thing: confinement.Thing, verb: str, error: Exception) -> None:
+            if not isinstance(error, OSError):
+                raise AssertionError(f"cannot {verb} {thing}") from error
+            self.errors.append(error)
+            failed(thing, verb, error)
+
+        now.confinement._failed = hear  # type: ignore[method-assign]
+
     def _turn(self) -> bool:
         if self.now is None:
             self._opened = False
             self.now = dispatcher(self.world, next(self._disks, None))
+            self._hear_of_errors(self.now)
             self.dispatchers += 1
             self.now.open()
             self._opened = True
@@ -380,6 +428,8 @@ def check(world: World) -> None:
     for name in spool.jobs_with_runs():
         for run in spool.runs(name):
             result = spool.result(name, run)
+            if spool.array(name, run) is not None:
+                continue
             if result is not None:
                 assert lines[name, run] == 1, f"no line of history for {name} {run}: {result}"
             elif spool.record(name, run, layout.JID) != records.VOID_JID:
@@ -404,6 +454,11 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         return world
 
     monkeypatch.setattr(loop, "MachineProber", prober)
+    # What fails is tried again in the next pass: the passes of a test do not wait for anything.
+    monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", 0)
+    monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 0)
+    monkeypatch.setattr(confinement, "_FORGET_NS", 1 << 60)
+    monkeypatch.setattr(table, "LONGEST_PAUSE_NS", 0)  # after a start that was refused
     monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
     # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
     monkeypatch.setattr(gc, "freeze", lambda: None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -122,6 +123,32 @@ def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends) -> N
     assert ends.replies == [Reply(number)]
     assert ends.listening.pid != hanging
     assert not Path(f"/proc/{hanging}").exists()
+
+
+@pytest.mark.parametrize("lived_ns", [0, HOUR_NS])
+def test_a_process_that_cannot_be_started_is_tried_again_after_growing_pauses(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, lived_ns: int
+) -> None:
+    """However long the one before it lived, and says why until one is started."""
+    listening = ends.listening
+    now_ns = [10 * HOUR_NS]
+    monkeypatch.setattr(listening, "_clock", lambda: now_ns[0])
+    monkeypatch.setattr(listening, "_born_ns", now_ns[0] - lived_ns)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/dev/null")
+        listening.listen(["hooks"])
+        pauses = []
+        for _ in range(4):
+            listening.tick()
+            assert isinstance(listening.trouble, PermissionError)
+            due_ns = listening.next_due_ns()
+            assert due_ns is not None
+            pauses.append(due_ns - now_ns[0])
+            now_ns[0] = due_ns
+        assert pauses == [pauses[0] << at for at in range(4)]
+    listening.tick()
+    assert listening.pid is not None
+    assert listening.trouble is None
 
 
 def test_a_process_that_never_says_who_it_is_is_ended_too(ends: Ends) -> None:

@@ -44,3 +44,58 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
         assert told == [({known}, signal.SIGTERM)] + [({unseen}, signal.SIGTERM)] * before
         for each in (shell, command):
             each.kill()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give the time that a stop sees, to be set."""
+    now = [1]
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic_ns=lambda: now[0], time_ns=lambda: now[0]))
+    return now
+
+
+def test_a_wrapper_that_always_has_another_child_is_killed_too(
+    monkeypatch: pytest.MonkeyPatch, clock: list[int]
+) -> None:
+    """It is spared after the grace for as long as an epilog may take, and not for ever."""
+    live: Any = _Live()
+    live.pid, wrapper = 7, Process(7, 1)
+    children = iter(range(100, 10_000))
+    told: list[tuple[set[int], int]] = []
+    monkeypatch.setattr(stop, "processes_of", lambda *_: {live: {wrapper, Process(next(children), 2)}})
+    monkeypatch.setattr(stop, "send", lambda processes, number: told.append(({p.pid for p in processes}, number)))
+    monkeypatch.setattr(stop, "_parent", lambda process: 7)
+    stopper = stop.Stopper("/nowhere")
+    stopper.add(live)
+    stopper.tick()
+    for after in (3_600_000_000_001, 3_601_000_000_000, 3_602_000_000_001):
+        clock[0] = after
+        stopper.tick()
+    assert [number for _, number in told] == [signal.SIGTERM, *[signal.SIGKILL] * 3]
+    assert [7 in pids for pids, _ in told] == [False, False, False, True]
+
+
+def test_a_machine_that_shows_no_processes_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, clock: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be seen is not gone: the run goes on being stopped, and it is said once."""
+    live: Any = _Live()
+    seen: list[set[Process] | OSError] = [OSError(12, "Cannot allocate memory")] * 3 + [set()]
+
+    def look(*_: object) -> dict[Any, set[Process]]:
+        found = seen.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return {live: found}
+
+    monkeypatch.setattr(stop, "processes_of", look)
+    stopper = stop.Stopper("/nowhere")
+    stopper.add(live)
+    gone = []
+    while seen:
+        gone.append(stopper.tick())
+        clock[0] = stopper.next_due_ns() or clock[0]
+    assert gone == [[], [], [], [live]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot see which processes are to be ended: Cannot allocate memory; trying again"
+    ]

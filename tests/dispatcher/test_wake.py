@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spool.core.model import Grant, Running, Spec
+from spool.core.model import Grant, Spec
 from spool.dispatcher.table import FRESH, Live, Wait
 from spool.dispatcher.wake import Wakes
 from spool.machine import identity
@@ -29,8 +29,7 @@ def wakes(tmp_path: Path) -> Iterator[Wakes]:
 
 def _live() -> Live:
     spec, grant = Spec(command="true"), Grant()
-    view = Running("a", 1, "alice", spec, grant, 0, 1)
-    return Live("a", 1, spec, grant, "alice", Wait(0), FRESH, 0, 0, 0, "tmux", view)
+    return Live("a", 1, spec, grant, "alice", Wait(0), FRESH, 0, 0, 0, "tmux")
 
 
 def _slept_for(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> float | None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import select
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spool.core.model import Machine, Request, Spec, Waiting
+from plugins.fake_nvml import FakeNvml
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Spec, Waiting
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Table
 from spool.dispatcher.world import World
+from spool.machine.gpus import NO_ANSWER
 from spool.store.spool import Spool
-from support import make_spool
+from support import make_spool, wait_for
 
 GIB = 1 << 30
 MACHINE = Machine(4, 8 * GIB, 3 * GIB, disk_free_bytes=50 * GIB)
+ALONE, SHARE = Grant(gpu_uuids=("GPU-a",)), Grant(gpu_uuids=("GPU-a",), gpu_memory_bytes=GIB)
+NOW = time.time_ns()
 
 
 @pytest.fixture
@@ -44,3 +52,130 @@ def test_the_disk_counts_where_it_is_short(world: World) -> None:
     short, shorter = replace(MACHINE, disk_free_bytes=GIB // 2), replace(MACHINE, disk_free_bytes=GIB // 4)
     assert world.what_counts(short) != world.what_counts(shorter)
     assert world.what_counts(short) != world.what_counts(MACHINE)
+
+
+def test_utilisation_makes_no_other_decision(world: World) -> None:
+    """What a GPU does is shown, and changes with every look; nobody's start depends on it."""
+    idle, busy = (Gpu("GPU-a", 0, "H100", GIB, GIB, utilisation_percent=part) for part in (0, 99))
+    assert world.what_counts(replace(MACHINE, gpus=(idle,))) == world.what_counts(replace(MACHINE, gpus=(busy,)))
+
+
+# Starts on GPUs. A spool whose answers stay good for an hour, so that what is asked again is asked for a start.
+
+
+@pytest.fixture
+def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Give a world with one GPU that somebody asks about."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    fake_nvml.gpu("GPU-a")
+    root = make_spool(tmp_path / "spool")
+    (root / "config.toml").write_text('gpu.poll = "1h"\n')
+    spool = Spool(str(root))
+    world = World(spool, Table(), Settings(spool), with_gpus=True)
+    yield world
+    world.close()
+
+
+def answer(world: World) -> Machine:
+    """Do what the dispatcher does when NVML's answer wakes it, or when it was there at once."""
+    if world.next_due_ns() != 0:
+        assert world.gpus is not None
+        assert select.select([world.gpus.fileno()], [], [], 30)[0]
+        world.take_gpu_answer()
+    return world.machine(NOW)
+
+
+def test_an_answer_is_good_for_the_starts_of_one_pass(watched: World, fake_nvml: FakeNvml) -> None:
+    """The pass that sees it may start on it; the next asks again, and a grant without GPUs asks nobody."""
+    assert watched.machine(NOW).gpu_problem == NO_ANSWER
+    assert (watched.may_start_on(ALONE), watched.may_start_on(Grant())) == (False, True)
+    answer(watched)
+    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (True, True)
+    watched.machine(NOW)
+    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (False, False)
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    watched.ask_gpus_again(NOW)
+    watched.machine(NOW)
+    assert not watched.may_start_on(ALONE)
+    fake_nvml.mend()
+    answer(watched)
+    assert watched.may_start_on(ALONE)
+
+
+def test_an_answer_that_comes_at_once_is_seen_at_once(watched: World) -> None:
+    """It makes no descriptor readable, so that the next pass is due without."""
+    watched.machine(NOW)
+    answer(watched)
+    watched.ask_gpus_again(NOW)
+    watched._look_at_gpus(NOW, 30 * SECOND_NS)
+    assert watched.next_due_ns() == 0
+    watched.machine(NOW)
+    assert watched.may_start_on(ALONE)
+    assert watched.next_due_ns() is None
+
+
+def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: World, fake_nvml: FakeNvml) -> None:
+    """Passes that come while the answer is awaited ask nothing more: no start makes a busy loop."""
+    watched.machine(NOW)
+    answer(watched)
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    for _ in range(20):
+        watched.ask_gpus_again(NOW)
+        watched.machine(NOW)
+    fake_nvml.mend()
+    answer(watched)
+    assert watched.gpus is not None
+    assert watched.gpus.asked == watched.gpus.answered == 2
+
+
+def test_a_question_that_was_open_before_does_not_count(watched: World, fake_nvml: FakeNvml) -> None:
+    """NVML may have answered it in part already; the start waits for the one after."""
+    watched.machine(NOW)
+    answer(watched)
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    watched.machine(NOW + 2 * 3600 * SECOND_NS)
+    watched.ask_gpus_again(NOW)
+    fake_nvml.mend()
+    assert watched.gpus is not None
+    while watched.gpus.answered < 3:  # the second was open, the third is the start's own
+        assert not watched.may_start_on(ALONE)
+        answer(watched)
+    assert watched.may_start_on(ALONE)
+
+
+def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: World, fake_nvml: FakeNvml) -> None:
+    """After a moment the start keeps its room from nobody any more, and why is said until the answer comes."""
+    watched.machine(NOW)
+    before = answer(watched)
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    assert watched.next_due_ns() is None
+    watched.ask_gpus_again(NOW)
+    assert watched.next_due_ns() is not None
+    late = wait_for(lambda: (seen := watched.machine(NOW)).gpu_problem and seen)
+    assert late.gpu_problem == NO_ANSWER
+    assert watched.next_due_ns() is None  # nothing more to wake for
+    assert watched.gpus_at_ns is not None
+    fake_nvml.mend()
+    assert answer(watched).gpus == before.gpus
+    assert watched.may_start_on(ALONE)
+
+
+def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: World) -> None:
+    """What such an answer shows besides may be the run's; a share needs no more than the memory that is free."""
+    run = SimpleNamespace(name="before", grant=ALONE, holds_room=True)
+    watched._table.live["before", 1] = run  # type: ignore[assignment]
+    watched.machine(NOW)
+    run.holds_room = False  # from now on, though its paperwork is not done
+    answer(watched)
+    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (False, True)
+    watched.ask_gpus_again(NOW)
+    answer(watched)
+    assert watched.may_start_on(ALONE)
+
+
+def test_nobody_is_asked_while_no_gpu_matters(world: World, fake_nvml: FakeNvml) -> None:
+    """A spool without GPU jobs has no process that asks NVML, whatever it looks at."""
+    world.machine(NOW)
+    world.ask_gpus_again(NOW)
+    assert (world.gpus, world.next_due_ns(), world.gpus_at_ns, fake_nvml.calls()) == (None, None, None, [])

@@ -71,14 +71,14 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
     for name in root:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
-    records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH}
+    records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
     records |= {f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 
 def test_every_file_is_described_in_the_same_order() -> None:
     """Presence, grammar, default, what if it is wrong: each paragraph about a file has the four, in that order."""
-    for number in [f"1.{n}" for n in range(2, 18)] + [f"4.{n}" for n in range(1, 16)] + ["2.5"]:
+    for number in [f"1.{n}" for n in range(2, 18)] + [f"4.{n}" for n in range(1, 17)] + ["2.5"]:
         marks = re.findall(r"\*(Presence|Grammar|Default|If wrong)\*", clause(number))
         assert marks == ["Presence", "Grammar", "Default", "If wrong"], number
 
@@ -93,7 +93,7 @@ def test_the_environment_is_the_page_s() -> None:
 def test_the_journal_s_lines_are_the_page_s() -> None:
     """Clause 1.10 has each kind of line with as many words as the journal writes."""
     found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("1.10"))}
-    kinds = (journal.Waits, journal.Left, journal.Started, journal.Over, journal.Told)
+    kinds = (journal.Waits, journal.Left, journal.Started, journal.Stopping, journal.Over, journal.Told)
     assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
 
 

@@ -134,19 +134,36 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
 
 
 def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
-    """It stands for its tasks, but for one that was run again by itself since; all of them are there when asked for."""
+    """It stands for its tasks as they ended last, also for one that was run again; all are there when asked for."""
     served.start()
-    served.drop("row", "test {index} != 1", cpus=0, array="0-2")
+    served.drop("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
     served.wait_done("row")
+    assert served.spool("wait", "row").returncode == 1
     served.drop("row_9", "true", cpus=0)
     served.move("row_1", "done", "queued")
     served.wait_outcome("row_1", 2)
     served.wait_done("row_9")
     rows = {row["name"]: row for row in json.loads(served.spool("ls", "--json").stdout)["jobs"]}
     assert set(rows) == {"row", "row_1", "row_9"}
-    assert rows["row"]["reason"] == "2 of 3 finished, 1 failed"
+    assert (rows["row"]["state"], rows["row"]["reason"]) == ("finished", "3 of 3 finished")
+    assert json.loads(served.spool("ls", "row", "--json").stdout)["jobs"] == [rows["row"]]
+    shown = json.loads(served.spool("show", "row", "--json").stdout)
+    assert shown["row"] == rows["row"]
+    assert (shown["runs"][-1]["state"], shown["runs"][-1]["reason"]) == ("finished", "3 of 3 finished")
+    assert served.spool("wait", "row").returncode == 0
+    served.drop("next", "true", cpus=0, depends_on="row")
+    served.wait_outcome("next")
+    assert served.outcome("next") == "finished"
+    served.move("row_0", "done", "held")
+    assert served.spool("wait", "row", "--timeout", "300ms").returncode == 124
+    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    assert (row["state"], row["reason"]) == ("running", "2 of 3 finished, 1 goes on")
+    served.move("row_0", "held", "done")
+    served.wait_outcome("row_0", 2)
+    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    assert (row["state"], row["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
     everything = json.loads(served.spool("ls", "--all", "--json").stdout)["jobs"]
-    assert {row["name"] for row in everything} == {"row", "row_0", "row_1", "row_2", "row_9"}
+    assert {row["name"] for row in everything} == {"next", "row", "row_0", "row_1", "row_2", "row_9"}
 
 
 def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> None:

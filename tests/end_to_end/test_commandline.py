@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -238,3 +239,22 @@ def test_a_background_dispatcher_leaves_when_it_is_idle(auto: Served) -> None:
     assert done.returncode == 0
     background.communicate(timeout=30)
     assert background.returncode == 0
+
+
+_VERBS = (("ls",), ("info",), ("--help",), ("submit", "--hold", "--", "true"), ("show", "x"), ("doctor",), ("no-verb",))
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_closed_standard_descriptor_is_as_good_as_dev_null(auto: Served, closed: tuple[int, ...]) -> None:
+    """Every verb does its work and exits as it does otherwise, with no traceback."""
+    closing = " ".join(f"{number}>&-" for number in closed)
+    lines = [f"{shlex.join([sys.executable, '-m', 'spool', *verb])} {closing}; echo $?" for verb in _VERBS]
+    run = subprocess.run(
+        ["sh", "-c", "\n".join(lines)], env=auto.environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    codes = [line for line in run.stdout.splitlines() if line.isdigit()]
+    assert (codes[:5], codes[6:]) == (["0", "0", "0", "0", "3"], ["2"])  # what the doctor finds is the machine's
+    assert "Traceback" not in run.stderr
+    assert "lost sys.stderr" not in run.stderr
+    assert 2 in closed or "no-verb" in run.stderr
+    assert list((auto.root / "held").glob("*.toml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, overlap, pids_in
+from spool.store.lock import Service
+from spool.store.spool import Spool
 from support import ROOT, wait_for
 
 _BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
@@ -509,3 +512,100 @@ def test_a_spool_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tmp_path: Path) -> None:
+    """`info` and `doctor` say what became of `.lock`, a submission starts nobody, and the lock is made anew.
+
+    When the spool's directory is moved away, the dispatcher leaves with one line and exit code 5, and its jobs go on.
+    """
+    with Served(tmp_path / "spool").start() as served:
+        assert served.process is not None
+        pid = served.process.pid
+        wait_for((served.root / "state.json").exists)
+        os.kill(pid, signal.SIGSTOP)  # so that it does not notice before the others look
+        (served.root / ".lock").unlink()
+        assert served.spool("submit", "--name", "long", "--", "sleep", "60").returncode == 0
+        assert not (served.root / ".tmp" / "dispatcher.start").exists()
+        assert f"pid {pid}" in (info := served.spool("info").stdout)
+        assert "ITS .lock WAS DELETED OR REPLACED" in info
+        assert f"the dispatcher with pid {pid} lives" in served.spool("doctor").stdout
+        assert served.run("--once") == 0  # another one lives
+        assert not (served.root / ".lock").exists()
+        os.kill(pid, signal.SIGCONT)
+        wait_for((served.root / "jobs" / "long" / "1" / "status").exists)
+        wait_for(lambda: Spool(str(served.root)).service() is Service.SERVED, what="a new lock")
+        assert json.loads((served.root / "state.json").read_text())["pid"] == pid
+        said = len(served.said())
+        os.rename(served.root, tmp_path / "moved")
+        assert served.process.wait(20) == 5
+        served.process = None
+        lines = served.said()[said:].splitlines()
+        assert "Traceback (most recent call last):" not in lines
+        assert lines[-1] == (
+            f"spool: cannot go on serving {served.root}: the directory is gone; "
+            "what runs goes on; this dispatcher leaves"
+        )
+        os.rename(tmp_path / "moved", served.root)
+        (served.root / "running" / "long.toml").unlink()
+        assert served.run() == 0
+        assert (served.root / "done" / "long.toml").exists()
+
+
+@_BOTH
+def test_nothing_that_spool_makes_is_writable_by_others_whatever_the_umask(tmp_path: Path, executor: str) -> None:
+    """With umask 0 no file and no directory of a spool lets others write; a job keeps that umask for itself."""
+    umask = os.umask(0)
+    try:
+        with Served(tmp_path / "spool", executor=executor) as served:
+            hook = served.root / "hooks" / "finished"
+            hook.parent.mkdir(0o700)
+            hook.write_text("#!/bin/sh\necho told\n")
+            hook.chmod(0o700)
+            submit = ("submit", "--executor", executor, "--name")
+            served.spool(*submit, "good", "-c", "umask")
+            served.spool(*submit, "fails", "--retry-max", "1", "-c", "exit 3")
+            served.spool(*submit, "nothing", "--", "/nonexistent")
+            served.spool(*submit, "own", "--stdout", str(tmp_path / "made" / "out"), "-c", "umask")
+            served.spool(*submit, "many", "--array", "0-1", "--", "true")
+            served.spool(*submit, "held", "--hold", "--", "true")
+            served.spool("reserve", "create", "demo", "--gpus", "1", "--duration", "2h")
+            said = served.spool("wait", "good", "fails", "nothing", "own", "many", "--timeout", "60s")
+            assert said.returncode in (3, 127), said.stderr
+            served.spool("pause")
+            os.kill(json.loads((served.root / "state.json").read_text())["pid"], signal.SIGTERM)
+            wait_for(lambda: not Spool(str(served.root)).dispatcher_lives())
+            paths = [served.root, *served.root.rglob("*")]
+            assert {"good/1/rc", "fails/2/status", "nothing/1/error"} <= {
+                str(path.relative_to(served.root / "jobs")) for path in paths if "jobs/" in str(path)
+            }
+            assert [str(path) for path in paths if not path.is_symlink() and path.stat().st_mode & 0o022] == []
+            assert (served.root / "jobs" / "good" / "1" / "log").read_text() == "0000\n"
+            assert (tmp_path / "made" / "out").read_text() == "0000\n"
+            assert (tmp_path / "made" / "out").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(umask)
+
+
+def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> None:
+    """It says once which file is wrong and what to do, calls no spool new, and goes on by itself."""
+    lock, queued, readme = served.root / ".lock", served.root / "queued", served.root / "README"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    queued.rmdir()
+    queued.touch()
+    readme.unlink(missing_ok=True)
+    assert served.run("--once") == 5
+    assert f"cannot make a spool: {queued}: Not a directory; move what is in the way" in served.said()
+    served.begin()
+    wait_for(lambda: f"{lock}: it is no regular file; move what is in the way" in served.said() or not served.lives())
+    lock.rmdir()
+    text = f"cannot serve {served.root}: {queued}: Not a directory; move what is in the way"
+    wait_for(lambda: text in served.said() or not served.lives())
+    assert not readme.exists()
+    queued.unlink()
+    queued.mkdir()
+    served.drop("x", "true")
+    served.wait_done("x")
+    assert served.said().count("cannot serve") == 2
+    assert "made a new spool" not in served.said()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plugins.fake_nvml import FakeNvml
+from plugins.fake_nvml import GIB, FakeNvml
 from served import Served, overlap, pids_in
 from support import wait_for
 
@@ -121,6 +121,70 @@ def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: Fak
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """NVML is asked again before a start, though its last answer is good for an hour; and else it is not asked."""
+    (gpus.root / "config.toml").write_text('cpus = 64\ngpu.poll = "1h"\n')
+    for at in range(1, 4):
+        fake_nvml.remove(_uuid(at))
+    gpus.start()
+    gpus.looked()
+    assert fake_nvml.calls() == []  # no job has to do with GPUs
+    gpus.drop("holder", "until [ -e go ]; do sleep 0.02; done", gpus=1, gpu_memory="10G")
+    gpus.pid("holder")
+    before = fake_nvml.calls()
+    for _ in range(3):
+        gpus.looked()
+    assert fake_nvml.calls() == before  # no start that needs an answer
+    gpus.drop("alone", "true", gpus=1)
+    gpus.wait_reason("alone", "shared by holder")
+    fake_nvml.gpu(_uuid(0), free=68 * GIB)  # NVML lists nobody, and 12 GiB are in use
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("holder")
+    assert "12 GiB" in gpus.wait_reason("alone", "a process that cannot be seen")
+    told = gpus.state()["machine"]
+    assert [each["memory_bytes"] for each in told["gpus"][0]["foreign_processes"]] == [12 * GIB]
+    fake_nvml.gpu(_uuid(0))
+    gpus.drop("part", "true", gpus=1, gpu_memory="60G")  # a start that needs an answer, which helps the other one, too
+    gpus.wait_done("alone", "part")
+
+
+def test_a_hook_that_is_asked_about_a_start_on_gpus_is_asked_once(gpus: Served) -> None:
+    """Its yes outlasts the answer of NVML that it was asked on: NVML is asked again, and the hook is not."""
+    hook = gpus.root / "hooks" / "submitting"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text('#!/bin/sh\necho asked >> "$SPOOL_DIR/asked"\n')
+    hook.chmod(0o755)
+    gpus.start()
+    gpus.drop("job", "true", gpus=1)
+    gpus.wait_done("job")
+    assert (gpus.root / "asked").read_text() == "asked\n"
+
+
+def test_one_pass_waits_for_the_answer_that_its_starts_need(gpus: Served) -> None:
+    """`dispatch --once` starts a job with GPUs, too, though NVML is asked without waiting."""
+    gpus.drop("job", "true", gpus=1)
+    assert gpus.run("--once") == 0
+    assert gpus.runs("job") == [1]
+
+
+def test_a_start_that_waits_for_nvml_delays_nobody_else(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """NVML hangs: the job whose start needs its answer waits and says so, others start beside it and in its place."""
+    (gpus.root / "config.toml").write_text('cpus = 2\ngpu.poll = "1h"\n')
+    gpus.start()
+    gpus.drop("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
+    gpus.pid("first")
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    gpus.drop("waits", "true", gpus=1, cpus=1)
+    gpus.wait_reason("waits", "NVML has not answered yet")
+    gpus.drop("plain", "true", cpus=1)
+    gpus.wait_done("plain")
+    assert gpus.runs("waits") == []
+    fake_nvml.mend()
+    gpus.wait_done("waits")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("first")
 
 
 def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: FakeNvml) -> None:

@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, pids_in
+from spool.core.errors import SpoolError
+from spool.dispatcher.asking import why
+from spool.dispatcher.details import details
+from spool.dispatcher.forecast import forecast
+from spool.dispatcher.listing import Lister
+from spool.dispatcher.overview import overview
+from spool.store.spool import Spool
 from support import wait_for
 
 EXECUTORS = ("process", "tmux")
@@ -347,3 +354,46 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
     served.start()
     (served.root.parent / "go").touch()
     assert served.wait_outcome("late") == "out_of_memory"
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
+def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
+    """While what a command left behind is being ended, its run is stopping and keeps what it has, in every view."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    served.start()
+    stubborn = "setsid sh -c 'trap \"\" TERM; echo $$; exec >/dev/null 2>&1; while :; do sleep 0.05; done' &\n"
+    served.drop("left", f"{stubborn}until [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done", kill_grace="1h")
+    served.drop("next", "true")
+    served.until(lambda: served.state()["jobs"].get("left", {}).get("state") == "stopping", "the end of the command")
+    seen = _views(served)
+    served.kill()  # and without a dispatcher the files and the processes say the same
+    unserved = _views(served)
+    served.start()
+    os.kill(_pids(served, "left", 1)[0], signal.SIGKILL)
+    assert served.wait_outcome("left") == "finished"
+    assert seen == unserved
+    assert seen == {
+        "ls": ("stopping", "its command has ended, processes that it started are still there"),
+        "show": [("stopping", "its command has ended, processes that it started are still there")],
+        "why left": "is being stopped",
+        "why next": ["cpus"],
+        "plan": ["cpus"],
+        "info": (1, [("left", True)]),
+    }
+
+
+def _views(served: Served) -> dict[str, object]:
+    """Return what the commands print; asked here, since starting them takes longer than they do."""
+    spool = Spool(str(served.root))
+    row = next(row for row in Lister(spool).listing().rows if row.name == "left")
+    with pytest.raises(SpoolError) as refused:
+        why(spool, "left")
+    info = overview(spool)
+    return {
+        "ls": (row.state, row.reason),
+        "show": [(run.state, run.reason) for run in details(spool, "left").runs],
+        "why left": "is being stopped" if "is being stopped" in str(refused.value) else str(refused.value),
+        "why next": [no.code for no in why(spool, "next").reasons],
+        "plan": [each.code for each in forecast(spool).waits],
+        "info": (info.cpus_granted, [(run.job, run.stopping) for run in info.runs]),
+    }

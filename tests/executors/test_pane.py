@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from spool.core import layout
 from spool.executors import pane
 from spool.executors.pane import Output, Viewer
+from spool.formats import wrapper
 
 
 def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:
@@ -81,3 +85,25 @@ def test_a_terminal_that_takes_nothing_does_not_keep_the_run(tmp_path: Path, mon
         Viewer([output], terminal, wrapper).show()
     for fd in (wrapper, screen, terminal):
         os.close(fd)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_viewer_that_cannot_be_started_leaves_the_job_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """The first process of the terminal says what it was refused, and the wrapper does not begin."""
+    fork, refused = os.fork, errno.EAGAIN
+    forks = iter(range(1, 3))
+
+    def sparing() -> int:
+        if next(forks) == which:
+            raise OSError(refused, os.strerror(refused))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", sparing)
+    (tmp_path / "launch").write_text(json.dumps({"outputs": []}))
+    with pytest.raises(SystemExit) as left:
+        pane.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
+    assert left.value.code == wrapper.REFUSED
+    said = (tmp_path / layout.REFUSED).read_text()
+    assert said == "cannot start the viewer of its terminal: Resource temporarily unavailable\n"

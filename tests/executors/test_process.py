@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from spool.core.errors import InvalidValue, SpoolError
+from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.executors import EXECUTORS
 from spool.executors import NAMES, Launch, Started, by_name
 from spool.executors.base import own_environment
@@ -144,12 +145,29 @@ def test_a_wrapper_has_no_descriptor_of_the_dispatchers(start: Starter) -> None:
         os.close(writing)
 
 
-def test_a_machine_without_room_is_an_error_in_words(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no process can be made, the error says for which job and why."""
-
-    def full(*_: object, **__: object) -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "posix_spawn", full)
-    with pytest.raises(SpoolError, match=r"^cannot start job job: /bin/sh: Resource temporarily unavailable$"):
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("call", ["posix_spawn", "memfd_create"])
+def test_a_machine_without_room_refuses_a_start(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """Where no process can be made, the executor says that the machine refuses it, which another moment may change."""
+    monkeypatch.setattr(os, call, failing(number))
+    with pytest.raises(StartRefused, match=rf"^/bin/sh was not started: {os.strerror(number)}$"):
         start("true")
+
+
+def test_a_shell_that_is_not_there_is_no_shortage(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that says something about the program will be the same in a moment, and is told in words."""
+    monkeypatch.setattr(os, "posix_spawn", failing(errno.ENOENT))
+    with pytest.raises(SpoolError, match=r"^cannot start job job: /bin/sh: No such file or directory$") as raised:
+        start("true")
+    assert not isinstance(raised.value, StartRefused)
+
+
+def failing(number: int) -> Callable[..., int]:
+    """Return what fails with that error."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail

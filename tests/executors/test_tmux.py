@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.errors import SpoolError
+from spool.core import layout
+from spool.core.errors import SpoolError, StartRefused
 from spool.core.layout import NAME_PATTERN
 from spool.executors import by_name, sessions, tmux
 from spool.executors.base import Launch, Started
@@ -35,6 +37,12 @@ def _install(directory: Path, says: str) -> str:
     program.write_text(f"#!/bin/sh\n{says}\n")
     program.chmod(0o755)
     return f"{directory}:/bin"
+
+
+def _launch(directory: Path) -> Launch:
+    """Return a start of a script in *directory*."""
+    (directory / "run.sh").write_text("true\n")
+    return Launch("train", 1, str(directory), str(directory), str(directory / "run.sh"), b"")
 
 
 @given(st.lists(st.tuples(_NAMES, st.integers(1, 10_000)), unique=True, max_size=8))
@@ -151,14 +159,54 @@ def test_a_tmux_that_cannot_be_run_is_a_reason(tmp_path: Path, monkeypatch: pyte
     assert (TmuxExecutor().unavailable() or "").startswith("tmux cannot be run: ")
 
 
+def test_a_shortage_is_no_reason_for_longer_than_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That tmux could not be asked for its version is not remembered of it."""
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo tmux 3.4"))
+
+    def none(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    executor = TmuxExecutor()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", none)
+        assert executor.unavailable() == "tmux cannot be run: Resource temporarily unavailable"
+    assert executor.unavailable() is None
+
+
 def test_a_tmux_that_says_no_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When tmux refuses, the error has its words, and the environment does not stay on the disk."""
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo 'no, never' >&2; exit 1"))
-    (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
+    launch = _launch(tmp_path)
     with pytest.raises(SpoolError, match=r"^cannot start job train: tmux: no, never"):
         TmuxExecutor().start(launch)
     assert not (tmp_path / "launch").exists()
+
+
+@pytest.mark.parametrize(
+    "says", ["create window failed: fork failed: Resource temporarily unavailable", "Cannot allocate memory"]
+)
+def test_a_tmux_that_is_refused_a_process_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """What the server could not get from the machine is no failure of the job."""
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", f"echo '{says}' >&2; exit 1"))
+    with pytest.raises(StartRefused, match=f"^tmux has no room for another session: {says}$"):
+        TmuxExecutor().start(_launch(tmp_path))
+
+
+def test_a_tmux_that_cannot_be_started_for_want_of_a_process_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what the dispatcher itself is refused, and what the wrapper was to inherit is left nowhere."""
+    monkeypatch.setenv("PATH", _install(tmp_path / "bin", "exit 1"))
+
+    def none(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "run", none)
+    with pytest.raises(StartRefused, match=r"^tmux was not started: Resource temporarily unavailable$"):
+        TmuxExecutor().start(_launch(tmp_path))
+    assert not (tmp_path / layout.LAUNCH).exists()
 
 
 def test_a_tmux_that_is_gone_since_it_was_asked_for_starts_nothing(
@@ -166,8 +214,7 @@ def test_a_tmux_that_is_gone_since_it_was_asked_for_starts_nothing(
 ) -> None:
     """It knows that the job is to wait, and the environment does not stay on the disk."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
+    launch = _launch(tmp_path)
     assert TmuxExecutor().start(launch) is None
     assert not (tmp_path / "launch").exists()
 
@@ -178,9 +225,7 @@ def test_a_server_that_leaves_just_now_is_followed_by_another(tmp_path: Path, mo
         f"echo x >> {tmp_path}/asked; [ -s {tmp_path}/late ] && exec echo $$ $PPID; cp {tmp_path}/asked {tmp_path}/late"
     )
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", f"{says}; echo 'server exited unexpectedly' >&2; exit 1"))
-    (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
-    TmuxExecutor().start(launch)
+    TmuxExecutor().start(_launch(tmp_path))
     assert (tmp_path / "asked").read_text() == "x\nx\n"
 
 

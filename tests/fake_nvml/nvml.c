@@ -6,6 +6,7 @@
  *   mig UUID PARENT SLOT TOTAL FREE NAME... an instance of a GPU that has a `migmode` line
  *   migmode UUID                           MIG mode is on
  *   reserved UUID BYTES                    memory that the driver keeps for itself
+ *   utilisation UUID PERCENT MEMORY        what it does; a GPU without the line, and an instance, tells nothing
  *   process KIND UUID PID BYTES            KIND: compute, graphics, mps; BYTES "-": not available
  *   error CALL CODE [UUID]                 that call returns CODE (for that device)
  *   hang CALL [UUID]                       that call returns when the line is gone
@@ -36,6 +37,7 @@ typedef struct {
 } Device;
 typedef struct { char uuid[96]; } Handle;
 typedef struct { unsigned int pid; unsigned long long memory; unsigned int gpu, compute; } Process;
+typedef struct { unsigned int gpu, memory; } Utilization;
 typedef struct { unsigned long long total, release, used; } Memory;
 typedef struct { unsigned int version; unsigned long long total, reserved, release, used; } MemoryV2;
 typedef struct {
@@ -240,6 +242,24 @@ int nvmlDeviceGetMemoryInfo_v2(Handle *handle, MemoryV2 *memory) {
     memory->release = found->release;
     memory->used = found->total - found->release - memory->reserved;
     return OK;
+}
+
+int nvmlDeviceGetUtilizationRates(Handle *handle, Utilization *rates) {
+    char line[512], whose[96];
+    Utilization told;
+    Device *found;
+    FILE *file;
+    int code = on_device("nvmlDeviceGetUtilizationRates", handle, &found);
+    if (code) return code;
+    code = NOT_SUPPORTED;
+    file = found->slot < 0 ? state() : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "utilisation %95s %u %u", whose, &told.gpu, &told.memory) == 3 && !strcmp(whose, found->uuid)) {
+            *rates = told;
+            code = OK;
+        }
+    if (file) fclose(file);
+    return code;
 }
 
 static int processes(const char *call, const char *kind, Handle *handle, unsigned int *count, Process *to) {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from spool.core.model import OUTCOMES, Grant, Request, Result
 from spool.formats import accounts
-from spool.formats.accounts import read_account, read_end
-from spool.formats.ends import HistoryLine, render_history
+from spool.formats.accounts import Account, read_accounts, read_end
+from spool.formats.ends import HistoryLine, parse_history_line, parse_result, render_history
 
 INSTANTS = st.one_of(st.none(), st.integers(0, 5_000_000_000 * 10**9))
 TEXTS = st.one_of(st.none(), st.text(max_size=8))
@@ -24,7 +24,7 @@ RESULTS = st.builds(
     started_at_ns=INSTANTS,
     ended_at_ns=INSTANTS,
     exit_code=st.one_of(st.none(), st.integers(0, 255)),
-    peak_memory_bytes=st.one_of(st.none(), st.integers(0, 1 << 60)),
+    peak_memory_bytes=st.one_of(st.none(), st.integers(1, 1 << 60)),
     cpu_time_ns=st.one_of(st.none(), st.integers(0, 1 << 60)),
     requeues=st.integers(0, 3),
     again=st.sampled_from([None, "retry", "requeue", "hold"]),
@@ -36,6 +36,11 @@ RESULTS = st.builds(
     grant=st.builds(Grant, st.integers(0, 64), st.none(), st.lists(st.text("G-01", max_size=6), max_size=3).map(tuple)),
     executor=TEXTS,
 )
+
+
+def read_account(line: bytes) -> Account | None:
+    """Return what one line of history says; None for one that cannot be understood."""
+    return next(iter(read_accounts(line)[0]), None)
 
 
 @given(RESULTS)
@@ -55,6 +60,17 @@ def test_what_is_written_is_read(result: Result) -> None:
         assert (read is None) == (exact is None), name
         assert exact is None or abs(read - exact) <= 1000, name
     assert read_end(line) == account.ended_at_ns
+
+
+def test_a_peak_of_nothing_is_an_unknown_one() -> None:
+    """Versions that wrote 0 for runs that nobody had looked at are understood, in every reader."""
+    line = b'{"job":"a","run":1,"outcome":"finished","peak_memory_bytes":0}'
+    account = read_account(line)
+    assert account is not None
+    assert account.peak_memory_bytes is None
+    assert parse_history_line(line).peak_memory_bytes is None
+    record = b'job = "a"\nrun = 1\nattempt = 1\noutcome = "finished"\nreason = ""\npeak_memory_bytes = 0\n'
+    assert parse_result(record).peak_memory_bytes is None
 
 
 @given(st.integers(0, 5_000_000_000 * 10**9), st.integers(0, 10**7))

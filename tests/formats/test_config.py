@@ -106,6 +106,17 @@ WRONG = [
     ("cpu_weight = -1", ">= 0"),
     ('fair_share_by = "group"', "one of user, project"),
     ('on_failure = "stop"', "one of continue, pause"),
+    ('memory_reserve = "5% "', 'has white space around it; write "5%"'),
+    ('memory = "8G\\n"', 'has white space around it; write "8G"'),
+    ('other_hosts_gone = ["a "]', 'has white space around it; write "a"'),
+    ('gpu.ignore_processes.names = [" python"]', 'write "python"'),
+    ('gpu.use = ["01"]', "neither an index nor the UUID"),
+    ("gpu.use = [1, '1']", 'names "1" twice'),
+    ('contacts = { me = "x " }', 'has white space around it; write "x"'),
+    ('notify = [{ to = ["me", "me"] }]', 'names "me" twice'),
+    ('metrics = "/tmp/spool.prom "', "has white space around it"),
+    (f"other_hosts_gone = {[str(at) for at in range(1001)]}", "has 1,001 entries"),
+    (f"contacts = {{ {', '.join(f'a{at} = {chr(34)}x{chr(34)}' for at in range(1001))} }}", "has 1,001 entries"),
     ("gpu.use = [-1]", "neither an index nor the UUID"),
     ('gpu.use = ["all"]', "neither an index nor the UUID"),
     ('gpu.strategy = "pack"', 'did you mean "packed"?'),
@@ -134,7 +145,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("line", "why"), WRONG, ids=[line for line, _ in WRONG])
+@pytest.mark.parametrize(("line", "why"), WRONG, ids=[line[:40] for line, _ in WRONG])
 def test_a_setting_that_cannot_be_meant_is_refused_with_the_reason(line: str, why: str) -> None:
     """The configuration is read as strictly as a job file: one mistake, one problem, with its line."""
     with pytest.raises(InvalidConfig) as error:
@@ -185,8 +196,7 @@ def test_a_reservation_begins_now_unless_it_says_when() -> None:
     assert reserved('user = "alice"\ngpus = 2\nduration = "1h"') == expected
     assert reserved('user = "alice"\ngpus = 2\nduration = "1h"\nstart = "now"') == expected
     found = reserved(
-        'project = "llm"\ngpus = [2, 0, 2]\ncomment = "demo"\n'
-        'start = 1970-01-01T01:00:00Z\nend = "1970-01-01T02:00:00Z"'
+        'project = "llm"\ngpus = [2, 0]\ncomment = "demo"\nstart = 1970-01-01T01:00:00Z\nend = "1970-01-01T02:00:00Z"'
     )
     assert found == Reservation(
         "demo", None, "llm", 3600 * S, 7200 * S, gpu_indices=(0, 2), comment="demo", created_at_ns=1000 * S
@@ -202,6 +212,11 @@ def test_a_reservation_begins_now_unless_it_says_when() -> None:
         ('user = "a"\ngpus = 0\nduration = "1h"', "no number of GPUs"),
         ('user = "a"\ngpus = []\nduration = "1h"', "empty list"),
         ('user = "a"\ngpus = [-1]\nduration = "1h"', "no index"),
+        ('user = "a"\ngpus = [0, 1, 0]\nduration = "1h"', "names 0 twice"),
+        ('user = "a "\ngpus = 1\nduration = "1h"', 'has white space around it; write "a"'),
+        ('user = "a"\ngpus = 1\nduration = " 1h"', 'has white space around it; write "1h"'),
+        ('user = "a"\ngpus = 1\nduration = "1h"\nstart = "now "', "white space around it"),
+        (f'user = "a"\ngpus = {[*range(1001)]}\nduration = "1h"', "has 1,001 entries"),
         ('user = "a"\ngpus = ["0"]\nduration = "1h"', "must be a whole number"),
         ('user = "a"\ngpus = 1', "one of the two"),
         ('user = "a"\ngpus = 1\nduration = "1h"\nend = 2026-01-31T00:00:00Z', "one of the two"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spool.core.errors import InvalidJob, InvalidValue
+from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
 from spool.core.model import (
     ArraySpec,
     ArrayTask,
@@ -22,7 +22,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.formats import jobfile
+from spool.formats import arraykeys, checking, config, jobfile, jobvalues
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -247,6 +247,21 @@ REFUSED = [
     ('array = "1,,2"', "is not an array"),
     ('array = "0-100000"', "makes more than 100000 jobs"),
     ('array = "0-999999999"', "no index is larger"),
+    ('array = "1,1"', "names the index 1 twice"),
+    ('array = "0-9,4"', "names the index 4 twice"),
+    ('array = "0-9:3,6-8"', "names the index 6 twice"),
+    ('array = "01-10"', "has leading zeros, and the tasks' names have none; write 1-10"),
+    ('array = "0-9%04"', "at least 1"),
+    ('array = "1 2,3"', "is not an array"),
+    ('array = " 0-9"', "is not an array"),
+    ('array = "0-9 %4"', "is not an array"),
+    ('array = "0 - 9"', "is not an array"),
+    ('array = "0-9\\n"', "is not an array"),
+    ('array = "+1"', "is not an array"),
+    ('array = "1_0"', "is not an array"),
+    ('array = "0x10"', "is not an array"),
+    ('array = "\u0661"', "is not an array"),
+    ('array = "0-99999,0-99999"', "makes more than 100000 jobs"),
     ('array = "0-9%2"\nmax_running = 3', 'says 3, and "array" says 2'),
     ('array = "0-99"\n[matrix]\na = [0]\narray = [1]', 'what {array} means beside "array"'),
     (f'array = "0-999"\nmatrix = {{ a = {[*range(101)]} }}', "makes 101000 jobs together"),
@@ -280,6 +295,38 @@ REFUSED = [
     ('stdout = "a%a"', "of no array"),
     ('executor = "tmx"', 'did you mean "tmux"?'),
     ("tags = [1]", "must be a text"),
+    ('tags = ["a", "b", "a"]', 'names "a" twice'),
+    ('tags = [" a"]', 'has white space around it; write "a"'),
+    ('project = "a\\n"', "on one line"),
+    ('group = "a "', 'has white space around it; write "a"'),
+    ('gpus = 1\ngpu_type = " A100"', 'has white space around it; write "A100"'),
+    ('memory = " 1G"', 'has white space around it; write "1G"'),
+    ('time_limit = " 1s\\n"', 'has white space around it; write "1s"'),
+    ('kill_grace = "1s "', 'has white space around it; write "1s"'),
+    ('start_after = " 1h"', 'has white space around it; write "1h"'),
+    ('start_after = "2026-01-31T09:00:00Z "', "has white space around it"),
+    ('start_after = "2026-1-31T09:00:00Z"', "is not a date and time"),
+    ('start_after = "\u0662026-01-31T09:00:00Z"', "is not a duration"),
+    ('shell = "/bin/sh\\n"', 'has white space around it; write "/bin/sh"'),
+    ('workdir = " "', "is nothing but white space"),
+    ('stdout = " \\n"', "is nothing but white space"),
+    ('signal = " USR1"\ntime_limit = "1h"', 'has white space around it; write "USR1"'),
+    ('signal = "USR1 @60s"\ntime_limit = "1h"', 'as in "USR1@60s"'),
+    ('signal = "USR1@ 60s"\ntime_limit = "1h"', 'has white space around it; write "60s"'),
+    ('signal = "USR1@0s"\ntime_limit = "1h"', "is no warning"),
+    ("depends_on = {}", 'is an empty table; state "all", "any", "ended", "failed" or "each"'),
+    ("depends_on = []", "is an empty list; name jobs, or leave the key out"),
+    ("depends_on = { any = [] }", '"depends_on.any" on line 2: is an empty list'),
+    ('depends_on = ["a", "b", "a"]', '"depends_on[2]" on line 2: "a" stands in this list twice'),
+    ('depends_on = ""', "at least one character"),
+    ('depends_on = "a\\n"', "none of them"),
+    ('depends_on = "\u0661"', "none of them"),
+    ("retry = { on = [] }", "is an empty list"),
+    ("retry = { on = [1, 1] }", "names 1 twice"),
+    ("retry = { delay = ' 1s' }", 'has white space around it; write "1s"'),
+    ("notify = ['a ']", 'has white space around it; write "a"'),
+    ("notify = ['a', 'a']", 'names "a" twice'),
+    ("notify = { to = 'a', on = [] }", "is an empty list"),
     ("notify = []", 'needs "to"'),
     ('notify = { to = "a", on = ["end"] }', 'did you mean "ended"?'),
     ('notify = { to = "a", on = "gpu_free" }', "is unknown"),
@@ -298,6 +345,96 @@ def test_a_value_that_cannot_be_meant_is_refused_with_the_reason(line: str, why:
     assert "on line" in found[0] or "is required" in found[0]
 
 
+def many(line: str, entries: list[str]) -> str:
+    """Return a line whose list, where `…` stands, has these entries."""
+    return line.replace("…", ", ".join(entries))
+
+
+NAMES = [f'"n{at}"' for at in range(1001)]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("depends_on = […]", "depends_on"),
+        ("depends_on = { all = […] }", "depends_on.all"),
+        ("depends_on = { any = […], ended = ['x'] }", "depends_on.any"),
+        ("tags = […]", "tags"),
+        ("notify = […]", "notify"),
+        ("notify = { to = 'me', on = […] }", "notify.on"),
+        ("retry = { on = […] }", "retry.on"),
+    ],
+)
+def test_a_list_of_names_has_at_most_a_thousand(line: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer one is one mistake, told before any of its names is looked at."""
+    looked_at: list[str] = []
+    monkeypatch.setattr(jobvalues, "why_not_name", looked_at.append)
+    monkeypatch.setattr(jobvalues, "closest", lambda word, known: looked_at.append(word))
+    (found,) = problems(many(f'command = "x"\n{line}', NAMES))
+    assert f'"{key}" on line 2: has 1,001 entries' in found
+    assert not looked_at
+
+
+def test_all_lists_of_names_together_have_at_most_a_thousand_entries() -> None:
+    """What a job waits for, its tags and its addresses count as one; the longest list is the one that is named."""
+    text = 'depends_on = { all = […], ended = ["e"] }\ntags = ["t"]'
+    assert parsed(many(text, NAMES[:998])).depends_on is not None
+    (found,) = problems(f'command = "x"\n{many(text, NAMES[:999])}')
+    assert '"depends_on.all" on line 2: has 999 entries, and all lists of the file 1,001 together' in found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[env]\n" + "".join(f'V{at} = "x"\n' for at in range(1001)), "has 1,001 entries, and it may have 1,000"),
+        ("[matrix]\n" + "".join(f"V{at} = [1]\n" for at in range(1001)), "has 1,001 keys, and it may have 1,000"),
+        (f"rows = [{{{', '.join(f'V{at} = 1' for at in range(1001))}}}]", "has 1,001 keys in each row"),
+        (f'array = "{",".join(str(2 * at) for at in range(1001))}"', "lists more than 1,000 indices and ranges"),
+    ],
+    ids=["env", "matrix", "rows", "array"],
+)
+def test_tables_and_lists_of_indices_are_bounded_too(text: str, why: str) -> None:
+    """Variables, keys of a matrix or of rows, and the parts of `array`: a thousand of each."""
+    (found,) = problems(f'command = "x"\n{text}')
+    assert why in found
+
+
+def test_overlapping_ranges_end_with_the_first_index_that_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of them took minutes: no more indices are made than a file may make tasks."""
+    made: list[range] = []
+
+    def counted(*bounds: int) -> range:
+        made.append(range(*bounds))
+        return made[-1]
+
+    monkeypatch.setattr(arraykeys, "range", counted, raising=False)
+    assert "names the index 1 twice" in problems(f'command = "x"\narray = "{"1-50000," * 900}0"')[0]
+    assert sum(map(len, made)) <= arraykeys.MAX_TASKS
+
+
+def test_a_hundred_mistakes_are_told_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was meant, and on which line it stands, is found for those that are told alone."""
+    guessed: list[str] = []
+    monkeypatch.setattr(checking, "closest", lambda word, known: guessed.append(word))
+    text = 'command = "x"\n' + "".join(f"k{at:x}=1\n" for at in range(120_000))
+    found = problems(text)
+    assert found[0].startswith('unknown key "k0" on line 2')
+    assert found[99].startswith('unknown key "k63" on line 101')
+    assert found[100:] == ["and 119,900 more"]
+    assert guessed == [f"k{at:x}" for at in range(100)]
+    with pytest.raises(InvalidJob, match=r"\(and 119,999 more\)$") as error:
+        jobfile.parse(text.encode(), name="train")
+    head = jobfile.render_errors("train", error.value.problems).split("\n")[0]
+    assert head == "The job train cannot run: its file has 120,000 problems."
+
+
+def test_mistakes_within_tables_are_counted_alike() -> None:
+    """Each table of a list that does not fit is one more, once a hundred mistakes are told."""
+    with pytest.raises(InvalidConfig) as error:
+        config.parse(b"[[notify]]\nto = 'me'\nx = 1\n" * 700)
+    assert error.value.problems[100].message == "and 600 more"
+
+
 def test_a_name_too_long_for_its_tasks_is_refused() -> None:
     """`NAME_INDEX` must be a job's name too."""
     name = "a" * 96
@@ -312,14 +449,14 @@ def test_a_name_too_long_for_its_tasks_is_refused() -> None:
         ("0-99%4", tuple(range(100)), 4),
         ("0-99:2", tuple(range(0, 100, 2)), None),
         ("1,3,7-9", (1, 3, 7, 8, 9), None),
-        ("7-9, 1, 8", (1, 7, 8, 9), None),
+        ("7-9, 1, 12", (1, 7, 8, 9, 12), None),
         ("5", (5,), None),
         ("0-10:5%1", (0, 5, 10), 1),
         ("0-99999", tuple(range(100_000)), None),
     ],
 )
 def test_array_grammar(text: str, indices: tuple[int, ...], at_once: int | None) -> None:
-    """Ranges, steps, lists and a limit; indices come out ascending, each once."""
+    """Ranges, steps, lists and a limit; indices come out ascending."""
     assert parsed(f'array = "{text}"').array == ArraySpec(indices, at_once)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tomllib
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidFile
-from spool.formats import toml
+from spool.formats import lines, toml
 from spool.formats.lines import find_line, key_lines
 
 HOSTILE = {
@@ -18,6 +19,9 @@ HOSTILE = {
     "utf-16": 'command = "x"\n'.encode("utf-16"),
     "nested lists": b"a = " + b"[" * 5000,
     "nested tables": b"a = " + b"{a=" * 5000,
+    "lists deeper than 32": b"a = " + b"[" * 33 + b"]" * 33,
+    "tables deeper than 32": b"a = " + b"{a=" * 33 + b"1" + b"}" * 33,
+    "deep here and there": b"a = [1]\n" * 3 + b"b = [" + b"[[], {a=" * 17 + b"1" + b"}]" * 17 + b"]\n",
     "not a number": b"a = nan\n",
     "infinity": b"a = -inf\n",
     "overflow": b"a = 1e999\n",
@@ -56,6 +60,34 @@ def test_hostile_input_raises_one_kind_of_error(data: bytes) -> None:
         toml.read(data, "job x")
     assert len(error.value.problems) == 1
     assert "\n" not in str(error.value)
+
+
+def test_what_is_nested_too_deeply_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets are counted before; those in texts and comments count for nothing, nor do those that are closed."""
+    text = f'a = {"[" * 32}{"]" * 32}\nb = "{"[" * 99}" # {"{" * 99}\nc = [{"[], " * 99}]\n'
+    assert toml.read(text.encode(), "x")["b"] == "[" * 99
+    monkeypatch.setattr(tomli, "loads", lambda text: pytest.fail("the parser was asked"))
+    with pytest.raises(InvalidFile, match="on line 3: lists and tables are nested more than 32 deep"):
+        toml.read(b"a = 1\nb = 2\nc = " + b"[" * 33 + b"]" * 33, "x")
+
+
+def test_no_garbage_is_collected_while_a_large_file_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser makes none, and to look for it again and again took most of the time of a file with many tables."""
+    enabled: list[bool] = []
+
+    def parsed(text: str) -> dict[str, object]:
+        enabled.append(gc.isenabled())
+        if "oops" in text:
+            raise ValueError
+        return {}
+
+    monkeypatch.setattr(tomli, "loads", parsed)
+    toml.read(b"a = 1\n", "x")
+    toml.read(b"#" * (1 << 17), "x")
+    with pytest.raises(InvalidFile):
+        toml.read(b"oops" * (1 << 17), "x")
+    assert enabled == [True, False, False]
+    assert gc.isenabled()
 
 
 def test_a_byte_order_mark_is_no_mistake() -> None:
@@ -136,6 +168,15 @@ def test_the_line_of_any_key_is_found(path: tuple[str | int, ...], line: int | N
     """Tables, dotted and quoted keys, inline tables, lists of several lines; text that looks like a key is none."""
     tomllib.loads(SOURCE)
     assert find_line(SOURCE, path) == line
+
+
+def test_lines_are_looked_for_as_far_as_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk through a source ends at the last key that was asked for, and after so many words in any case."""
+    text = "".join(f"k{at} = 1\n" for at in range(1000))
+    assert len(key_lines(text, {("k2",), ("k7",)})) == 8
+    assert len(key_lines(text)) == 1000
+    monkeypatch.setattr(lines, "MAX_TOKENS", 40)
+    assert len(key_lines(text, {("k999",)})) == 10
 
 
 @example("a=[}")

@@ -80,6 +80,26 @@ def test_what_no_process_can_be_given_is_refused(command: str | tuple[str, ...])
         render(Assignments("/m", command, surroundings()))
 
 
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_more_arguments_than_the_kernel_takes_are_an_error_when_the_wrapper_is_rendered(runs: Runs, size: int) -> None:
+    """A size that is accepted can be executed; a larger one is the job's own fault, and no refusal of the machine."""
+    most = 6 << 20
+    fits, too_many = 1, most // size
+    while too_many - fits > max(1, 1000 // size):
+        count = (fits + too_many) // 2
+        try:
+            render(Assignments("/metadir", ("/bin/true", *["a" * size] * count), surroundings()))
+        except InvalidValue:
+            too_many = count
+        else:
+            fits = count
+    with pytest.raises(InvalidValue, match=r"^cannot run the command: its arguments and environment take .*; put them"):
+        render(Assignments("/metadir", ("/bin/true", *["a" * size] * too_many), surroundings()))
+    run = runs.make(("/bin/true", *["a" * size] * fits))
+    assert run.run() == 0
+    assert run.text("refused") is None
+
+
 def test_the_longest_argument_that_a_process_can_be_given_is_run(dash_runs: Runs) -> None:
     """What is not refused is run."""
     run = dash_runs.make(("printf", "%s", "x" * ((128 << 10) - 1)))
@@ -91,7 +111,7 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
     """Each record that the script speaks of is one that the layout spells, but for its own mark of a signal."""
     script = SCRIPT.read_text()
     named = set(re.findall(r"\$spool_metadir/([a-z]+)", script)) | set(re.findall(r"spool_record ([a-z]+)", script))
-    assert named == {layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, "signal"}
+    assert named == {layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, layout.REFUSED, "signal"}
 
 
 # --- how a run ends -------------------------------------------------------------------------------------------

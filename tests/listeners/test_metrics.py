@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, StateView, render_state
 from spool.listeners import metrics
@@ -43,7 +43,9 @@ VIEW = StateView(
                 memory_total_bytes=80 * G,
                 memory_free_bytes=20 * G,
                 jobs=("x", "y"),
-                foreign=(4711,),
+                foreign_processes=(ForeignProcess(4711, "python", G),),
+                utilisation_percent=87,
+                memory_utilisation_percent=0,
             ),
             GpuView(uuid="GPU-b", index=1, problem="fell off the bus"),
         ),
@@ -134,6 +136,9 @@ def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
     assert value(found, "spool_gpu_memory_used_bytes", uuid="GPU-a") == 60 * G
     assert value(found, "spool_gpu_jobs", uuid="GPU-a") == 2
     assert value(found, "spool_gpu_foreign_processes", uuid="GPU-a") == 1
+    assert value(found, "spool_gpu_utilisation_ratio", uuid="GPU-a") == 0.87
+    assert value(found, "spool_gpu_memory_utilisation_ratio", uuid="GPU-a") == 0
+    assert ("spool_gpu_utilisation_ratio", frozenset({("uuid", "GPU-b")})) not in found
     assert value(found, "spool_gpu_usable", uuid="GPU-b") == 0
     assert ("spool_gpu_memory_bytes", frozenset({("uuid", "GPU-b")})) not in found
     assert value(found, "spool_gpu_info", uuid="GPU-a", index="0", name='A "big" one') == 1

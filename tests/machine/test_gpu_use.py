@@ -1,4 +1,4 @@
-"""Whose a GPU is where pids tell nothing: by its memory alone."""
+"""Whose a GPU is, from one answer of NVML: by its processes, and by the memory that none of them accounts for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,21 @@ NOBODY = Ours()
 OUTSIDE = "in another pid namespace"
 
 
-def device(used: int | None, processes: tuple[tuple[int, int | None], ...] | None = ()) -> Device:
+def device(
+    used: int | None, processes: tuple[tuple[int, int | None], ...] | None = (), drawing: int | None = 0
+) -> Device:
     """Make a GPU of which so much is used."""
-    return Device("GPU-a", 0, "", "H100", 80 * GIB, None, used, processes)
+    return Device("GPU-a", 0, "", "H100", 80 * GIB, None, used, processes, drawing)
+
+
+def living(pid: int) -> tuple[str, str | None] | None:
+    """Know the processes of the pids below 100."""
+    return ("python", "alice") if pid < 100 else None
+
+
+def pids(look: Use) -> list[tuple[int, int | None]]:
+    """Return who is foreign, and with how much."""
+    return [(process.pid, process.memory_bytes) for process in look.foreign]
 
 
 def ours(**granted: int | None) -> Ours:
@@ -44,65 +56,121 @@ def reader() -> UseReader:
 
 def test_an_idle_gpu_is_idle(reader: UseReader) -> None:
     """The little that driver and display hold is nobody's."""
-    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY, 0) == Use()
+    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == Use()
 
 
 def test_memory_that_no_run_of_ours_can_hold_is_foreign(reader: UseReader) -> None:
     """More than a little, and no run of ours there: a process outside of this namespace, pid 0 as the kernel says."""
-    assert reader.read(device(21 * GIB), NOBODY, NOBODY, 0).foreign == (ForeignProcess(0, OUTSIDE, 21 * GIB),)
+    assert reader.read(device(21 * GIB), NOBODY, NOBODY).foreign == (ForeignProcess(0, OUTSIDE, 21 * GIB),)
 
 
 def test_a_pid_of_the_host_is_shown_but_not_looked_up(reader: UseReader) -> None:
     """NVML's own list is evidence of somebody, whose name and user cannot be known."""
-    use = reader.read(device(21 * GIB, ((4711, 20 * GIB),)), NOBODY, NOBODY, 0)
+    use = reader.read(device(20 * GIB, ((4711, 20 * GIB),)), NOBODY, NOBODY)
     assert use.foreign == (ForeignProcess(4711, OUTSIDE, 20 * GIB),)
 
 
 def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
     """`below` is the one rule of the three that works without names."""
     reader.ignore = Ignore(below_bytes=GIB)
-    assert reader.read(device(GIB - 1), NOBODY, NOBODY, 0).foreign == ()
-    assert reader.read(device(GIB), NOBODY, NOBODY, 0).foreign != ()
+    assert reader.read(device(GIB - 1), NOBODY, NOBODY).foreign == ()
+    assert reader.read(device(GIB), NOBODY, NOBODY).foreign != ()
 
 
 def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
     """The processes on a GPU of ours are taken for ours: which they are cannot be told."""
     run = ours(train=None)
-    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run, 0) == Use(taken_bytes=(("train", 70 * GIB),))
+    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run) == Use(taken_bytes=(("train", 70 * GIB),))
 
 
 def test_the_memory_of_a_run_that_has_just_left_is_not_foreign(reader: UseReader) -> None:
     """NVML was asked while the run was there; the next answer will tell."""
-    assert reader.read(device(70 * GIB), NOBODY, ours(train=None), 0).foreign == ()
+    assert reader.read(device(70 * GIB), NOBODY, ours(train=None)).foreign == ()
 
 
 def test_what_others_held_before_is_not_counted_as_taken_by_ours(reader: UseReader) -> None:
     """The part that was used before our run came stays the others'."""
-    reader.read(device(20 * GIB), NOBODY, NOBODY, 0)
+    reader.read(device(20 * GIB), NOBODY, NOBODY)
     run = ours(train=30 * GIB)
-    assert reader.read(device(20 * GIB), run, run, 0).taken_bytes == (("train", 0),)
-    assert reader.read(device(32 * GIB), run, run, 0).taken_bytes == (("train", 12 * GIB),)
+    assert reader.read(device(20 * GIB), run, run).taken_bytes == (("train", 0),)
+    assert reader.read(device(32 * GIB), run, run).taken_bytes == (("train", 12 * GIB),)
 
 
 def test_the_grants_that_are_not_taken_yet_come_out_right_in_sum(reader: UseReader) -> None:
     """Of two jobs it is not known which holds what; what is still to come of both together is."""
     runs = ours(one=30 * GIB, two=10 * GIB)
-    taken = dict(reader.read(device(34 * GIB), runs, runs, 0).taken_bytes)
+    taken = dict(reader.read(device(34 * GIB), runs, runs).taken_bytes)
     assert taken == {"one": 30 * GIB, "two": 4 * GIB}
-    full = dict(reader.read(device(60 * GIB), runs, runs, 0).taken_bytes)
+    full = dict(reader.read(device(60 * GIB), runs, runs).taken_bytes)
     assert full == {"one": 30 * GIB, "two": 10 * GIB}
 
 
 def test_without_processes_and_memory_whether_it_is_idle_is_unknown(reader: UseReader) -> None:
     """Unknown is not free: such a GPU has a problem."""
-    assert reader.read(device(None, None), NOBODY, NOBODY, 0).problem is not None
-    assert reader.read(device(None, ()), NOBODY, NOBODY, 0).problem is None
+    assert reader.read(device(None, None), NOBODY, NOBODY).problem is not None
+    assert reader.read(device(None, ()), NOBODY, NOBODY).problem is None
 
 
 def test_where_nvml_cannot_list_processes_memory_tells_too() -> None:
     """Outside of any namespace the same rule serves a driver that has no process list."""
-    use = UseReader().read(device(21 * GIB, None), NOBODY, NOBODY, 0)
+    use = UseReader().read(device(21 * GIB, None), NOBODY, NOBODY)
     assert use.foreign == (ForeignProcess(0, "unknown", 21 * GIB),)
+
+
+def test_memory_that_no_process_accounts_for_is_foreign_where_pids_tell_too() -> None:
+    """12 GiB in use and nobody listed is somebody that cannot be seen; a little is the driver's own."""
+    reader = UseReader(who=living)
+    assert pids(reader.read(device(12 * GIB), NOBODY, NOBODY)) == [(0, 12 * GIB)]
+    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == Use()
+    assert pids(reader.read(device(15 * GIB, ((7, 3 * GIB),)), NOBODY, NOBODY)) == [(7, 3 * GIB), (0, 12 * GIB)]
+
+
+def test_an_ignored_process_accounts_for_its_own_memory_and_no_more() -> None:
+    """A notebook that does not count hides nobody behind it, here and in a pid namespace."""
+    notebook = ((7, GIB // 2),)
+    for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
+        reader.ignore = Ignore(below_bytes=GIB)
+        assert reader.read(device(GIB // 2, notebook), NOBODY, NOBODY).foreign == ()
+        assert pids(reader.read(device(12 * GIB, notebook), NOBODY, NOBODY)) == [(0, 12 * GIB - GIB // 2)]
+
+
+def test_what_a_display_server_holds_is_accounted_for() -> None:
+    """Processes that only draw do not count, and their memory is nobody's secret."""
+    for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
+        assert reader.read(device(GIB, (), drawing=GIB), NOBODY, NOBODY) == Use()
+        assert pids(reader.read(device(9 * GIB, (), drawing=GIB), NOBODY, NOBODY)) == [(0, 8 * GIB)]
+        assert reader.read(device(GIB, (), drawing=None), NOBODY, NOBODY) == Use()
+
+
+def test_memory_beside_a_run_of_ours_may_be_its_own() -> None:
+    """Where a run is, or was when NVML was asked, what is left over is not called foreign; the next answer tells."""
+    reader, run = UseReader(who=living), Ours(on={"GPU-a": {"train": None}})
+    for now, asked in ((run, run), (Ours(), run)):
+        assert reader.read(device(12 * GIB, ((4711, 12 * GIB),)), now, asked).foreign == ()
+        assert pids(reader.read(device(12 * GIB, ((7, GIB),)), now, asked)) == [(7, GIB)]
+
+
+def test_a_run_on_a_gpu_that_it_was_not_given_is_somebody() -> None:
+    """A job that ignores CUDA_VISIBLE_DEVICES keeps the GPU from being given alone, and is named."""
+    reader, on = UseReader(who=living), {"GPU-a": {"train": None}, "GPU-b": {"greedy": None}}
+    jobs = {7: "train", 8: "greedy"}
+    run = Ours(jobs.get, on)
+    use = reader.read(device(3 * GIB, ((7, GIB), (8, 2 * GIB))), run, run)
+    assert use.foreign == (ForeignProcess(8, "python", 2 * GIB, "alice", "greedy"),)
+    assert use.taken_bytes == (("train", GIB),)
+
+
+def test_a_listed_process_that_has_ended_is_judged_by_the_memory_alone() -> None:
+    """Still in use: somebody holds it, at the first sight as at the tenth; free again: NVML is just late."""
+    fresh, old = UseReader(who=living), UseReader(who=living)
+    held, late = device(12 * GIB, ((4711, 12 * GIB),)), device(0, ((4711, 12 * GIB),))
+    for _ in range(10):
+        assert pids(old.read(held, NOBODY, NOBODY)) == [(4711, 12 * GIB)]
+        assert old.read(late, NOBODY, NOBODY) == Use()
+    assert fresh.read(held, NOBODY, NOBODY) == old.read(held, NOBODY, NOBODY)
+    beside = device(3 * GIB, ((7, 3 * GIB), (4711, 12 * GIB)))
+    assert pids(fresh.read(beside, NOBODY, NOBODY)) == [(7, 3 * GIB)]
+    assert pids(fresh.read(device(None, ((4711, GIB),)), NOBODY, NOBODY)) == [(4711, GIB)]
 
 
 def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> None:

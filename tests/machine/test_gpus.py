@@ -19,8 +19,8 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
-from spool.machine.gpu_use import GONE_GRACE_NS, Ignore, Ours, UseReader
-from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, GpuLook, GpuWatcher
+from spool.machine.gpu_use import Ignore, Ours, UseReader
+from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher
 
 LONG_NS = 30 * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
@@ -82,6 +82,7 @@ def only(look: GpuLook) -> Gpu:
 def test_each_gpu_tells_uuid_index_name_and_memory(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
     """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
     fake_nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
+    fake_nvml.add(f"reserved GPU-a {GIB}")
     look = watching()()
     assert look.gpus == (Gpu("GPU-a", 0, "NVIDIA H200", 141 * GIB, 140 * GIB),)
     assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
@@ -143,12 +144,12 @@ def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(
     fake_nvml: FakeNvml, watching: Callable[..., Watch]
 ) -> None:
     """Before 510 there is no memory call v2 and no process call v3; the earlier versions tell the same."""
-    fake_nvml.gpu("GPU-a", free=70 * GIB)
+    fake_nvml.gpu("GPU-a", free=77 * GIB)
     fake_nvml.process("GPU-a", 4711, 3 * GIB)
     for call in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"):
         fake_nvml.error(call, FUNCTION_NOT_FOUND)
     gpu = only(watching()())
-    assert gpu.memory_free_bytes == 70 * GIB
+    assert gpu.memory_free_bytes == 77 * GIB
     assert [(process.pid, process.memory_bytes) for process in gpu.foreign] == [(4711, 3 * GIB)]
 
 
@@ -170,7 +171,8 @@ def test_mig_instances_are_devices_and_their_parent_is_not_given(
         ("MIG-x", 200, 9 * GIB),
         ("MIG-y", 203, 10 * GIB),
     ]
-    assert [len(gpu.foreign) for gpu in gpus] == [0, 0, 1]
+    assert [len(gpu.foreign) for gpu in gpus] == [0, 1, 1]  # of MIG-x 1 GiB is in use, by whom cannot be seen
+    assert [gpu.mig for gpu in gpus] == [False, True, True]
     assert "MIG" in gpus[1].name
 
 
@@ -448,7 +450,7 @@ def test_our_processes_are_ours_and_their_memory_is_told_by_job(
     for pid, job_bytes in ((4711, 3 * GIB), (4712, 4 * GIB), (9, 5 * GIB)):
         fake_nvml.process("GPU-a", pid, job_bytes)
     jobs = {4711: "train", 4712: "train", 9: "ending"}
-    gpu = only(watching()(Ours(job_of=jobs.get)))
+    gpu = only(watching()(Ours(job_of=jobs.get, on={"GPU-a": {"train": None, "ending": None}})))
     assert gpu.foreign == ()
     assert gpu.taken_bytes == (("ending", 5 * GIB), ("train", 7 * GIB))
 
@@ -456,15 +458,57 @@ def test_our_processes_are_ours_and_their_memory_is_told_by_job(
 def test_a_process_that_has_ended_is_foreign_only_when_its_memory_stays(
     fake_nvml: FakeNvml, watching: Callable[..., Watch]
 ) -> None:
-    """NVML lists a process a moment longer than it lives; listed for 10 s after, somebody else holds its memory."""
-    fake_nvml.gpu("GPU-a")
+    """NVML lists a process a moment longer than it lives; as long as its memory is in use, somebody holds it."""
+    fake_nvml.gpu("GPU-a", free=79 * GIB)
     fake_nvml.process("GPU-a", 99, GIB)
+    watch, another = watching(), watching()
+    assert [process.pid for process in only(watch()).foreign] == [99]
+    assert [process.pid for process in only(watch()).foreign] == [99]
+    assert only(another()) == only(watch())
+    fake_nvml.gpu("GPU-a")
+    assert only(watch()).foreign == only(another()).foreign == ()
+
+
+def test_memory_in_use_that_nobody_accounts_for_is_somebodys(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """NVML lists no process and 12 GiB are in use: not idle. What a display server has, or the driver, is no such."""
+    fake_nvml.gpu("GPU-a", free=68 * GIB)
     watch = watching()
+    assert [(process.pid, process.memory_bytes) for process in only(watch()).foreign] == [(0, 12 * GIB)]
+    fake_nvml.process("GPU-a", 4712, 12 * GIB, kind="graphics")
     assert only(watch()).foreign == ()
+    fake_nvml.leave()
+    fake_nvml.add(f"reserved GPU-a {12 * GIB}")
     assert only(watch()).foreign == ()
-    assert [process.pid for process in only(watch(later_ns=GONE_GRACE_NS)).foreign] == [99]
-    fake_nvml.leave(99)
-    assert only(watch()).foreign == ()
+
+
+# What they do
+
+
+def test_utilisation_is_read_with_the_memory(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """How much of the time a GPU computed and moved memory, in percent, 0 included."""
+    fake_nvml.gpu("GPU-a", bus=1)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.busy("GPU-a", 87, 34)
+    fake_nvml.busy("GPU-b", 0, 0)
+    told = [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in watching()().gpus]
+    assert told == [(87, 34), (0, 0)]
+
+
+def test_utilisation_that_nvml_does_not_tell_is_unknown_and_no_problem(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A card that cannot, a MIG instance, an error: None, never 0, and the GPU can be given."""
+    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
+        fake_nvml.gpu(uuid, bus=bus)
+        fake_nvml.busy(uuid, 50, 50)
+    fake_nvml.error("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, "GPU-a")
+    fake_nvml.error("nvmlDeviceGetUtilizationRates", UNKNOWN, "GPU-b")
+    fake_nvml.mig("MIG-x", "GPU-c", 0)
+    look = watching()()
+    assert [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in look.gpus] == [(None, None)] * 3
+    assert problems(look) == {"GPU-a": None, "GPU-b": None, "MIG-x": None}
 
 
 @pytest.mark.parametrize(
@@ -496,7 +540,8 @@ def test_many_processes_are_all_seen(fake_nvml: FakeNvml, watching: Callable[...
     for pid in range(100, 160):
         fake_nvml.process("GPU-a", pid)
     jobs = {pid: f"job-{pid}" for pid in range(100, 160)}
-    assert len(only(watching()(Ours(job_of=jobs.get))).taken_bytes) == 60
+    on = {"GPU-a": dict.fromkeys(jobs.values())}
+    assert len(only(watching()(Ours(job_of=jobs.get, on=on))).taken_bytes) == 60
 
 
 def test_the_real_process_table_names_a_process_and_its_user(fake_nvml: FakeNvml) -> None:
@@ -549,6 +594,37 @@ def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(fake_nvml: FakeNvml, 
     watch(Ours(on={"GPU-a": {"one": 30 * GIB, "two": 10 * GIB}}))
     fake_nvml.gpu("GPU-a", free=80 * GIB)
     assert only(watch(Ours(on={"GPU-a": {"two": 10 * GIB}}), later_ns=1)).memory_free_bytes == 80 * GIB
+
+
+def test_questions_are_counted_so_that_a_start_can_wait_for_its_own(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """The answer to an open question leaves the next one unanswered; a failure is an answer, too."""
+    fake_nvml.gpu("GPU-a")
+    fake_nvml.hang("nvmlInitWithFlags")
+    watch = watching()
+    watch(patience_ns=0)
+    watcher = watch.watcher
+    assert (watcher.asked, watcher.answered) == (1, 0)
+    fake_nvml.mend()
+    watch(later_ns=0)
+    assert (watcher.asked, watcher.answered) == (1, 1)
+    fake_nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
+    watch()
+    assert (watcher.asked, watcher.answered) == (2, 2)
+
+
+def test_what_is_doubted_is_unknown_until_the_answer(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+    """Each GPU keeps its identity and has the problem; the answer to the open question takes it away."""
+    fake_nvml.gpu("GPU-a")
+    watch = watching()
+    before = watch()
+    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    watch(patience_ns=0)
+    look = watch.watcher.doubt()
+    assert (look.problem, problems(look)) == (NO_ANSWER, {"GPU-a": NO_ANSWER})
+    fake_nvml.mend()
+    assert watch.until(lambda look: look.problem is None).gpus == before.gpus
 
 
 # The process that asks

@@ -11,7 +11,6 @@ import pytest
 
 from machine.fake_proc import FakeProc
 from spool.machine import memory
-from spool.machine.memory import Used
 from support import wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -67,9 +66,3 @@ def test_a_real_process_is_measured() -> None:
         wait_for(lambda: memory.cpu_time_ns([child.pid]) > 0)
         child.communicate(b"\n", 20)
     assert memory.rss_bytes([child.pid]) == 0
-
-
-def test_the_most_that_was_seen_never_shrinks() -> None:
-    """Processes go and take their share along; what was seen stays seen."""
-    used = Used().seen(5, 10).seen(7, 4).seen(1, 12)
-    assert used == Used(peak_memory_bytes=7, cpu_time_ns=12)

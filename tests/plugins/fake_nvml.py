@@ -59,6 +59,10 @@ class FakeNvml:
         """Put a process on a GPU: `compute`, `graphics` or `mps`; None bytes is "not available"."""
         self.add(f"process {kind} {uuid} {pid} {'-' if used is None else used}")
 
+    def busy(self, uuid: str, percent: int, memory: int) -> None:
+        """Let a GPU tell its utilisation; until then it tells none."""
+        self.add(f"utilisation {uuid} {percent} {memory}")
+
     def error(self, call: str, code: int, uuid: str = "") -> None:
         """Let that C function return an error code, for one device or for all."""
         self.add(f"error {call} {code} {uuid}")

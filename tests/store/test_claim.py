@@ -41,9 +41,9 @@ class Busy(Disk):
         self._change()
         super().link(old, new)
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, at: int | None = None) -> None:
         self._change()
-        super().unlink(path)
+        super().unlink(path, at)
 
     def rename(self, old: str, new: str) -> None:
         self._change()
@@ -241,7 +241,7 @@ def test_a_save_while_one_of_two_names_is_taken_away_loses_nothing(
     deeds: dict[str, Callable[[], object]] = {
         "between": lambda: desk.spool.is_between("x"),
         "put back": lambda: desk.spool.put_back("x", QUEUED),
-        "complete": desk.spool.complete_moves,
+        "complete": lambda: desk.spool.complete_move("x"),
         "away": lambda: desk.spool.put_away("x", QUEUED),
     }
     saved = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -261,14 +263,100 @@ def test_remove_tree_never_follows_a_link(bench: Bench) -> None:
 
 
 def test_remove_tree_of_a_link_to_a_directory_removes_nothing_of_it(bench: Bench) -> None:
-    """Given a link instead of a directory, `remove_tree` does not empty what the link points to."""
+    """Given a link instead of a directory, `remove_tree` takes the link away and nothing of what it points to."""
     outside = bench.path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(OLD)
     (bench.here / "tree").symlink_to(outside)
-    with pytest.raises(OSError):  # noqa: PT011 (ENOTDIR from whichever call refuses)
-        bench.disk().remove_tree(str(bench.here / "tree"))
+    bench.disk().remove_tree(str(bench.here / "tree"))
+    assert bench.names() == []
     assert (outside / "precious").read_bytes() == OLD
+
+
+def deep(path: Path, levels: int) -> None:
+    """Make a directory that is so many levels deep, with a file in each, longer than any path may be."""
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(levels):
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+        os.mkdir("directory", dir_fd=fd)
+        below = os.open("directory", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+def test_remove_tree_goes_as_deep_as_there_is(bench: Bench) -> None:
+    """Neither the interpreter's stack, nor the length of a path, nor the number of descriptors is a limit."""
+    (bench.here / "tree").mkdir()
+    deep(bench.here / "tree", 1500)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 6, hard))
+    try:
+        Disk(str(bench.staging)).remove_tree(str(bench.here / "tree"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert bench.names() == []
+
+
+@pytest.mark.parametrize("primitive", ["unlink", "rmdir"])
+@pytest.mark.parametrize("swapped", ["tree", "tree/a", "tree/a/b"])
+def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(
+    benches: Callable[[], Bench], primitive: str, swapped: str
+) -> None:
+    """Whenever a directory that is being removed is replaced by a link, what the link points to stays whole."""
+    for number in count():
+        bench = benches()
+        outside = bench.path / "outside"
+        for path in (bench.here / "tree" / "a" / "b", outside / "a" / "b"):
+            path.mkdir(parents=True)
+            for directory in (path, path.parent, path.parent.parent):
+                for name in ("one", "two"):
+                    (directory / name).write_bytes(OLD)
+        calls = count()
+
+        class Swapped(Disk):
+            def unlink(self, path: str, at: int | None = None) -> None:
+                swap("unlink")
+                super().unlink(path, at)
+
+            def rmdir(self, path: str, at: int | None = None) -> None:
+                swap("rmdir")
+                super().rmdir(path, at)
+
+        def swap(name: str, bench: Bench = bench, calls: Iterator[int] = calls, number: int = number) -> None:
+            if name == primitive and next(calls) == number and (bench.here / swapped).is_dir():
+                os.rename(bench.here / swapped, bench.path / "aside")
+                target = bench.path / "outside" / swapped.partition("/")[2]
+                (bench.here / swapped).symlink_to(target)
+
+        with contextlib.suppress(OSError):
+            Swapped(str(bench.staging)).remove_tree(str(bench.here / "tree"))
+        assert sum(path.is_file() for path in outside.rglob("*")) == 6
+        if next(calls) <= number:
+            break
+
+
+def test_what_cannot_be_removed_costs_the_rest_nothing(bench: Bench) -> None:
+    """Each thing that stays is told once with its path; all else goes, but for the directories that hold it."""
+    for name in ("tree/a/b/stays", "tree/a/goes", "tree/c/goes", "tree/goes"):
+        (bench.here / name).parent.mkdir(parents=True, exist_ok=True)
+        (bench.here / name).write_bytes(OLD)
+
+    class Refusing(Disk):
+        def unlink(self, path: str, at: int | None = None) -> None:
+            if path == "stays":
+                raise PermissionError(errno.EACCES, "no")
+            super().unlink(path, at)
+
+    tree = str(bench.here / "tree")
+    told = [error for error in Refusing(str(bench.staging)).removing(tree) if error is not None]
+    assert [(error.errno, error.filename) for error in told] == [(errno.EACCES, f"{tree}/a/b/stays")]
+    assert sorted(str(path.relative_to(bench.here)) for path in (bench.here / "tree").rglob("*")) == [
+        "tree/a",
+        "tree/a/b",
+        "tree/a/b/stays",
+    ]
 
 
 def test_remove_tree_removes_what_is_no_file(bench: Bench) -> None:
@@ -486,7 +574,7 @@ def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(ben
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
     composites = {"staged", "put", "put_beside", "publish", "move", "drop", "discard"}
-    composites |= {"ensure_directory", "ensure_staging", "remove_tree", "sync_directories"}
+    composites |= {"ensure_directory", "ensure_staging", "remove_tree", "removing", "sync_directories"}
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}
 

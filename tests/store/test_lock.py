@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.errors import ExitCode, LockHeld
-from spool.store.lock import dispatcher_lives, hold
+from spool.core.errors import ExitCode, LockHeld, SpoolUnusable
+from spool.store import lock as lock_module
+from spool.store.lock import Lock, Service, dispatcher_lives, hold, service
 from support import wait_for
 
 HOLDER = """
@@ -156,8 +157,158 @@ def test_the_lock_file_is_the_users_alone(path: str) -> None:
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path)])
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), os.mkfifo])
 def test_what_is_no_lock_file_is_not_a_dispatcher(path: str, make: Callable[[str], None]) -> None:
-    """A directory or a dangling link of that name does not read as a living dispatcher, and does not hang the look."""
+    """A directory, a link or a FIFO of that name is no living dispatcher, hangs no look, and stops one."""
     make(path)
     assert not dispatcher_lives(path)
+    with pytest.raises(FileExistsError, match="no regular file"):
+        hold(path, wait_s=0)
+
+
+# Somebody deletes or replaces `.lock` while a dispatcher lives.
+
+
+@pytest.fixture
+def spool_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the path of the lock of a spool, with no patience in whoever holds it."""
+    monkeypatch.setattr(lock_module, "_BEING_DELETED_S", 0.0)
+    monkeypatch.setattr(lock_module, "_PATIENCE_S", 0.0)
+    (tmp_path / "spool" / "queued").mkdir(parents=True)
+    (tmp_path / "spool").chmod(0o700)
+    return str(tmp_path / "spool" / ".lock")
+
+
+def delete(path: str) -> None:
+    """Delete it."""
+    os.unlink(path)
+
+
+def replace(path: str) -> None:
+    """Put another file in its place."""
+    Path(f"{path}.new").touch()
+    os.rename(f"{path}.new", path)
+
+
+@pytest.mark.parametrize("harm", [delete, replace])
+def test_a_lock_that_is_deleted_or_replaced_keeps_others_out_and_is_made_anew(
+    spool_lock: str, harm: Callable[[str], None]
+) -> None:
+    """The dispatcher is still seen, no second one comes, and at its next look `.lock` is locked again."""
+    with hold_in_this_process(spool_lock) as lock:
+        harm(spool_lock)
+        assert service(spool_lock) is Service.ASTRAY
+        assert dispatcher_lives(spool_lock)
+        with pytest.raises(LockHeld):
+            hold(spool_lock, wait_s=0)
+        assert service(spool_lock) is Service.ASTRAY  # the second one has touched nothing
+        assert lock.keep()
+        assert service(spool_lock) is Service.SERVED
+        assert not lock.keep()
+        with pytest.raises(LockHeld):
+            hold(spool_lock, wait_s=0)
+    assert service(spool_lock) is Service.NONE
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("harm", [delete, replace])
+def test_whoever_finds_the_new_lock_taken_leaves(spool_lock: str, harm: Callable[[str], None], mode: int) -> None:
+    """Where a dispatcher that heeds only the file holds the new one, the old one leaves, with code 5."""
+    os.chmod(os.path.dirname(spool_lock), mode)
+    with hold_in_this_process(spool_lock) as lock:
+        harm(spool_lock)
+        other = os.open(spool_lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(SpoolUnusable, match="another dispatcher holds the new one") as caught:
+            lock.keep()
+        assert caught.value.exit_code is ExitCode.SPOOL_UNUSABLE
+        assert not lock.held
+        os.close(other)
+
+
+def test_where_others_may_read_the_directory_the_file_is_made_anew_at_once(
+    spool_lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the lock of the directory a second dispatcher could come, so nothing is waited for."""
+    monkeypatch.setattr(lock_module, "_BEING_DELETED_S", 60.0)
+    os.chmod(os.path.dirname(spool_lock), 0o755)
+    with hold_in_this_process(spool_lock) as lock:
+        delete(spool_lock)
+        assert lock.keep()
+        assert service(spool_lock) is Service.SERVED
+
+
+def test_nobody_who_may_only_read_a_spool_keeps_a_dispatcher_away(spool_lock: str) -> None:
+    """A lock that somebody else takes on a directory that all may read is no dispatcher, and keeps none out."""
+    root = os.path.dirname(spool_lock)
+    os.chmod(root, 0o755)
+    stranger = os.open(root, os.O_RDONLY)
+    fcntl.flock(stranger, fcntl.LOCK_EX)
+    assert not dispatcher_lives(spool_lock)
+    with hold_in_this_process(spool_lock):
+        assert dispatcher_lives(spool_lock)
+    os.close(stranger)
+
+
+@pytest.mark.parametrize("put", [None, "another"])
+def test_a_spool_that_is_gone_is_not_served(spool_lock: str, put: str | None) -> None:
+    """Moved away or deleted, also with another spool in its place, it is given up, and the other one is free."""
+    root = os.path.dirname(spool_lock)
+    with hold_in_this_process(spool_lock) as lock:
+        os.rename(root, f"{root}.moved")
+        if put is not None:
+            os.makedirs(f"{root}/queued")
+        with pytest.raises(SpoolUnusable, match="cannot go on serving"):
+            lock.keep()
+        assert not lock.held
+        if put is not None:
+            hold(spool_lock, wait_s=0).release()
+
+
+def test_a_spool_that_is_being_deleted_is_not_made_anew(spool_lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While `rm -rf` is at it, nothing is put into its way, and once `queued/` is gone the dispatcher leaves."""
+    monkeypatch.setattr(lock_module, "_BEING_DELETED_S", 60.0)
+    root = os.path.dirname(spool_lock)
+    with hold_in_this_process(spool_lock) as lock:
+        delete(spool_lock)
+        assert not lock.keep()
+        assert not os.path.exists(spool_lock)
+        os.rmdir(f"{root}/queued")
+        with pytest.raises(SpoolUnusable, match="being deleted"):
+            lock.keep()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), os.mkfifo])
+def test_what_nobody_can_lock_is_waited_out(spool_lock: str, make: Callable[[str], None]) -> None:
+    """With a directory, a link or a FIFO in the place of `.lock` the dispatcher goes on, and mends it when it can."""
+    with hold_in_this_process(spool_lock) as lock:
+        os.unlink(spool_lock)
+        make(spool_lock)
+        assert not lock.keep()
+        assert lock.held
+        assert isinstance(lock.trouble, FileExistsError)
+        (os.rmdir if os.path.isdir(spool_lock) else os.unlink)(spool_lock)
+        assert lock.keep()
+        assert lock.trouble is None
+
+
+def test_a_fifo_in_the_place_of_the_lock_is_not_opened(spool_lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening and closing it would wake the dispatcher that watches the directory, again and again."""
+    with hold_in_this_process(spool_lock) as lock:
+        os.unlink(spool_lock)
+        os.mkfifo(spool_lock)
+        opened: list[object] = []
+        real = os.open
+        monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
+        assert not lock.keep()
+        assert not opened
+
+
+@contextmanager
+def hold_in_this_process(path: str) -> Iterator[Lock]:
+    """Hold the lock, and let go of it."""
+    lock = hold(path, wait_s=0)
+    try:
+        yield lock
+    finally:
+        lock.release()

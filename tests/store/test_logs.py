@@ -13,6 +13,7 @@ import pytest
 
 from spool.core import layout
 from spool.formats.journal import Left, Line, Over, Waits
+from spool.store.disk import SpoolTrouble
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 from spool.testing.faults import FaultyDisk, PowerCut, cut_off, every_cut
@@ -256,20 +257,40 @@ def test_closing_syncs_what_is_left_and_ends_the_thread(stand: Stand) -> None:
     assert "spool-sync" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_grouped_sync_that_fails_is_kept_for_the_caller_to_see(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An I/O error in the background does not vanish: `problem` holds it."""
+def broken(fd: int) -> None:
+    """Sync as a disk that fails does."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_grouped_sync_that_fails_is_told_and_tried_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error in the background does not vanish: `problem` holds it until a sync has succeeded."""
+    monkeypatch.setattr("spool.store.logs.AGAIN_S", 0.01)
     logs = Logs(stand.spool)
     with monkeypatch.context() as patch:
-
-        def broken(fd: int) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
         patch.setattr(stand.disk, "sync_log", broken)
         logs.remember([FIRST])
         wait_for(lambda: logs.problem is not None)
-    assert logs.problem is not None
-    assert logs.problem.errno == errno.EIO
+        assert isinstance(logs.problem, SpoolTrouble)
+        assert logs.problem.errno == errno.EIO
+    wait_for(lambda: logs.problem is None, what="another sync")
     logs.close()
+
+
+@pytest.mark.parametrize("name", [layout.JOURNAL, layout.HISTORY])
+def test_logs_that_cannot_be_mended_are_closed(stand: Stand, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """However often a dispatcher tries to open them on a full disk, no descriptor is lost."""
+    Path(stand.spool.root, name).write_bytes(b"torn")
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stand.disk, "append", full)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(SpoolTrouble) as met:
+            Logs(stand.spool)
+        assert met.value.filename == f"{stand.spool.root}/{name}"
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def heard(root: Path, kind: str, *, all_of_it: bool = True) -> list[str]:
     inbox.save(position)
     inbox.close()
     return found
+
+
+def test_what_is_told_after_the_spool_was_moved_has_its_new_paths(spool_root: Path) -> None:
+    """An event that was written down before a `mv` of the spool names the metadir where it lies now."""
+    before = replace(event(1), run=3, metadir="/s/jobs/x/3")
+    box = Outbox(str(spool_root), disk(spool_root))
+    box.append(render_event(before))
+    box.close()
+    reader = Inbox(str(spool_root), "hooks", disk(spool_root))
+    [found] = reader.read(0)
+    reader.close()
+    assert found.event is not None
+    assert found.event.spool_dir == str(spool_root)
+    assert found.event.metadir == f"{spool_root}/jobs/x/3"
 
 
 def test_an_event_comes_back_as_it_was() -> None:

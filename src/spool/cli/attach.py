@@ -8,13 +8,14 @@ import sys
 
 import click
 
+from spool.cli import render
 from spool.cli.common import job_name, opened
 from spool.cli.completing import complete_names
 from spool.cli.verb import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.executors import by_name
-from spool.machine.identity import MachineProber
+from spool.machine.tree import MachineProber
 from spool.store.spool import Spool
 
 
@@ -40,7 +41,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     number = _run_of(spool, name, run)
     argv = _command(spool, name, number, read_only=read_only)
     if dry_run:
-        print(shlex.join(argv))
+        render.say(shlex.join(argv))
         return 0
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         remedy = f"`spool log -f {name}` needs none"

@@ -19,7 +19,8 @@ from spool.store.requests import Done, Requests
 def command(root: str, names: tuple[str, ...], reason: str, dry_run: bool) -> int:
     """Cancel jobs, whether they wait or run.
 
-    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood.
+    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood. Where a second
+    file of a name waits for the run to end, both are cancelled; each gets its record and its line of history.
 
       spool cancel train
       spool cancel 'sweep_*' --dry-run
@@ -33,11 +34,10 @@ def command(root: str, names: tuple[str, ...], reason: str, dry_run: bool) -> in
     done: set[Done] = set()
 
     def cancel(name: str) -> str:
-        result = requests.cancel(name, reason, dry_run=dry_run)
-        done.add(result)
-        if dry_run:
-            return f"{name} would be {'stopped' if result is Done.STOPPING else 'cancelled'}"
-        return f"{name} {result}"
+        acts = requests.cancel(name, reason, dry_run=dry_run)
+        done.update(act.done for act in acts)
+        would = {Done.STOPPING: "would be stopped", Done.CANCELLED: "would be cancelled"}
+        return "; ".join(act.told(name, would[act.done] if dry_run else act.done) for act in acts)
 
     code = for_each(named(spool, names, (QUEUED, HELD, RUNNING)), cancel)
     if Done.STOPPING in done and not dry_run:

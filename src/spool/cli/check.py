@@ -36,10 +36,10 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     else:
         for path, problems in bad:
             for problem in problems:
-                print(f"{path}:{problem.line or 1}: {problem.message}")
+                render.say(f"{path}:{problem.line or 1}: {problem.message}")
         good = len(found) - len(bad)
         if not bad:
-            print(f"{good} file{' is' if good == 1 else 's are'} valid")
+            render.say(f"{good} file{' is' if good == 1 else 's are'} valid")
     return int(ExitCode.INVALID_FILE) if bad else 0
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
+from spool.cli import render
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
 from spool.core.names import why_not_name
-from spool.store.spool import Spool
+from spool.store.disk import remedy_for
+from spool.store.requests import Act
+from spool.store.spool import Forbearing, Spool
 from spool.store.submitting import make_spool
 
 _GLOB = frozenset("*?[")
@@ -25,13 +28,28 @@ def opened(root: str) -> Spool:
     return Spool.open(root)
 
 
+def viewed(root: str) -> Spool:
+    """Return the spool at *root* for a command that lists: what cannot be read is left out, and told of on stderr."""
+    spool = Forbearing.open(root)
+    assert isinstance(spool, Forbearing)
+
+    def tell_of_it() -> None:
+        for line in spool.told():
+            tell(line)
+
+    click.get_current_context().call_on_close(tell_of_it)
+    return spool
+
+
 def made(root: str) -> Spool:
     """Return the spool at *root*, made if there was none. Raises SpoolUnusable."""
     try:
         if make_spool(root):
             tell(f"made a new spool in {root}")
     except OSError as error:
-        raise SpoolUnusable(cannot("make", "a spool", error.strerror or str(error), where=root)) from None
+        at = error.filename or root
+        why = error.strerror or str(error)
+        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
     return Spool.open(root)
 
 
@@ -104,8 +122,13 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
             worst = max(worst, int(ExitCode.SPOOL_UNUSABLE))
             continue
         if done:
-            print(done)
+            render.say(done)
     return worst
+
+
+def acted(name: str, act: Act) -> str:
+    """Return what was done to a job, and what was left alone: where a name has several files."""
+    return "; ".join([act.told(name), *(f"that in {place}/ is as it was" for place in act.beside)])
 
 
 names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)

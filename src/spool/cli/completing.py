@@ -11,12 +11,12 @@ _MOST = 500  # more is of no use to anybody
 def complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a job; where a verb is for jobs of certain places only, of those."""
     from spool.core.layout import PLACES
-    from spool.store.spool import Spool
+    from spool.store.spool import Forbearing
     from spool.store.submitting import default_root
 
     places = _PLACES.get(ctx.info_name or "", PLACES)
     head, comma, start = incomplete.rpartition(",")
-    spool = Spool(ctx.find_root().params.get("root") or default_root())
+    spool = Forbearing(ctx.find_root().params.get("root") or default_root())
     names = sorted({name for place in places for name in spool.names(place) if name.startswith(start)})
     return [CompletionItem(f"{head}{comma}{name}") for name in names[:_MOST]]
 

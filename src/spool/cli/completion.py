@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 from click.shell_completion import get_completion_class
 
@@ -31,5 +33,5 @@ def command(shell: str) -> int:
     # In fish it cuts what it is told at every comma, and descriptions and lists of names have some of their own.
     template = script.source_template.replace('string split ","', 'string split --max 1 ","')
     # Not `script.source()`: for bash that starts one to ask for its version.
-    print(_HOW[shell] + template % script.source_vars())
+    sys.stdout.write(_HOW[shell] + template % script.source_vars() + "\n")
     return 0

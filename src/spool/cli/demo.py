@@ -8,6 +8,7 @@ import tempfile
 
 import click
 
+from spool.cli import render
 from spool.cli.gantt import Look, chart
 from spool.cli.group import tell
 from spool.cli.verb import Verb
@@ -30,12 +31,14 @@ def command(keep: bool, quiet: bool) -> int:
     try:
         names = demonstration.begin()
         if not quiet:
-            print(f"{len(names)} jobs in {demonstration.root}/queued\n")
+            render.say(f"{len(names)} jobs in {demonstration.root}/queued")
+            render.say()
         for happened in demonstration.happenings():
             if not quiet:
-                print(_line(happened, demonstration.begun_at_ns), flush=True)
+                render.say(_line(happened, demonstration.begun_at_ns), at_once=True)
         if demonstration.failed is not None:
-            tell(f"the dispatcher failed:\n{demonstration.failed}")
+            for line in ("the dispatcher failed:", *demonstration.failed.splitlines()):
+                tell(line)
             return 1
         results = demonstration.results()
         _picture(demonstration, names, results)
@@ -45,7 +48,8 @@ def command(keep: bool, quiet: bool) -> int:
     finally:
         demonstration.end()
         if keep:
-            print(f"\nkept: {directory}; look at it with `spool --spool {demonstration.root} ls`")
+            render.say()
+            render.say(f"kept: {directory}; look at it with `spool --spool {demonstration.root} ls`")
         else:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -75,14 +79,14 @@ def _picture(demonstration: Demonstration, names: list[str], results: list[Resul
         colour=sys.stdout.isatty(),
         blocks=encoding.startswith("utf"),
     )
-    print()
+    render.say()
     for line in chart(runs, begin_ns, end_ns, look):
-        print(line)
+        render.say(drawn=line)
 
 
 def _outputs(demonstration: Demonstration, names: list[str]) -> None:
-    print()
+    render.say()
     for name in names:
         line = demonstration.last_line(name)
         if line:
-            print(f"{name:8}  {line}")
+            render.say(f"{name:8}  {line}")

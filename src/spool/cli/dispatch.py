@@ -27,15 +27,18 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
     from spool.dispatcher.main import serve
     from spool.listeners.lines import set_up_logging
-    from spool.machine.children import keep_descriptors
+    from spool.machine import descriptors
+    from spool.store.submitting import was_spool
 
-    keep_descriptors()
+    descriptors.keep()
+    descriptors.take_all()
     idle_ns = (parse_duration(idle_exit) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
-    spool = made(root)
+    if once or not was_spool(root):
+        made(root)
     try:
-        return serve(spool.root, once=once, until_idle=until_idle, idle_exit_ns=idle_ns)
+        return serve(root, once=once, until_idle=until_idle, idle_exit_ns=idle_ns)
     except LockHeld:
         if once or idle_exit is not None:
             return 0  # what was wanted is there: somebody serves this spool
-        raise LockHeld(f"cannot dispatch {spool.root}: another dispatcher serves it") from None
+        raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None

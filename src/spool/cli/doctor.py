@@ -45,9 +45,9 @@ def _print(finding: Finding) -> None:
     word = finding.level.value.ljust(4)
     if sys.stdout.isatty():
         word = f"\x1b[{_STYLES[finding.level]}m{word}\x1b[0m"
-    line = f"{word}  {finding.check}: {finding.text}"
+    line = f"  {finding.check}: {finding.text}"
     if finding.fixed:
         line += " (mended)"
     elif finding.remedy:
         line += f" -> {finding.remedy}"
-    print(line, flush=True)
+    render.say(line, drawn=word, at_once=True)

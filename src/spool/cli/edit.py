@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from spool.cli import options
+from spool.cli import options, render
 from spool.cli.common import job_name, opened, this_user
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.keyoptions import key_options, values_of
 from spool.cli.verb import Verb
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
-from spool.core.layout import HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED
 from spool.formats import jobfile
 from spool.formats.editing import edited
 from spool.store.requests import Requests
@@ -60,7 +60,7 @@ def command(
     else:
         new = _in_editor(name, text)
     if new == text:
-        print(f"{name} is as it was")
+        render.say(f"{name} is as it was")
         return 0
     try:
         Requests(spool, this_user()).replace(name, place, text, new)
@@ -68,7 +68,9 @@ def command(
         if not changes:
             _keep(name, new)
         raise
-    print(f"{name} changed")
+    others = [other for other in spool.places(name) if other not in (place, DONE)]
+    where = f" ({place}/)" if others else ""
+    render.say("; ".join([f"{name}{where} changed", *(f"that in {other}/ is as it was" for other in others)]))
     return 0
 
 

@@ -9,8 +9,9 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, opened
+from spool.cli.group import tell
 from spool.cli.verb import Verb
-from spool.core.errors import SpoolError, UsageError
+from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.dispatcher.settings import Settings
 from spool.executors import by_name
@@ -31,7 +32,8 @@ def command(
     """Remove old runs, their outputs, and the records of jobs of which nothing else is left.
 
     Only of jobs that have ended and that no waiting job depends on. The history stays. What no option says is taken
-    from [gc] in config.toml. It may run while a dispatcher does.
+    from [gc] in config.toml. It may run while a dispatcher does. No link is followed, so nothing outside of the spool
+    goes. What cannot be removed stays, a line on stderr says which and why, and the exit code is 1.
 
       spool gc --older-than 30d --dry-run
       spool gc --max-size 10G
@@ -47,13 +49,17 @@ def command(
     )
     if keep.everything:
         raise UsageError("cannot clean up: nothing says what is old; give --older-than, --keep-runs or --max-size")
-    removal = plan_removal(spool, keep, time.time_ns())
+    with render.progress("looking") as step:
+        removal = plan_removal(spool, keep, time.time_ns(), step)
     if not dry_run:
         started = _executors(spool, removal)
-        removal = remove(spool, removal)
+        with render.progress("removing") as step:
+            removal = remove(spool, removal, step=step)
         _close_sessions(spool, removal, started)
+    for problem in removal.problems:
+        tell(problem)
     _print(spool, removal, dry_run=dry_run, as_json=as_json)
-    return 0
+    return int(ExitCode.FAILED if removal.problems else ExitCode.DONE)
 
 
 def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
@@ -77,17 +83,24 @@ def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> N
     if as_json:
         jobs = [name for name, _ in removal.jobs]
         render.as_json(
-            {"version": 1, "dry_run": dry_run, "size_bytes": removal.size_bytes, "runs": removal.runs, "jobs": jobs}
+            {
+                "version": 1,
+                "dry_run": dry_run,
+                "size_bytes": removal.size_bytes,
+                "runs": removal.runs,
+                "jobs": jobs,
+                "problems": removal.problems,
+            }
         )
         return
     if dry_run:
         for old in removal.runs:
-            print(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
+            render.say(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
         for name, _ in removal.jobs:
-            print(spool.layout.job_file("done", name))
+            render.say(spool.layout.job_file("done", name))
     verb = "would be removed" if dry_run else "removed"
     runs, jobs_gone = len(removal.runs), len(removal.jobs)
-    print(
+    render.say(
         f"{runs} run{'' if runs == 1 else 's'} ({show_size(removal.size_bytes)}) "
         f"and {jobs_gone} record{'' if jobs_gone == 1 else 's'} {verb}"
     )

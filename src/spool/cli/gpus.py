@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
-from spool.core.model import ForeignProcess
+from spool.core.gpus import stranger
 from spool.dispatcher.overview import GpuUse, Holder, gpus
 
 _COLUMNS = (
@@ -16,6 +16,8 @@ _COLUMNS = (
     render.Column("NAME"),
     render.Column("FREE", right=True),
     render.Column("TOTAL", right=True),
+    render.Column("BUSY", right=True),
+    render.Column("MEM BUSY", right=True),
     render.Column("STATE"),
     render.Column("WHO", wide=True),
     render.Column("UUID"),
@@ -29,16 +31,17 @@ STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unus
 def command(root: str, as_json: bool) -> int:
     """Show each GPU: its memory, who has it, what else is on it, and why it is not given.
 
-    A fresh look: at NVML, which is waited for, and at the runs in the files; no dispatcher is needed. STATE is idle,
-    alone (one run has it), shared (runs that state their gpu_memory), foreign (processes outside spool are on it),
-    unused (left out by gpu.use) or problem.
+    A dispatcher that watches the GPUs is believed, so that you see what it decides by; else NVML is asked, and waited
+    for. STATE is idle, alone (one run has it), shared (runs that state their gpu_memory), foreign (processes outside
+    spool are on it), unused (left out by gpu.use) or problem. BUSY is how much of the last moments it computed, MEM
+    BUSY how much of them it read or wrote its memory; empty where NVML does not tell.
 
       spool gpus
       spool gpus --json | jq '.gpus[] | select(.why_not == null) | .index'
 
     By hand: nvidia-smi; grep gpu jobs/*/*/grant.toml
     """
-    found = gpus(opened(root))
+    found = gpus(viewed(root))
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
         return 0
@@ -48,9 +51,9 @@ def command(root: str, as_json: bool) -> int:
         tell("there are no GPUs: no NVML, or nothing that it shows")
     for each in found.gpus:
         if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
-            print(f"GPU {each.index} is not given: {each.why_not}")
+            render.say(f"GPU {each.index} is not given: {each.why_not}")
     for line in found.reserved:
-        print(f"reserved: {line}")
+        render.say(f"reserved: {line}")
     if found.problem is not None:
         tell(f"what is free is unknown, and unknown is not free: {found.problem}")
     return 0
@@ -58,17 +61,23 @@ def command(root: str, as_json: bool) -> int:
 
 def _row(each: GpuUse) -> list[str]:
     who = [_holder(holder) for holder in each.holders]
-    who += [_foreign(process) for process in each.foreign]
+    who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in each.foreign]
     who += [f"reserved {line}" for line in each.reserved]
     return [
         str(each.index),
         each.name,
         render.size(each.memory_free_bytes) or "?",
         render.size(each.memory_total_bytes) or "?",
+        _percent(each.utilisation_percent),
+        _percent(each.memory_utilisation_percent),
         each.state,
         "; ".join(who),
         each.uuid,
     ]
+
+
+def _percent(part: int | None) -> str:
+    return "" if part is None else f"{part} %"
 
 
 def _holder(holder: Holder) -> str:
@@ -76,8 +85,3 @@ def _holder(holder: Holder) -> str:
     granted = f"granted {render.size(holder.granted_bytes)}" if holder.granted_bytes is not None else ""
     tail = ", ".join(filter(None, [holder.user, granted, taken]))
     return f"{holder.job} ({tail})"
-
-
-def _foreign(process: ForeignProcess) -> str:
-    parts = [process.name, process.user or "", render.size(process.memory_bytes)]
-    return f"outside spool: pid {process.pid} ({', '.join(filter(None, parts))})"

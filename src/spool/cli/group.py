@@ -13,8 +13,9 @@ import click
 
 from spool import __version__
 from spool.cli.verb import unfilled
-from spool.core.errors import InvalidFile, SpoolError, UsageError
+from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot, shown
 from spool.store import submitting
+from spool.store.disk import remedy_for
 
 SECTIONS = (
     (
@@ -78,6 +79,7 @@ _EXPECTED = frozenset(
     {
         errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
         errno.ENFILE, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV, errno.EMLINK,
+        errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ENOTEMPTY, errno.ENOMEM, errno.EAGAIN, errno.ESPIPE,
     }
 )  # fmt: skip
 
@@ -166,15 +168,15 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.errno not in _EXPECTED:
             raise
-        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        tell(f"cannot use the disk: {where}{error.strerror}")
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the disk"
+        tell(cannot("use", where, error.strerror or str(error), remedy=remedy_for(error)))
         return 5
     return code if isinstance(code, int) else 0
 
 
 def tell(message: str) -> None:
     """Print a message for people, on stderr."""
-    print(f"spool: {message}", file=sys.stderr)
+    print(f"spool: {shown(message)}", file=sys.stderr)
 
 
 def _tell_usage(error: click.ClickException) -> None:
@@ -190,6 +192,6 @@ def _tell_invalid(error: InvalidFile) -> None:
     if len(error.problems) < 2:
         tell(str(error))
         return
-    tell(f"cannot use {error.what}: it has {len(error.problems)} problems")
+    tell(f"cannot use {error.what}: it has {error.count:,} problems")
     for problem in error.problems:
-        print(f"  {problem.message}", file=sys.stderr)
+        print(f"  {shown(problem.message)}", file=sys.stderr)

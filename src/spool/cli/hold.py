@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spool.cli.common import for_each, named, names_argument, opened, this_user
+from spool.cli.common import acted, for_each, named, names_argument, opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
 from spool.core.layout import QUEUED, RUNNING
@@ -26,9 +26,9 @@ def command(root: str, names: tuple[str, ...]) -> int:
     done: set[Done] = set()
 
     def hold(name: str) -> str:
-        result = requests.hold(name)
-        done.add(result)
-        return f"{name} {result}"
+        act = requests.hold(name)
+        done.add(act.done)
+        return acted(name, act)
 
     code = for_each(named(spool, names, (QUEUED, RUNNING)), hold)
     if Done.STOPPED_AND_HELD in done:

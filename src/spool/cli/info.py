@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, viewed
 from spool.cli.verb import Verb
 from spool.core.units import show_duration, show_size
 from spool.dispatcher.overview import Overview, overview
@@ -27,15 +27,15 @@ _COLUMNS = (
 def command(root: str, as_json: bool) -> int:
     """Show the machine, who has what of it, how many jobs there are, and whether all is well.
 
-    A fresh look at the machine and the files; no dispatcher is needed. `spool gpus` has more on the GPUs, `spool
-    doctor` on what may be wrong.
+    A fresh look at the machine and the files; no dispatcher is needed, though one that watches the GPUs is believed.
+    `spool gpus` has more on the GPUs, `spool doctor` on what may be wrong.
 
       spool info
       spool info --json | jq .states
 
     By hand: nproc; free; df .; ls running; cat state.json
     """
-    found = overview(opened(root))
+    found = overview(viewed(root))
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:
@@ -56,9 +56,9 @@ def _print(found: Overview) -> None:
     ]
     render.pairs(lines)
     for problem in found.problems:
-        print(f"problem: {problem}")
+        render.say(f"problem: {problem}")
     if found.runs:
-        print()
+        render.say()
         rows = [
             [
                 each.job,
@@ -74,12 +74,15 @@ def _print(found: Overview) -> None:
         render.table(_COLUMNS, rows)
 
 
+_ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it makes it anew at its next look"
+
+
 def _dispatcher(found: Overview) -> str:
     one = found.dispatcher
     if one is None:
         return "none runs: nothing starts until one does; `spool dispatch` is one"
     if one.pid is None:
-        return "runs, and has not said anything yet"
+        return "runs, and has not said anything yet" + (f", {_ASTRAY}" if one.lock_astray else "")
     parts = [f"pid {one.pid}"]
     if one.since_at_ns is not None:
         parts.append(f"for {show_duration(found.at_ns - one.since_at_ns)}")
@@ -87,6 +90,8 @@ def _dispatcher(found: Overview) -> str:
         parts.append(f"heartbeat {show_duration(max(0, found.at_ns - one.heartbeat_at_ns))} ago")
     if one.silent_ns is not None:
         parts.append("SILENT FOR TOO LONG")
+    if one.lock_astray:
+        parts.append(_ASTRAY)
     return ", ".join(parts)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from spool.cli import render
 from spool.cli.verb import Verb
 from spool.core.errors import SpoolUnusable, cannot
+from spool.store.disk import remedy_for
 from spool.store.submitting import make_spool
 
 
@@ -28,6 +30,8 @@ def command(root: str, directory: str | None) -> int:
     try:
         new = make_spool(where)
     except OSError as error:
-        raise SpoolUnusable(cannot("make", "a spool", error.strerror or str(error), where=where)) from None
-    print(f"made a spool in {where}" if new else f"there is a spool in {where}")
+        at = error.filename or where
+        why = error.strerror or str(error)
+        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
+    render.say(f"made a spool in {where}" if new else f"there is a spool in {where}")
     return 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import click
 
+from spool.cli import render
 from spool.cli.codes import told
 from spool.cli.common import job_name, opened
 from spool.cli.completing import complete_names
@@ -49,7 +51,7 @@ def command(
         tasks = Gathering(spool, name, newest, lines=lines)
     if only_path and newest is not None:
         for job, its_run in tasks.tasks() if tasks is not None else ((name, newest),):
-            print(_path(spool, job, its_run, stream))
+            render.say(_path(spool, job, its_run, stream))
         return 0
     if follow:
         return _follow(Follower(spool, name, run=newest, only=run is not None, lines=lines), name, stream)
@@ -60,7 +62,11 @@ def command(
                     sys.stdout.buffer.write(piece.data)
         return 0
     assert newest is not None
-    tail = Tail(_path(spool, name, newest, stream))
+    path = _path(spool, name, newest, stream)
+    if not os.path.exists(path) and spool.result(name, newest) is not None:
+        why = f"run {newest} has left no such file"
+        raise SpoolError(cannot("show", f"the output of job {name}", why, where=path))
+    tail = Tail(path)
     if lines is not None:
         tail.skip_to_last(lines)
     while data := tail.read():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, natural, opened
+from spool.cli.common import job_name, json_option, natural, viewed
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.verb import Verb
@@ -92,7 +92,7 @@ def command(
     By hand: ls queued held running done
     """
     wanted = _states(states)
-    spool = opened(root)
+    spool = viewed(root)
     patterns = [pattern if set(pattern) & set("*?[") else job_name(pattern) for pattern in names]
     only = (lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)) if patterns else None
     ended = bool(wanted) and all(state.ended for state in wanted)
@@ -110,7 +110,7 @@ def command(
         render.as_json({"version": 1, "at": render_instant(listing.at_ns), "dispatcher": listing.dispatcher,
                         "paused": listing.paused, "problems": listing.problems, "jobs": rows})  # fmt: skip
     elif quiet:
-        sys.stdout.writelines(f"{row.name}\n" for row in rows)
+        sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in rows))
     else:
         cells = [_cells(row, listing.at_ns) for row in rows]
         render.table(_COLUMNS, cells, [render.STATE_STYLES[row.state] for row in rows])

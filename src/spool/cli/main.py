@@ -39,12 +39,23 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
+    _open_missing()
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = code or _without_reader()
     sys.exit(code)
+
+
+def _open_missing() -> None:
+    """Put /dev/null in the place of each standard descriptor that is closed, as after `>&-`."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+            if fd == number:
+                os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:

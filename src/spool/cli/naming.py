@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 
 _LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and nothing that looks like another: no words, no mistakes
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
@@ -46,3 +47,8 @@ def fresh_name(stem: str, used: Callable[[str], bool]) -> str:
         if not used(name):
             return name
         length = min(length + 1, 12)
+
+
+def next_name(name: str, used: Callable[[str], bool]) -> str:
+    """Return the first of `NAME-2`, `NAME-3`, … that was never *used*."""
+    return next(f"{name}-{number}" for number in count(2) if not used(f"{name}-{number}"))

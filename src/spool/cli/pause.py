@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from spool.cli import render
 from spool.cli.common import made, this_user
 from spool.cli.verb import Verb
 from spool.store.requests import Requests
@@ -20,5 +21,5 @@ def command(root: str, reason: str) -> int:
     By hand: touch paused
     """
     new = Requests(made(root), this_user()).pause(reason)
-    print("paused: nothing starts until `spool resume`" if new else "it is paused already")
+    render.say("paused: nothing starts until `spool resume`" if new else "it is paused already")
     return 0

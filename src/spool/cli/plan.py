@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.model import Grant
@@ -36,7 +36,7 @@ def command(root: str, as_json: bool) -> int:
       spool plan
       spool plan --json | jq -r '.starts[].name'
     """
-    found = forecast(opened(root))
+    found = forecast(viewed(root))
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:
@@ -65,19 +65,19 @@ def _print(found: Forecast) -> None:
     if rows:
         render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
     for ended in found.ends:
-        print(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
+        render.say(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
     for name, why in sorted(found.left_out.items()):
-        print(f"{name}: left out: {why}")
+        render.say(f"{name}: left out: {why}")
     others = [count_of(found.running, "run") + " going on" if found.running else "", f"{found.held} held"]
     told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} wait", *others]))
-    print(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
+    render.say(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:
             until = f", which could start in {show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
-        print(f"room is left for {found.protected}{until}")
+        render.say(f"room is left for {found.protected}{until}")
     if not found.dispatcher:
-        print("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
 
 
 def _start(each: Waits, found: Forecast) -> str:

@@ -63,7 +63,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     except FileExistsError:
         return None
     except OSError as error:  # not to be tried again: the file may be there
-        print(f"spool: cannot submit job {name}: {error.strerror}", file=sys.stderr)
+        _complain(f"cannot submit job {name}: {error.strerror}")
         return 5
     return _told(root, name)
 
@@ -77,9 +77,15 @@ def _told(root: str, name: str) -> int:
 
     problem = background.ensure(root)
     if problem:
-        print(f"spool: {problem}", file=sys.stderr)
+        _complain(problem)
     print(name)
     return 0
+
+
+def _complain(message: str) -> None:
+    from spool.core.errors import shown
+
+    print(f"spool: {shown(message)}", file=sys.stderr)
 
 
 def job_text(command: str | list[str], values: options.Values) -> str | None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from spool.core.errors import shown
 from spool.core.model import State
 from spool.core.units import show_duration, show_size
 from spool.formats.instants import render_instant
@@ -44,6 +46,16 @@ class Column:
     wide: bool = False
 
 
+def say(line: str = "", *, drawn: str = "", at_once: bool = False) -> None:
+    """Print *line* on stdout; *drawn* are signs and colours of our own before it."""
+    print(f"{drawn}{shown(line)}", flush=at_once)
+
+
+def say_text(text: str) -> None:
+    """Print a text of several lines as it stands, but for what would reach the terminal as a control."""
+    sys.stdout.write(shown(text, "\n\t"))
+
+
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
     """Print a table; *styles* has one for each row, for terminals."""
     if sys.stdout.isatty() and len(rows) <= _LONG:
@@ -54,7 +66,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
-    lines = [[column.title for column in columns], *([_one_line(cell) for cell in row] for row in rows)]
+    lines = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
     last = len(columns) - 1
     text = []
@@ -82,8 +94,23 @@ def _drawn(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Seq
             ratio=None,
         )
     for at, row in enumerate(rows):
-        drawn.add_row(*(Text(_one_line(cell)) for cell in row), style=styles[at] if styles else None)
+        drawn.add_row(*(Text(shown(cell)) for cell in row), style=styles[at] if styles else None)
     Console(highlight=False, emoji=False).print(drawn)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on the terminal that stderr is, if it is one, how much of something is done; it goes when that is over."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:
@@ -92,14 +119,16 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
         first, *more = value.splitlines() or [""]
-        print(f"{name.ljust(width)}  {first}".rstrip())
+        say(f"{name.ljust(width)}  {first}".rstrip())
         for line in more:
-            print(f"{'':{width}}  {line}")
+            say(f"{'':{width}}  {line}")
 
 
 def as_json(value: Any) -> None:
     """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, what is unknown as null."""
-    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+    found = plain(value)
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
 
 
 def plain(value: Any) -> Any:
@@ -169,8 +198,3 @@ def moment(at_ns: int | None, now_ns: int | None = None) -> str:
         return text
     ago = now_ns - at_ns
     return f"{text} ({duration(ago)} ago)" if ago >= 0 else f"{text} (in {duration(-ago)})"
-
-
-def _one_line(text: str) -> str:
-    """Return *text* so that nothing in it moves a terminal's cursor."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else "·" for char in text)

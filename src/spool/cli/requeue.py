@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spool.cli.common import for_each, named, names_argument, opened, this_user
+from spool.cli.common import acted, for_each, named, names_argument, opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
 from spool.core.layout import DONE, RUNNING
@@ -25,6 +25,6 @@ def command(root: str, names: tuple[str, ...]) -> int:
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    code = for_each(named(spool, names, (RUNNING, DONE)), lambda name: f"{name} {requests.requeue(name)}")
+    code = for_each(named(spool, names, (RUNNING, DONE)), lambda name: acted(name, requests.requeue(name)))
     ensure_dispatcher(spool.root)
     return code

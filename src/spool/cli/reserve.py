@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from spool.cli import render, timeline
-from spool.cli.common import for_each, json_option, made, natural, opened, this_user
+from spool.cli.common import for_each, json_option, made, natural, opened, this_user, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb, unfilled
 from spool.core import layout
@@ -97,7 +97,9 @@ def create(
     for note in done.notes:
         tell(note)
     one = done.reservation
-    print(f"{name}: {_what(one)} for {_whom(one)}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}")
+    render.say(
+        f"{name}: {_what(one)} for {_whom(one)}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}"
+    )
     return 0
 
 
@@ -113,7 +115,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
 
     By hand: head reservations/*
     """
-    found = reserving.bookings(opened(root), everything=everything)
+    found = reserving.bookings(viewed(root), everything=everything)
     if as_json:
         rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
@@ -125,9 +127,9 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     render.table(_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
     lines = _lines(found)
     if lines:
-        print()
+        render.say()
         for line in timeline.picture(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
-            print(line)
+            render.say(line)
     if found.gpu_problem is not None:
         tell(f"what the machine has is unknown: {found.gpu_problem}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from spool.cli import render
 from spool.cli.common import opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
@@ -19,6 +20,6 @@ def command(root: str) -> int:
     """
     spool = opened(root)
     was = Requests(spool, this_user()).resume()
-    print("jobs start again" if was else "it is not paused")
+    render.say("jobs start again" if was else "it is not paused")
     ensure_dispatcher(spool.root)
     return 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import stat
 import sys
+import termios
 import time
 from typing import Any
 
@@ -29,7 +33,9 @@ from spool.store.tails import Piece, Stream
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
 @click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
-@click.option("--replace", is_flag=True, help="Take the place of a job of that name that waits or is held.")
+@click.option(
+    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -46,6 +52,9 @@ def command(
 ) -> int:
     """Submit a job, follow its output and exit with its code.
 
+    Its output comes on stdout, its error output on stderr; where both are the same (a terminal) it is one log. Its
+    stdin is empty, as that of every job: it may run again when nobody is here.
+
     Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. If the job is held,
     by somebody or by a hook's no, that is said, and it is waited for until it is released. The exit codes are those of
     `spool wait`. Of an array each task's output is shown once it has ended.
@@ -53,13 +62,36 @@ def command(
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
     """
-    job, text = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj)
+    job, text = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
     spool = made(ctx.obj)
     before = spool.latest_run(job)
     submission.publish(spool.root, [(job, text)], held=False, replace=replace)
     if not quiet:
         tell(f"job {job}")
+    if not quiet and _has_input():
+        tell("the job does not read this stdin: its own is empty; have it read a file, as in -c 'sort < words'")
     return _Session(spool, job, before, quiet=quiet).follow()
+
+
+def _one_output() -> bool:
+    """Whether our stdout and stderr are one and the same file or terminal."""
+    try:
+        return os.path.sameopenfile(1, 2)
+    except OSError:  # one of them is closed
+        return True
+
+
+def _has_input() -> bool:
+    """Whether something waits to be read on our stdin that the job might have been meant to read."""
+    try:
+        status = os.fstat(0)
+        if stat.S_ISREG(status.st_mode):
+            return os.lseek(0, 0, os.SEEK_CUR) < status.st_size
+        if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+            return False
+        return fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
 
 
 class _Session:

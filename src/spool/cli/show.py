@@ -53,15 +53,24 @@ def _print(found: Details) -> None:
     ]
     render.pairs((key, value) for key, value in lines if value)
     if found.problem:
-        print(f"\nwhat is wrong with the file:\n{_indented(found.problem)}")
+        _say_indented("what is wrong with the file", found.problem)
     if found.file is not None:
-        print(f"\nthe file:\n{_indented(found.file)}")
+        _say_indented("the file", found.file)
+    for other in found.others:
+        render.say()
+        render.say(f"another job of this name, {other.row.state}: {other.path}")
+        if other.row.reason:
+            render.say(f"  {other.row.reason}")
+        if other.file is not None:
+            _say_indented("its file", other.file)
     if not found.runs:
         return
     *earlier, newest = found.runs
     for run in earlier:
-        print(f"\nrun {run.run}: {_summary(run)}")
-    print(f"\nrun {newest.run}:")
+        render.say()
+        render.say(f"run {run.run}: {_summary(run)}")
+    render.say()
+    render.say(f"run {newest.run}:")
     render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
 
 
@@ -129,5 +138,8 @@ def _given(run: RunDetails) -> str:
     return ", ".join(parts)
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+def _say_indented(title: str, text: str) -> None:
+    render.say()
+    render.say(f"{title}:")
+    for line in text.rstrip().splitlines():
+        render.say(f"  {line.expandtabs()}")

@@ -152,17 +152,17 @@ def _print(imagined: Imagined, done: Sequence[Study]) -> None:
         f"{workload.incomplete} did not run" if workload.incomplete else "",
     ]
     left_out = f" (left out: {', '.join(filter(None, left))})" if any(left) else ""
-    print(f"{workload.source}: {count_of(len(imagined.coming), 'job')} on {_in_words(imagined.machine)}{left_out}")
+    render.say(f"{workload.source}: {count_of(len(imagined.coming), 'job')} on {_in_words(imagined.machine)}{left_out}")
     if workload.guessed_limits:
         tell(f"of {workload.guessed_limits} runs the job file is gone; they are taken to have had no time limit")
-    print()
+    render.say()
     figures = [figure for figure in _FIGURES if figure[0] != "GPU" or imagined.machine.gpus]
     columns = [render.Column("POLICY"), *(render.Column(each.policy, right=True) for each in done)]
     render.table(columns, [[name, *(text(each) for each in done)] for name, text in figures])
     for each in done:
         if each.figures.left:
-            print(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
-    print()
+            render.say(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
+    render.say()
     _picture(imagined.machine, done)
 
 
@@ -173,15 +173,15 @@ def _picture(machine: Machine, done: Sequence[Study]) -> None:
     """
     width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)
-    print("processors in use")
+    render.say("processors in use")
     for policy, each in found.items():
-        print(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
-    print("jobs that wait")
+        render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
+    render.say("jobs that wait")
     for policy, each in found.items():
         highest = max(each.queue, default=0.0)
-        print(f"{policy.value:6}{highest:6.0f}  {blocks.curve(each.queue, highest)}".rstrip())
+        render.say(f"{policy.value:6}{highest:6.0f}  {blocks.curve(each.queue, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
-    print(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
+    render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
 def _print_json(imagined: Imagined, done: Sequence[Study]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.accounting import By, Statistics, Wanted
@@ -59,7 +59,7 @@ def command(
     if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
-    found = report(opened(root), wanted, key)
+    found = report(viewed(root), wanted, key)
     if as_json:
         _print_json(found, wanted, key)
     elif not found.statistics.total.runs and not found.statistics.groups:

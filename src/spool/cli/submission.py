@@ -30,8 +30,11 @@ class Asked:
     loose: Sequence[str] = ()
 
 
-def job_of(asked: Asked, root: str) -> tuple[str, bytes]:
-    """Return the name and the text of the job that is asked for, valid. Raises UsageError or InvalidJob."""
+def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str, bytes]:
+    """Return the name and the text of the job that is asked for, valid. Raises UsageError or InvalidJob.
+
+    *stderr_apart*: its error output goes to a file of its own in the metadir, if nobody says where an output goes.
+    """
     values = asked.values
     command: str | Sequence[str]
     stem: str | None = None
@@ -49,6 +52,9 @@ def job_of(asked: Asked, root: str) -> tuple[str, bytes]:
     else:
         raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
     keys: dict[str, object] = {"command": command, "workdir": _here(), **options.keys_of(values)}
+    if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
+        jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
+        keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     name = asked.name
     if name is None:
         name = naming.fresh_name(stem or naming.stem_of(command), lambda name: submitting.ever_used(root, name))
@@ -91,13 +97,13 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
     if not replace:
         for name, _ in jobs:
             if (place := submitting.where_taken(root, name)) is not None:
-                raise _taken(name, place)
+                raise _taken(root, name, place)
     try:
         submitting.submit(root, jobs, held=held, replace=replace)
     except FileExistsError as error:
         path = os.fsdecode(error.filename)
         name = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
-        raise _taken(name, os.path.basename(os.path.dirname(path))) from None
+        raise _taken(root, name, os.path.basename(os.path.dirname(path))) from None
     if not held:
         ensure_dispatcher(root)
 
@@ -109,9 +115,12 @@ def ensure_dispatcher(root: str) -> None:
         tell(problem)
 
 
-def _taken(name: str, place: str) -> SpoolError:
-    does = "waits" if place == layout.QUEUED else "is held"
-    return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy="--replace takes its place"))
+def _taken(root: str, name: str, place: str) -> SpoolError:
+    does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
+    takes = "has this one wait for its end" if place == layout.RUNNING else "takes its place"
+    free = naming.next_name(name, lambda name: submitting.ever_used(root, name))
+    remedy = f"--name {free} is free, and --replace {takes}"
+    return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
 
 
 def _here() -> str:

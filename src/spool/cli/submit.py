@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from spool.cli import submission
+from spool.cli import render, submission
 from spool.cli.common import made
 from spool.cli.keyoptions import key_options, values_of
 from spool.cli.verb import WordsVerb
@@ -32,7 +32,9 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
 @click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
 @click.option("--hold", is_flag=True, help="Submit it held: it does not run until `spool release`.")
-@click.option("--replace", is_flag=True, help="Take the place of a job of that name that waits or is held.")
+@click.option(
+    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
+)
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
 @click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
 @key_options
@@ -78,12 +80,12 @@ def command(
         jobs = [submission.job_of(request, ctx.obj)]
     if dry_run:
         for _name, text in jobs:
-            click.echo(text, nl=False)
+            render.say_text(text.decode("utf-8", "replace"))
         return 0
     root = ctx.obj if is_spool(ctx.obj) else made(ctx.obj).root
     submission.publish(root, jobs, held=hold, replace=replace)
     for job, _text in jobs:
-        print(job, flush=True)
+        render.say(job, at_once=True)
     if not wait_for_it:
         return 0
     from spool.cli.wait import until_ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, opened
+from spool.cli.common import job_name, json_option, viewed
 from spool.cli.completing import complete_names
 from spool.cli.verb import Verb
 from spool.core.units import show_duration
@@ -25,7 +25,7 @@ def command(root: str, name: str, as_json: bool) -> int:
 
     By hand: the last answer of the dispatcher stands in state.json
     """
-    answer = why(opened(root), job_name(name))
+    answer = why(viewed(root), job_name(name))
     if as_json:
         render.as_json({"version": 1, **render.plain(answer)})
     else:
@@ -35,18 +35,20 @@ def command(root: str, name: str, as_json: bool) -> int:
 
 def _print(answer: Answer) -> None:
     if not answer.reasons:
-        print(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
+        render.say(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
     for at, reason in enumerate(answer.reasons):
-        print(f"{answer.name}: {reason.text}" if at == 0 else f"{'':{len(answer.name)}}  {reason.text}")
+        render.say(f"{answer.name}: {reason.text}" if at == 0 else f"{'':{len(answer.name)}}  {reason.text}")
+    for place in answer.beside:
+        render.say(f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/")
     if answer.must_end:
-        print(f"has to wait for the end of: {', '.join(answer.must_end)}")
+        render.say(f"has to wait for the end of: {', '.join(answer.must_end)}")
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
-        print(f"could start: {when}, if the time limits hold and nobody else is first")
+        render.say(f"could start: {when}, if the time limits hold and nobody else is first")
     if answer.ahead and answer.place == "queued":
-        print(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
+        render.say(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
-        print(f"the dispatcher last said: {answer.last_said}")
+        render.say(f"the dispatcher last said: {answer.last_said}")
     if not answer.dispatcher:
-        print("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")

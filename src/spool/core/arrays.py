@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from spool.core.model import ArraySpec, ArrayTask, Spec
+from spool.core.model import ArraySpec, ArrayTask, Spec, State
 
 INDEX = "index"
 """`{index}` is the task's index: the number at the end of its name, and `SPOOL_ARRAY_INDEX`."""
@@ -81,6 +82,30 @@ class Tasks:
         if ARRAY in self.keys and self._array is not None and (self._matrix or self._rows):
             found[ARRAY] = str(self._array.indices[rest])
         return found
+
+
+def array_of(task: str) -> str:
+    """Return the name of the array that a job of this name would be a task of."""
+    return task.rpartition("_")[0]
+
+
+def outcome_of(ended: Collection[State], total: int) -> State:
+    """Return how an array of *total* tasks has ended that nobody cancelled and whose tasks *ended* like this."""
+    finished = sum(state is State.FINISHED for state in ended)
+    return State.FINISHED if finished == total else State.FAILED
+
+
+def in_words(ended: Iterable[State], total: int, going_on: int = 0) -> str:
+    """Return how the *total* tasks of an array have ended: "8 of 10 finished, 2 failed"."""
+    counts = Counter(ended)
+    known = counts.total() + going_on
+    words = [f"{counts.pop(State.FINISHED, 0)} of {total} finished"]
+    words += [f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())]
+    if going_on:
+        words.append(f"{going_on} go on" if going_on > 1 else "1 goes on")
+    if total > known:
+        words.append(f"{total - known} never issued")
+    return ", ".join(words)
 
 
 class Substitution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from spool.core.dependencies import Names, Verdict, judge, referred, twin
+from spool.core.dependencies import Names, Verdict, referred, twin
 from spool.core.model import Waiting
 
 _ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
@@ -86,7 +86,7 @@ def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
     All jobs that wait are taken to be stuck, and set free one after the other: first those that wait for something
     which is not among them, then those that wait for nothing but these, and so on.
     """
-    stuck = {job.name: job for job in jobs if judge(job, names).verdict is Verdict.NOT_YET}
+    stuck = {job.name: job for job in jobs if names.judgement(job).verdict is Verdict.NOT_YET}
     missing: dict[str, int] = {}  # how many clauses of each job are not met yet
     waiters: dict[str, list[str]] = {}  # unit -> jobs with a clause that needs it
     choices: dict[str, list[str]] = {}  # unit -> jobs for which it would be enough

@@ -3,14 +3,18 @@
 An array's name means all its tasks, as one: it has finished when all have, ended when all have, ended badly when
 all have ended and one did badly. A name never seen is waited for, because files arrive in any order. Of a name that
 has ended and waits or runs again, what it does now counts.
+
+A job is judged when something that it depends on has changed, and the judgement is kept (`Watch`) until something does
+again. Of an array only the tasks that have changed are counted anew. So a pass costs what has changed since the last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heappop, heappush
 
 from spool.core.model import Dependencies, State, Waiting
 
@@ -79,7 +83,11 @@ def units(name: str) -> tuple[str, ...]:
 
 
 class Names:
-    """What every name is doing, in one pass. *ended_now* holds what the pass itself has decided to end."""
+    """What every name is doing, in one pass. *ended_now* holds what the pass itself has decided to end.
+
+    What a *watch* has kept is taken from there. `settle` brings it up to date, and nobody else: whoever asks afterwards
+    is told what was so then.
+    """
 
     def __init__(
         self,
@@ -88,12 +96,15 @@ class Names:
         running: Set[str],
         ended: Callable[[str], State | None],
         arrays: Mapping[str, tuple[str, ...]],
+        watch: Watch | None = None,
     ) -> None:
         self._queue = queue
         self._held = held
         self._running = running
         self._ended = ended
         self._arrays = arrays
+        self._watch = watch
+        self._settled = False
         self._tallies: dict[str, Tally] = {}
         self.ended_now: dict[str, State] = {}
 
@@ -122,17 +133,34 @@ class Names:
     def end(self, name: str, outcome: State) -> None:
         """Note that this pass ends *name*, which waited or was held."""
         self.ended_now[name] = outcome
-        self._tallies.clear()
+        if self._watch is not None:
+            self._watch.touch(name)
+        for unit in units(name):
+            self._tallies.pop(unit, None)
+
+    def settled(self) -> None:
+        """Have what the watch keeps stay as it is: from now on anything may change before somebody asks."""
+        self._settled = True
+
+    def judgement(self, job: Waiting) -> Judgement:
+        """Return what the dependencies of *job* come to, as it was found when one of them last changed."""
+        if self._watch is None or job.name in self.ended_now:  # what ends in this pass is not judged again
+            return judge(job, self)
+        return self._watch.judged.get(job.name) or judge(job, self)
 
     def tally(self, name: str) -> Tally:
         """Return how far *name* has come."""
         known = self._tallies.get(name)
         if known is None:
-            known = self._tallies[name] = self._count(name)
+            members = self.members(name)
+            if self._watch is not None and not self._settled and len(members) > 1:
+                known = self._watch.progress(name, members).tally(self.doing)
+            else:
+                known = self._count(name, members)
+            self._tallies[name] = known
         return known
 
-    def _count(self, name: str) -> Tally:
-        members = self.members(name)
+    def _count(self, name: str, members: tuple[str, ...]) -> Tally:
         finished = bad = 0
         unseen = False
         pending: tuple[str, State | None] | None = None
@@ -216,46 +244,131 @@ def _ended_as(name: str, outcome: State) -> str:
     return f"{name} ended as {outcome}"
 
 
-class Watch:
-    """Which waiting jobs are to be judged again because something that they depend on has changed."""
+class Progress:
+    """How far the tasks of one array have come, kept from pass to pass: only those that have changed are asked for."""
 
-    __slots__ = ("_by_name", "_jobs", "_seen", "doomed", "doubtful")
+    def __init__(self, name: str, members: tuple[str, ...]) -> None:
+        self.members = members
+        self._name = name
+        self._at = {member: at for at, member in enumerate(members)}
+        self._states: list[State | None] = [None] * len(members)
+        self._finished = self._bad = 0
+        self._unseen = len(members)
+        self._pending = list(range(len(members)))  # a heap of where one that has not ended may be
+        self._worst: list[int] = []  # … and where one that ended badly may be
+        self._changed: set[int] = set(self._pending)
+
+    def changed(self, member: str) -> None:
+        """Ask again what *member* does."""
+        at = self._at.get(member)
+        if at is not None:
+            self._changed.add(at)
+
+    def look_again(self) -> None:
+        """Ask again for each that nobody had seen."""
+        if self._unseen:
+            self._changed.update(at for at, state in enumerate(self._states) if state is None)
+
+    def tally(self, doing: Callable[[str], State | None]) -> Tally:
+        """Return how far it has come, by what *doing* says of those that have changed."""
+        for at in self._changed:
+            self._set(at, doing(self.members[at]))
+        self._changed.clear()
+        states = self._states
+        while self._pending and _has_ended(states[self._pending[0]]):
+            heappop(self._pending)
+        while self._worst and not _is_bad(states[self._worst[0]]):
+            heappop(self._worst)
+        pending = worst = None
+        if self._pending:
+            at = self._pending[0]
+            pending = (self.members[at], states[at])
+        if self._worst:
+            at = self._worst[0]
+            worst = (self.members[at], states[at] or State.FAILED)
+        return Tally(self._name, len(states), self._finished, self._bad, pending, worst, self._unseen > 0)
+
+    def _set(self, at: int, state: State | None) -> None:
+        before = self._states[at]
+        if state is before:
+            return
+        self._states[at] = state
+        self._finished += (state is State.FINISHED) - (before is State.FINISHED)
+        self._bad += _is_bad(state) - _is_bad(before)
+        self._unseen += (state is None) - (before is None)
+        if _is_bad(state) and not _is_bad(before):
+            heappush(self._worst, at)
+        if _has_ended(before) and not _has_ended(state):
+            heappush(self._pending, at)
+
+
+def _has_ended(state: State | None) -> bool:
+    return state is not None and state.ended
+
+
+def _is_bad(state: State | None) -> bool:
+    return state is not None and state.ended and state is not State.FINISHED
+
+
+class Watch:
+    """The jobs that depend on others: what their dependencies come to, and which are to be judged again.
+
+    Who depends on a name is told by `changed` that it does something else now. Nobody tells that a name which was never
+    seen has ended long ago: the jobs that wait for such names are judged again by `look_again`.
+    """
+
+    __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "doomed", "doubtful", "judged", "unseen")
 
     def __init__(self) -> None:
         self._by_name: dict[str, set[str]] = {}
-        self._jobs: set[str] = set()
+        self._jobs: dict[str, Waiting] = {}
+        self._held: dict[str, Waiting] = {}  # of these, the ones that were held when somebody last saw
         self._seen: Set[str] = frozenset()
+        self._progress: dict[str, Progress] = {}  # of the arrays that somebody depends on
+        self.judged: dict[str, Judgement] = {}  # as it was when something last changed
         self.doubtful: set[str] = set()  # jobs not judged since something changed
         self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
+        self.unseen: set[str] = set()  # jobs that wait for a name that does nothing yet
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._jobs)
+    def jobs(self) -> Iterable[Waiting]:
+        """Return every job that is watched for, held ones too."""
+        return self._jobs.values()
+
+    def job(self, name: str) -> Waiting | None:
+        """Return the job *name* if it depends on others."""
+        return self._jobs.get(name)
 
     def names(self) -> Set[str]:
         """Return the names that some waiting job depends on: the ones whose outcome matters."""
         return self._by_name.keys()
 
     def add(self, job: Waiting) -> None:
-        """Watch what *job* depends on."""
-        self._jobs.add(job.name)
+        """Watch what *job* depends on, in place of another of its name."""
+        self.discard(job.name)
+        self._held.pop(job.name, None)
+        self._jobs[job.name] = job
         self.doubtful.add(job.name)
         for name in referred(job):
             self._by_name.setdefault(name, set()).add(job.name)
 
-    def discard(self, job: Waiting) -> None:
-        """Watch no longer for *job*."""
-        self._jobs.discard(job.name)
-        self.doubtful.discard(job.name)
-        self.doomed.discard(job.name)
-        for name in referred(job):
-            dependents = self._by_name.get(name)
+    def discard(self, name: str) -> None:
+        """Watch no longer for the job *name*."""
+        job = self._jobs.pop(name, None)
+        if job is None:
+            return
+        self.judged.pop(name, None)
+        for jobs in (self.doubtful, self.doomed, self.unseen):
+            jobs.discard(name)
+        for other in referred(job):
+            dependents = self._by_name.get(other)
             if dependents is not None:
-                dependents.discard(job.name)
+                dependents.discard(name)
                 if not dependents:
-                    del self._by_name[name]
+                    del self._by_name[other]
+                    self._progress.pop(other, None)
 
     def dependents(self, name: str) -> Set[str]:
         """Return the jobs that depend on *name*, or on the array that it is a task of."""
@@ -267,18 +380,51 @@ class Watch:
     def changed(self, name: str) -> None:
         """Judge again whoever depends on *name*."""
         if self._by_name:
+            self.touch(name)
+            self._progress.pop(name, None)  # an array may have other tasks now
             self.doubtful |= self.dependents(name)
 
     def changed_all(self) -> None:
         """Judge everybody again."""
-        self.doubtful |= self._jobs
+        self._progress.clear()
+        self.doubtful |= self._jobs.keys()
 
-    def sees(self, running: Set[str], held: Set[str]) -> None:
+    def look_again(self) -> None:
+        """Judge those again that wait for a name that nobody had seen."""
+        if self.unseen:
+            for progress in self._progress.values():
+                progress.look_again()
+            self.doubtful |= self.unseen
+
+    def touch(self, name: str) -> None:
+        """Count anew what *name* does, the next time that somebody asks for its array."""
+        for unit in units(name) if self._progress else ():
+            progress = self._progress.get(unit)
+            if progress is not None:
+                progress.changed(name)
+
+    def progress(self, name: str, members: tuple[str, ...]) -> Progress:
+        """Return how far the array *name* of these *members* has come."""
+        known = self._progress.get(name)
+        if known is None or known.members is not members:
+            known = Progress(name, members)
+            if name in self._by_name:
+                self._progress[name] = known
+        return known
+
+    def sees(self, running: Set[str], held: Mapping[str, Waiting], queue: Mapping[str, Waiting]) -> None:
         """Take note of what runs and is held now: whoever depends on a name that came or went is judged again."""
+        for name in [name for name, job in self._held.items() if name in queue or held.get(name) is not job]:
+            if self._jobs.get(name) is self._held.pop(name):
+                self.discard(name)
+        for name, job in held.items():
+            if job.spec.depends_on is not None and name not in self._held and name not in queue:
+                self.add(job)
+                self._held[name] = job
         if not self._by_name:
             self._seen = frozenset()
             return
-        seen = running | held
+        seen = running | held.keys()
         for name in seen ^ self._seen:
             self.changed(name)
         self._seen = seen

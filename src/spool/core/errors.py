@@ -3,7 +3,7 @@
 | code | meaning | class |
 |---|---|---|
 | 0 | done | |
-| 1 | it was tried and failed | `SpoolError` |
+| 1 | it was tried and failed | `SpoolError`, `StartRefused` |
 | 2 | the command was called wrongly | `UsageError`, `InvalidValue` |
 | 3 | there is no such job | `NoSuchJob` |
 | 4 | a job file, reservation or configuration is not valid | `InvalidFile` and its children |
@@ -19,6 +19,7 @@ A message is one line and has one grammar, *cannot VERB THING: where: why; what 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -36,11 +37,38 @@ class ExitCode(IntEnum):
     LOCK_HELD = 6
 
 
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""The errors of a disk that is full, or of a quota."""
+
+TOO_LITTLE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""The errors of a machine or a process without descriptors or memory: they say nothing about what was looked at."""
+
+SHORTAGES = NO_ROOM | TOO_LITTLE | {errno.EAGAIN}
+"""All errors of a start that say nothing about what is started; the last is that of a machine without processes."""
+
+
 def cannot(verb: str, thing: str, why: str, *, where: str | None = None, remedy: str | None = None) -> str:
     """Return a message in the grammar of this module: *cannot VERB THING: where: why; what to do*."""
     place = f"{where}: " if where else ""
     end = f"; {remedy}" if remedy else ""
     return f"cannot {verb} {thing}: {place}{why}{end}"
+
+
+def shown(text: str, keep: str = "") -> str:
+    r"""Return *text* as a terminal may get it: what moves its cursor, hides or reorders text is escaped, as `\u001b`.
+
+    That is every character that is not printable, but for those in *keep*: C0, C1, bidi controls, line separators, lone
+    surrogates. The escapes are those of TOML. Whatever comes from a file, an argument or the environment is printed
+    through here.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    short = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}.get(char)
+    return short or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
 
 
 class SpoolError(Exception):
@@ -75,6 +103,10 @@ class InvalidRecord(SpoolUnusable):
     """A record in a metadir is whole, but says nothing that can be understood."""
 
 
+class StartRefused(SpoolError):
+    """The machine refuses what a start needs, and may allow it in a moment: nothing was started, and never will be."""
+
+
 class LockHeld(SpoolError):
     """Another dispatcher holds the lock."""
 
@@ -88,6 +120,7 @@ class Problem:
     key: str | None  # dotted: "retry.max"; None where no key is to blame
     line: int | None  # counted from 1; None where no line is to blame (a key that is missing)
     message: str  # a sentence that can stand alone: names the key and the line, says what was probably meant
+    stands_for: int = 1  # how many: more than one in the last problem of a file with more than are told
 
 
 class InvalidFile(SpoolError):
@@ -102,9 +135,14 @@ class InvalidFile(SpoolError):
         self.what = what
         self.problems = tuple(problems)
         first = self.problems[0].message if self.problems else "it is not valid"
-        more = len(self.problems) - 1
-        tail = f" (and {more} more)" if more > 0 else ""
+        more = self.count - 1
+        tail = f" (and {more:,} more)" if more > 0 else ""
         super().__init__(cannot("use", what, first + tail))
+
+    @property
+    def count(self) -> int:
+        """Return how many problems there are, with those that are only counted."""
+        return sum(problem.stands_for for problem in self.problems)
 
 
 class InvalidJob(InvalidFile):

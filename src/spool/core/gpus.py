@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from spool.core.model import Gpu, Grant, Machine, Policy, Request, Running
+from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
 
@@ -16,7 +16,7 @@ ANY_TYPE = "auto"
 NEW_RUN = 0
 """The number of a run that this very pass starts; runs on disk count from 1."""
 
-_Kind = tuple[int | None, str | None]  # all of a request that decides which GPUs would do: memory on each, type
+_Kind = tuple[int | None, str | None, bool]  # all of a request that decides which GPUs would do: memory, type, several
 
 
 @dataclass(slots=True)
@@ -102,26 +102,43 @@ class Cards:
         """Return the GPUs that have room for *request* now, whoever else they are kept for."""
         if self.problem is not None:
             return []
-        kind = (request.gpu_memory_bytes, request.gpu_type)
+        kind = (request.gpu_memory_bytes, request.gpu_type, request.gpus > 1)
         found = self._open.get(kind)
         if found is None:
             found = self._open[kind] = [card for card in self.suitable(request) if card.has_room(request)]
         return found
 
     def suitable(self, request: Request) -> list[Card]:
-        """Return the GPUs that could serve *request* if nobody were on them."""
+        """Return the GPUs that could serve *request* if nobody were on them.
+
+        A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
+        that the others would lie idle.
+        """
         need = request.gpu_memory_bytes
-        found = self._suitable.get((need, request.gpu_type))
+        kind = (need, request.gpu_type, request.gpus > 1)
+        found = self._suitable.get(kind)
         if found is None:
-            found = [
+            found = self._suitable[kind] = [
                 card
                 for card in self.cards
                 if card.given
+                and not (card.gpu.mig and request.gpus > 1)
                 and (need is None or card.gpu.memory_total_bytes is None or need <= card.gpu.memory_total_bytes)
                 and is_of_type(card.gpu.name, request.gpu_type)
             ]
-            self._suitable[(need, request.gpu_type)] = found
         return found
+
+    def _instances(self, request: Request) -> str:
+        """Return what there is to say of the MIG instances that *request* cannot have, "" if there are none."""
+        given = [card.gpu for card in self.cards if card.given]
+        mig = [gpu for gpu in given if gpu.mig and is_of_type(gpu.name, request.gpu_type)]
+        if request.gpus < 2 or not mig:
+            return ""
+        number = len(mig)
+        return (
+            f"{number} MIG instance{'' if number == 1 else 's'} do{'es' if number == 1 else ''} not count: "
+            "CUDA can use only one at a time, so a job with several GPUs needs whole ones"
+        )
 
     def in_order(self, cards: Iterable[Card], request: Request, seed: int) -> list[Card]:
         """Return *cards* in the order in which the strategy takes them."""
@@ -148,14 +165,16 @@ class Cards:
         if not given:
             unused = f" that may be used ({len(self.cards)} in all)" if self.cards else ""
             return f"needs {wanted}, the machine has none{unused}"
-        if len(given) < request.gpus:
-            return f"needs {wanted}, the machine has {len(given)}"
-        of_type = [card for card in given if is_of_type(card.gpu.name, request.gpu_type)]
+        whole = [card for card in given if not card.gpu.mig or request.gpus == 1]
+        beside = f"; {instances}" if (instances := self._instances(request)) else ""
+        if len(whole) < request.gpus:
+            return f"needs {wanted}, the machine has {len(whole)}{beside}"
+        of_type = [card for card in whole if is_of_type(card.gpu.name, request.gpu_type)]
         if len(of_type) < request.gpus:
             names = some_of(sorted({card.gpu.name for card in given}))
-            return f"needs {wanted} of type {request.gpu_type}, the machine has {len(of_type)} ({names})"
+            return f"needs {wanted} of type {request.gpu_type}, the machine has {len(of_type)} ({names}){beside}"
         size = show_size(request.gpu_memory_bytes or 0)
-        return f"needs {wanted} with {size}, the machine has {suitable} as large as that"
+        return f"needs {wanted} with {size}, the machine has {suitable} as large as that{beside}"
 
     def full(self, request: Request) -> str:
         """Return in words why too few GPUs have room for *request*."""
@@ -172,10 +191,8 @@ class Cards:
             else (f"needs {wanted} with {show_size(need)} each, {found} with that much free")
         )
         closed = [why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
-        if not closed:
-            return head
         rest = [f"and {len(closed) - 8} more"] if len(closed) > 8 else []
-        return "; ".join([head, *closed[:8], *rest])
+        return "; ".join(filter(None, [head, *closed[:8], *rest, self._instances(request)]))
 
 
 def chosen(gpu: Gpu, use: tuple[str, ...] | None) -> bool:
@@ -240,9 +257,17 @@ def why_closed(card: Card, need: int | None) -> str:
     if card.shares:
         return f"{label} is shared by {some_of(sorted(card.shares))}"
     process = gpu.foreign[0]
-    size = "" if process.memory_bytes is None else f", {show_size(process.memory_bytes)}"
     more = f" and {len(gpu.foreign) - 1} more" if len(gpu.foreign) > 1 else ""
-    return f"{label} is used by pid {process.pid} ({process.name}{size}){more} outside spool"
+    size = "" if process.memory_bytes is None else show_size(process.memory_bytes)
+    return f"{label} is used by {stranger(process, size)}{more}"
+
+
+def stranger(process: ForeignProcess, size: str, *more: str) -> str:
+    """Return *process* in words, with *more* about it and its *size*: "pid 4711 (python, 3 GiB) outside spool"."""
+    if process.pid == 0:
+        return f"a process that cannot be seen ({', '.join(filter(None, [*more, size]))}) outside spool"
+    where = "outside spool" if process.job is None else f"of {process.job}, which was not given it"
+    return f"pid {process.pid} ({', '.join(filter(None, [process.name, *more, size]))}) {where}"
 
 
 def _mix(number: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from spool.core.model import State, StopKind
+from spool.core.model import State, Stop, StopKind
 
 
 class Liveness(StrEnum):
@@ -47,6 +47,7 @@ class Evidence:
     remains: bool = False  # the wrapper is gone and processes of the run are not
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
+    refused: bool = False  # the wrapper says that the machine did not let the command begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Proof:
     outcome: State | None = None
     reason: str = ""
 
+
+_LEFTOVERS = "its command has ended, processes that it started are still there"
 
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),
@@ -75,7 +78,7 @@ def prove(evidence: Evidence) -> Proof:
         case Liveness.VOID:  # row 2
             return Proof(Verdict.VOID)
         case Liveness.ELSEWHERE:  # row 3; with an rc, the last thing a wrapper writes, the rows from 9 on
-            return Proof(Verdict.UNREACHABLE) if evidence.rc is None else Proof(Verdict.ENDED, *_outcome(evidence))
+            return Proof(Verdict.UNREACHABLE) if evidence.rc is None else _ended(evidence)
         case Liveness.ALIVE:  # rows 4 and 5
             return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
         case Liveness.ABSENT:  # rows 6 and 7
@@ -83,24 +86,59 @@ def prove(evidence: Evidence) -> Proof:
         case Liveness.GONE | Liveness.REBOOTED:
             if evidence.remains and evidence.liveness is Liveness.GONE:  # row 8
                 return Proof(Verdict.STOPPING)
-            return Proof(Verdict.ENDED, *_outcome(evidence))
+            return _ended(evidence)
         case _:  # pragma: no cover
             assert_never(evidence.liveness)
 
 
+def _ended(evidence: Evidence) -> Proof:
+    """Return what is proved of a run whose processes are all gone (rows 9 to 17)."""
+    if evidence.stop is None and evidence.rc is None and evidence.refused:  # row 12
+        return Proof(Verdict.VOID)
+    return Proof(Verdict.ENDED, *_outcome(evidence))
+
+
 def _outcome(evidence: Evidence) -> tuple[State, str]:
-    """Return how a run ended whose processes are all gone, and why (rows 9 to 16)."""
+    """Return how a run ended that had begun, and why."""
     if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
         return _STOPPED_AS[evidence.stop]
-    if evidence.rc == 0:  # row 12
+    if evidence.rc == 0:  # row 13
         return State.FINISHED, "exit code 0"
-    if evidence.oom_killed:  # row 13
+    if evidence.oom_killed:  # row 14
         return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
-    if evidence.rc is not None:  # row 14
+    if evidence.rc is not None:  # row 15
         return State.FAILED, exit_words(evidence.rc)
-    if evidence.liveness is Liveness.REBOOTED:  # row 15
+    if evidence.liveness is Liveness.REBOOTED:  # row 16
         return State.LOST, "the machine was restarted while it ran"
-    return State.LOST, "its processes are gone and left no exit code"  # row 16
+    return State.LOST, "its processes are gone and left no exit code"  # row 17
+
+
+_SHOWN = {
+    Verdict.STARTING: State.STARTING,
+    Verdict.SILENT: State.STARTING,
+    Verdict.RUNNING: State.RUNNING,
+    Verdict.STOPPING: State.STOPPING,
+}
+
+
+def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State | None, str]:
+    """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
+
+    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`.
+    """
+    match proof.verdict:
+        case Verdict.VOID:
+            return None, "taken back before it began"
+        case Verdict.ENDED:
+            if filed:
+                return proof.outcome, proof.reason
+            return State.STOPPING, f"has ended ({proof.outcome}); to be filed by a dispatcher"
+        case Verdict.UNREACHABLE:
+            return State.RUNNING, "on another host, as far as can be told here"
+        case Verdict.STOPPING if stop is None:
+            return State.STOPPING, _LEFTOVERS
+        case _:
+            return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
 
 
 def exit_words(code: int) -> str:

@@ -249,16 +249,23 @@ class Gpu:
     foreign: tuple[ForeignProcess, ...] = ()  # processes of nobody's run
     problem: str | None = None  # why nothing new may start on it
     taken_bytes: tuple[tuple[str, int], ...] = ()  # (job, bytes) that our runs hold on it now, where known
+    mig: bool = False  # a MIG instance: CUDA can use one of them at a time
+    utilisation_percent: int | None = None  # of the time before the look in which it computed; nothing is decided by it
+    memory_utilisation_percent: int | None = None  # in which its memory was read or written
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """A process on a GPU that no run of ours has started."""
+    """A process on a GPU that is no run's to which the GPU was given.
+
+    Pid 0 is memory in use, and nobody can be seen who has it. `job`: a run of that job has it, and was not given it.
+    """
 
     pid: int
     name: str
     memory_bytes: int | None
     user: str | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +278,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     gpu_problem: str | None = None  # NVML failing or hanging; None with no GPUs: there are none
     disk_free_bytes: int | None = None
+    refusal: str = ""  # why it refuses to start anything now; "": it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +292,8 @@ class Waiting:
     waited_ns_before: int = 0  # waiting time already on the clock at `clock_at_ns` (holds and pauses do not count)
     clock_at_ns: int | None = None  # the waiting clock runs since then; None: it stands (held)
     attempt: int = 1  # of the run that would start
-    not_before_ns: int | None = None  # a retry's delay
+    not_before_ns: int | None = None  # a retry's delay, or the pause after a start that the machine refused
+    refused: str = ""  # why it did that; "": it did not
     executor_problem: str | None = None  # why its executor cannot start anything
 
 
@@ -300,14 +309,6 @@ class Running:
     started_at_ns: int
     attempt: int = 1
     stopping: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The newest ended run of a job that neither waits nor runs."""
-
-    name: str
-    outcome: State
 
 
 @dataclass(frozen=True, slots=True)

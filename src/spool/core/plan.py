@@ -7,13 +7,13 @@ it, and the simulator runs on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 
 from spool.core.backfill import Expectation, Protection, expect
 from spool.core.cycles import Cycles
-from spool.core.dependencies import Names, Verdict, judge
+from spool.core.dependencies import Names, Verdict
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Running, State, Waiting
 from spool.core.placement import Placed, Placement
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
@@ -33,7 +33,7 @@ class View:
     """The whole spool as it was seen once.
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
-    names in `queue.watch.names()`, those that held jobs depend on, and the tasks of the arrays among them. `arrays`
+    names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays`
     gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `usage` is what
     `order.UsageLedger.at` returns. `protected` is that of the plan before, so that a job keeps the room that was left
     for it; None does no harm.
@@ -91,7 +91,7 @@ class Plan:
         self._names = names
         self._started = {start.name for start in self.starts}
         self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
-        rules.cycles = Cycles(_with_dependencies(view), names)
+        rules.cycles = Cycles(view.queue.watch.jobs(), names)
         self.endings = tuple(
             Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
         )
@@ -131,7 +131,7 @@ class Plan:
             return None
         if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
             return None
-        if job.spec.depends_on is not None and judge(job, self._names).verdict is not Verdict.SATISFIED:
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
             return None
         return expect(job, self._rules.room)
 
@@ -148,7 +148,7 @@ class Plan:
     def _why_ended(self, name: str, outcome: State) -> str:
         job = self._view.queue.get(name) or self._view.held[name]
         if outcome is State.CANCELLED:
-            return f"dependency: {judge(job, self._names).text}"
+            return f"dependency: {self._names.judgement(job).text}"
         own = list(self._rules.own(job))
         waited_for = own[1] if len(own) > 1 else next(self._rules.shared(job), None)
         return f"{own[0]}; {waited_for}" if waited_for is not None else str(own[0])
@@ -159,21 +159,17 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     queue = view.queue
     queue.ripen(now_ns)
     running = {run.name for run in view.running}
-    queue.watch.sees(running, view.held.keys())
-    names = Names(queue, view.held, running, view.ended.get, view.arrays)
-    settle(queue, view.held, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    queue.watch.sees(running, view.held, queue)
+    names = Names(queue, view.held, running, view.ended.get, view.arrays, queue.watch)
+    settle(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
     limits = shared_limits(queue.shapes, view.running, view.held_arrays)
     room = Room(view.machine, policy, limits, view.reservations, now_ns, view.running, view.zone)
     rules = Rules(queue, room, names, running, paused=view.paused, zone=view.zone)
-    placed = Placed() if view.paused else Placement(queue, rules, view.usage, view.protected).run()
-    if view.paused:
+    nothing = view.paused or bool(view.machine.refusal)
+    placed = Placed() if nothing else Placement(queue, rules, view.usage, view.protected).run()
+    if nothing:
         placed.protected = view.protected
     return Plan(view, rules, names, placed, _next_at_ns(view, rules, placed))
-
-
-def _with_dependencies(view: View) -> Iterator[Waiting]:
-    yield from (view.queue[name] for name in view.queue.watch)
-    yield from (job for job in view.held.values() if job.spec.depends_on is not None)
 
 
 def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:

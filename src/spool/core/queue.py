@@ -72,9 +72,9 @@ def shape_key(job: Waiting) -> ShapeKey:
 class WaitingQueue(Mapping[str, Waiting]):
     """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
 
-    `put` and `remove` tell the index that a name has come, changed or gone; what runs, is held, or was unseen and
-    has ended, it finds in the view. Of any other change of what a name is doing (another outcome of one that has ended
-    already) the owner tells by `changed`.
+    `put` and `remove` tell the index that a name has come, changed or gone; what runs or is held it finds in the view.
+    Of any other change of what a name is doing (how it has ended) the owner tells by `changed`, and by `look_again`
+    that more may be known of names that nobody had seen.
     """
 
     def __init__(self, jobs: Iterable[Waiting] = ()) -> None:
@@ -157,6 +157,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         for name in names:
             self.watch.changed(name)
 
+    def look_again(self) -> None:
+        """Say that more may be known of the names that nobody had seen."""
+        self.watch.look_again()
+
     def _take_out(self, job: Waiting) -> None:
         name = job.name
         key = shape_key(job)
@@ -171,7 +175,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         if opens is not None:
             self._times.discard((opens, name))
         if job.spec.depends_on is not None:
-            self.watch.discard(job)
+            self.watch.discard(name)
         deadline = deadline_ns(job)
         if deadline is not None:
             self._deadlines.discard((deadline, name))
@@ -248,10 +252,6 @@ class WaitingQueue(Mapping[str, Waiting]):
         deadlines = self._deadlines.entries
         at = bisect_left(deadlines, (now_ns,))
         return deadlines[at][0] + 1 if at < len(deadlines) else None
-
-    def with_scheduling_timeout(self) -> tuple[str, ...]:
-        """Return the jobs whose waiting clock matters: after a pause their owner puts them again, the clock set on."""
-        return tuple(name for name, job in self._jobs.items() if job.spec.scheduling_timeout_ns)
 
     def queued(self, *, user: str | None = None, project: str | None = None) -> int:
         """Return how many jobs wait in all, of a user, or of a project."""

@@ -11,7 +11,7 @@ from datetime import UTC, tzinfo
 
 from spool.core.estimates import promised_end_ns
 from spool.core.gpus import Card
-from spool.core.model import Policy, Reservation, Running
+from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 
 NOBODY = "nobody"
@@ -35,14 +35,46 @@ def overlap(one: Reservation, other: Reservation) -> bool:
     return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
 
 
+def known_gpus(machine: Machine) -> frozenset[int] | None:
+    """Return the indices of the GPUs of a machine that was asked for them, None if it could not say."""
+    if machine.gpu_problem is not None and not machine.gpus:
+        return None
+    return frozenset(gpu.index for gpu in machine.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Which reservations stand, those that were written first in front, and why the others do not."""
+
+    standing: tuple[Reservation, ...]
+    refused: Mapping[str, str]
+
+
+def settle(written: Iterable[Reservation], gpus: Collection[int] | None, zone: tzinfo) -> Settled:
+    """Let reservations stand in the order in which they were written; one that conflicts with those does not.
+
+    *gpus* are the indices of the GPUs that there are, None where nobody knows. The clock has no say, so what stands
+    changes with the files and the GPUs only.
+    """
+    standing: list[Reservation] = []
+    refused: dict[str, str] = {}
+    for one in sorted(written, key=lambda each: (each.created_at_ns, each.name)):
+        why = conflict(one, standing, gpus, zone)
+        if why is None:
+            standing.append(one)
+        else:
+            refused[one.name] = why
+    return Settled(tuple(standing), refused)
+
+
 def conflict(
-    new: Reservation, existing: Iterable[Reservation], gpus: int | Collection[int], zone: tzinfo = UTC
+    new: Reservation, existing: Iterable[Reservation], gpus: Collection[int] | None, zone: tzinfo = UTC
 ) -> str | None:
     """Return why *new* cannot stand beside *existing* on a machine with *gpus*, or None if it can.
 
-    *gpus* is how many there are, with indices from 0, or their indices where these have gaps (MIG instances).
-    Looked at moment by moment: reservations that never hold at once are not in each other's way. What stands does
-    not change but at a start, so the starts within *new* are the moments to look at.
+    *gpus* are their indices, which may have gaps (MIG instances). None: they are not known, and then only what is
+    kept by index can be seen to conflict. Looked at moment by moment: reservations that never hold at once are not in
+    each other's way. What stands does not change but at a start, so the starts within *new* are the moments to look at.
     """
     if new.end_at_ns <= new.start_at_ns:
         return "it ends before it begins"
@@ -50,11 +82,9 @@ def conflict(
         return "it names no GPUs"
     if new.gpu_count is not None and new.gpu_count < 1:
         return "it must keep at least one GPU"
-    known = range(gpus) if isinstance(gpus, int) else gpus
-    gpu_count = len(known)
     for index in new.gpu_indices:
-        if index not in known:
-            return f"there is no GPU {index}, the machine has {count_of(gpu_count, 'GPU')}"
+        if gpus is not None and index not in gpus:
+            return f"there is no GPU {index}, {_which(gpus)}"
     others = [each for each in existing if each.name != new.name and overlap(each, new)]
     moments = {new.start_at_ns, *(each.start_at_ns for each in others if each.start_at_ns > new.start_at_ns)}
     for moment in sorted(moments):
@@ -67,12 +97,17 @@ def conflict(
                 return f"at {when} {_gpus(both)} is kept for {_holder(each)} already ({each.name})"
         indices = wanted.union(*(each.gpu_indices for each in at_once))
         counted = sum(each.gpu_count or 0 for each in at_once) + (new.gpu_count or 0)
-        if len(indices) + counted > gpu_count:
+        if gpus is not None and len(indices) + counted > len(gpus):
             kept = f" beside {', '.join(sorted(each.name for each in at_once))}" if at_once else ""
             return (
-                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be kept{kept}, the machine has {gpu_count}"
+                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be kept{kept}, the machine has {len(gpus)}"
             )
     return None
+
+
+def _which(gpus: Collection[int]) -> str:
+    has = f"the machine has {count_of(len(gpus), 'GPU')}"
+    return has if sorted(gpus) == list(range(len(gpus))) else f"{has}: {', '.join(map(str, sorted(gpus)))}"
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from datetime import tzinfo
 
 from spool.core.backfill import FULL, Halt, Protection
 from spool.core.cycles import Cycles
-from spool.core.dependencies import Names, Verdict, judge
+from spool.core.dependencies import Names, Verdict
 from spool.core.model import Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
@@ -59,12 +59,12 @@ class Rules:
 
     def may_be_tried(self, job: Waiting) -> bool:
         """Tell whether nothing of *job*'s own keeps it waiting; the same rules as `own`, without words."""
-        if job.name in self._running or job.name in self._names.ended_now:
+        if job.name in self._running or job.name in self._names.ended_now or self.room.machine.refusal:
             return False
         opens = opens_at_ns(job)
         if opens is not None and opens > self.now_ns:
             return False
-        if job.spec.depends_on is not None and judge(job, self._names).verdict is not Verdict.SATISFIED:
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
             return False
         return not self.counts_queued or self.queued_quota(job) is None
 
@@ -80,18 +80,21 @@ class Rules:
             allowed = show_duration(job.spec.scheduling_timeout_ns or 0)
             waited = show_duration(waited_ns(job, now_ns))
             yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, allowed are {allowed}")
+        refusal = self._refusal(job)
+        if refusal:
+            yield Reason("refused", f"refused: {refusal}")
         opens = opens_at_ns(job)
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
             begins = begins_at_ns(job)
             if begins is not None and begins > now_ns:
                 yield Reason("begins", f"begins at {show_instant(begins, now_ns, self._zone)}")
-            if retry_ns is not None and retry_ns > now_ns:
+            if retry_ns is not None and retry_ns > now_ns and not job.refused:
                 yield Reason("retry", f"retry in {show_duration(retry_ns - now_ns)}")
         if job.name in self._running:
             yield Reason("running", "another run of this name is running")
         if job.spec.depends_on is not None:
-            judgement = judge(job, self._names)
+            judgement = self._names.judgement(job)
             if judgement.verdict is not Verdict.SATISFIED:
                 yield Reason("dependency", f"dependency: {self._circle(job) or judgement.text}")
 
@@ -134,6 +137,15 @@ class Rules:
             yield short
         if job.executor_problem is not None:
             yield Reason("executor", f"executor: {job.executor_problem}")
+
+    def _refusal(self, job: Waiting) -> str:
+        """Return what the machine has refused, and when it is asked again; "" if that does not keep *job* waiting."""
+        if self.room.machine.refusal:
+            return self.room.machine.refusal
+        until_ns = job.not_before_ns
+        if not job.refused or until_ns is None or until_ns <= self.now_ns:
+            return ""
+        return f"{job.refused}; tried again at {show_instant(until_ns, self.now_ns, self._zone)}"
 
     def _circle(self, job: Waiting) -> str | None:
         circle = () if self.cycles is None else self.cycles.through(job)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
-from spool.core.dependencies import Names, Verdict, judge, referred, units
+from spool.core.dependencies import Names, Verdict, judge
 from spool.core.model import State, Waiting
 from spool.core.queue import WaitingQueue
 
 
 def settle(
     queue: WaitingQueue,
-    held: Mapping[str, Waiting],
     names: Names,
     now_ns: int,
     *,
@@ -27,65 +26,52 @@ def settle(
         ending = [name for name in ending if not _is_held(queue[name], held_arrays)]
     for name in ending:
         names.end(name, State.UNSCHEDULABLE)
-    held_watch = _held_watch(held)
     watch = queue.watch
-    if not watch and not held_watch:
-        return ending
+    if watch:
+        _judge(queue, names, ending)
+    names.settled()
+    return ending
+
+
+def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
+    """Judge whoever depends on what has changed, and add to *ending* who ends by that."""
+    watch = queue.watch
     todo = list(watch.doubtful | watch.doomed)
-    todo += [name for waiters in held_watch.values() for name in waiters]
     for name in ending:
-        todo += _dependents(name, queue, held_watch)
+        todo += watch.dependents(name)
     todo.sort(reverse=True)  # the order decides nothing, and is the same for the same spool
     watch.doubtful = set()
     satisfied: dict[str, None] = {}
     while todo:
         name = todo.pop()
-        waits = name in queue
         if name in names.ended_now:
-            if waits and name not in watch.doomed:
+            if name not in watch.doomed:
                 watch.doubtful.add(name)  # it was not judged, and is to be if nobody ends it
             continue
-        job = queue.get(name) or held.get(name)
-        if job is None or job.spec.depends_on is None:
+        job = watch.job(name)
+        if job is None:
             continue
-        judgement = judge(job, names)
-        verdict = judgement.verdict
-        if verdict is Verdict.SATISFIED:
-            if waits:
-                watch.doomed.discard(name)
-                satisfied[name] = None
+        judgement = watch.judged[name] = judge(job, names)
+        watch.doomed.discard(name)
+        watch.unseen.discard(name)
+        if judgement.verdict is Verdict.SATISFIED:
+            satisfied[name] = None
             continue
-        if waits:
+        satisfied.pop(name, None)
+        if name in queue:
             queue.close_dependency(name)
-            watch.doomed.discard(name)
-            if judgement.unseen:
-                watch.doubtful.add(name)  # its outcome may become known without another sign
-        if verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
-            if waits:
-                watch.doomed.add(name)  # to be found again, as long as nobody has ended it
+        if judgement.unseen:
+            watch.unseen.add(name)
+        if judgement.verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+            watch.doomed.add(name)  # to be found again, as long as nobody has ended it
             names.end(name, State.CANCELLED)
             ending.append(name)
-            todo += _dependents(name, queue, held_watch)
-    queue.open_dependency(satisfied)
-    return ending
+            todo += watch.dependents(name)
+    for name in names.ended_now:  # whoever was judged by what this pass decides is judged by what comes of it
+        watch.touch(name)
+        watch.doubtful |= watch.dependents(name) & watch.judged.keys()
+    queue.open_dependency(name for name in satisfied if name in queue)
 
 
 def _is_held(job: Waiting, held_arrays: Set[str]) -> bool:
     return job.spec.task is not None and job.spec.task.array in held_arrays
-
-
-def _held_watch(held: Mapping[str, Waiting]) -> dict[str, list[str]]:
-    """Return which held jobs depend on which names."""
-    watch: dict[str, list[str]] = {}
-    for job in held.values():
-        if job.spec.depends_on is not None:
-            for name in referred(job):
-                watch.setdefault(name, []).append(job.name)
-    return watch
-
-
-def _dependents(name: str, queue: WaitingQueue, held: Mapping[str, list[str]]) -> list[str]:
-    found = list(queue.watch.dependents(name))
-    for unit in units(name):
-        found += held.get(unit, ())
-    return found

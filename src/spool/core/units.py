@@ -6,7 +6,8 @@ without `B` or `iB` after them, in either case; `B` alone is bytes. It comes out
 A duration is numbers with units, largest first (`"90s"`, `"1h30m"`, `"500ms"`; w, d, h, m, s, ms, us, ns), or a
 clock reading, `"HH:MM:SS"` or `"D-HH:MM:SS"`. It comes out as whole nanoseconds, rounded down.
 
-A number without a unit is an error in both: what it would mean is different in every scheduler.
+A number without a unit is an error in both: what it would mean is different in every scheduler. White space around
+either is one too: a text that has it was put together by something that went wrong.
 """
 
 from __future__ import annotations
@@ -72,15 +73,22 @@ def _not_text(value: object, kind: str, bare: str) -> str:
     return f"is not a {kind} in quotes"
 
 
+def _blanks_around(bare: str) -> str:
+    return f'has white space around it; write "{bare}"'
+
+
 def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 @lru_cache(maxsize=4096)
 def _parse_size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
+    bare = text.strip() if len(text) <= _LONGEST_TEXT else ""
+    match = _SIZE.fullmatch(bare)
     if match is None:
         raise InvalidValue(_why_no_size(text))
+    if bare != text:
+        raise InvalidValue(_blanks_around(bare))
     whole, fraction, unit = match.groups()
     factor = 1 << 10 * _POWER[unit.upper() if unit else None]
     size: int = int(whole) * factor
@@ -114,6 +122,8 @@ def _parse_duration(text: str) -> int:
         raise InvalidValue(_why_no_duration(text))
     if total > LARGEST:
         raise InvalidValue(f'"{_shorten(text)}" is longer than 292 years')
+    if bare != text:
+        raise InvalidValue(_blanks_around(bare))
     return total
 
 

@@ -16,13 +16,13 @@ from spool.dispatcher.background import UNIT, unit_for
 from spool.dispatcher.doctor import Finding, Level, configuration, good
 from spool.dispatcher.hookcheck import examine_hooks
 from spool.dispatcher.messengers import examine_messengers
+from spool.dispatcher.survey import machine_now
 from spool.dispatcher.table import this_user
-from spool.dispatcher.watch import file_system_of
 from spool.executors import by_name
-from spool.machine.gpus import GpuWatcher
+from spool.machine.host import file_system_of, is_shared_between_hosts
+from spool.store.spool import Spool
 
 _FEW_WATCHES = 64
-_SHARED = ("nfs", "cifs", "smb3", "9p", "lustre", "ceph", "gluster", "beegfs", "fuse.")  # between hosts
 _INOTIFY = "/proc/sys/fs/inotify"
 
 
@@ -34,14 +34,14 @@ def examine_machine(root: str) -> Iterator[Finding]:
     yield from _inotify()
     yield from _executor(root)
     yield from _systemd(root)
-    yield from _gpus()
+    yield from _gpus(root)
     yield from examine_messengers(root)
     yield from examine_hooks(root)
 
 
 def _file_system(root: str) -> Iterator[Finding]:
     kind = file_system_of(root)
-    if kind.startswith(_SHARED):
+    if is_shared_between_hosts(kind):
         text = f"{kind}: changes made on other hosts raise no event, and are seen after some seconds"
         yield Finding("disk type", Level.WARN, text, "a local disk is faster and safer")
     else:
@@ -132,20 +132,14 @@ def _systemd(root: str) -> Iterator[Finding]:
         yield Finding("linger", Level.WARN, text, "loginctl enable-linger")
 
 
-def _gpus() -> Iterator[Finding]:
-    if not os.path.exists("/dev/nvidiactl"):
-        yield good("GPUs", "none")
+def _gpus(root: str) -> Iterator[Finding]:
+    machine = machine_now(Spool(root), time.time_ns())  # as every other command sees them
+    if machine.gpu_problem is not None:
+        yield Finding("GPUs", Level.FAIL, machine.gpu_problem, "does nvidia-smi work?")
         return
-    watcher = GpuWatcher()
-    try:
-        look = watcher.look(time.time_ns(), patience_ns=10_000_000_000)
-    finally:
-        watcher.close()
-    if look.problem is not None:
-        yield Finding("GPUs", Level.FAIL, look.problem, "does nvidia-smi work?")
-        return
-    yield good("GPUs", f"{len(look.gpus)}: {', '.join(sorted({gpu.name for gpu in look.gpus}))}")
-    for gpu in look.gpus:
+    names = sorted({gpu.name for gpu in machine.gpus})
+    yield good("GPUs", f"{len(machine.gpus)}: {', '.join(names)}" if names else "none")
+    for gpu in machine.gpus:
         if gpu.problem is not None:
             yield Finding(
                 "GPUs", Level.WARN, f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "nothing new starts on it"

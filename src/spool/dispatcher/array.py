@@ -5,11 +5,11 @@ All of it can be lost: the array's metadir and the files of its tasks say it aga
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
-from spool.core.arrays import Tasks
-from spool.core.model import Result, Spec, State
+from spool.core.arrays import Tasks, in_words, outcome_of
+from spool.core.model import Result, Spec, State, Stop
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,7 @@ class Array:
     held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
     missing_ns: int | None = None  # monotonic: since when its file is nowhere
     cancelled: str | None = None  # by whom, and why
+    unrecorded: Stop | None = None  # the same, while no record says it
     result: Result | None = None  # set once it is over and that was told; all that is left is paperwork
 
     @property
@@ -52,19 +53,11 @@ class Array:
         """How it has ended, once it is over."""
         if self.cancelled is not None:
             return State.CANCELLED
-        finished = sum(state is State.FINISHED for state in self.ended.values())
-        return State.FINISHED if finished == len(self.names) else State.FAILED
+        return outcome_of(self.ended.values(), len(self.names))
 
     def counts(self) -> str:
         """Return how its tasks have ended, in words."""
-        counts = Counter(self.ended.values())
-        finished = counts.pop(State.FINISHED, 0)
-        words = [f"{finished} of {len(self.names)} finished"]
-        words += [f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())]
-        never = len(self.names) - len(self.ended)
-        if never > 0:
-            words.append(f"{never} never issued")
-        return ", ".join(words)
+        return in_words(self.ended.values(), len(self.names))
 
     def progress(self, running: int) -> str:
         """Return how far it has come, of which *running* tasks run now."""
@@ -74,8 +67,3 @@ class Array:
             more = f" and {len(self.taken) - 1} more" if len(self.taken) > 1 else ""
             words.append(f"{first}{more} not issued: another job of that name is there")
         return ", ".join(words)
-
-
-def array_of(task: str) -> str:
-    """Return the name of the array that a job of this name would be a task of."""
-    return task.rpartition("_")[0]

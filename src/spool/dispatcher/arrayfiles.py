@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import stat
 import time
 from collections.abc import Callable
@@ -11,18 +10,32 @@ from collections.abc import Callable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.dispatcher.array import Array
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.look import Look
 from spool.dispatcher.moves import MISSING_NS
 from spool.dispatcher.table import Table
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 
 log = logging.getLogger(__name__)
 
 
+_SEE = "see to the file of"
+
+
 class ArrayFiles:
     """Makes of each change of an array's file what it means. *cancel* cancels an array."""
 
-    def __init__(self, spool: LockedSpool, table: Table, look: Look, cancel: Callable[[Array, Stop], None]) -> None:
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        look: Look,
+        cancel: Callable[[Array, Stop], None],
+        confinement: Confinement,
+    ) -> None:
+        self._confinement = confinement
+        self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
         self._spool = spool
         self._table = table
         self._look = look
@@ -30,19 +43,28 @@ class ArrayFiles:
 
     def next_due_ns(self) -> int | None:
         """Return when a missing file counts as deleted, on the monotonic clock."""
-        missing = [array.missing_ns for array in self._table.arrays.values() if array.missing_ns is not None]
-        return min(missing) + MISSING_NS if missing else None
+        return self._due_ns
 
     def see(self, now_ns: int) -> None:
         """See to every array in progress whose file may have changed."""
         moved, self._look.arrays_moved = self._look.arrays_moved, set()
+        self._due_ns = None
         for array in list(self._table.arrays.values()):
             goes_on = array.cancelled is None and array.result is None
             if goes_on and (array.name in moved or array.missing_ns is not None):
                 self.see_one(array, now_ns)
 
     def see_one(self, array: Array, now_ns: int) -> None:
-        """See where the file of *array* is and what that means."""
+        """See where the file of *array* is and what that means; where that cannot be done it is tried again."""
+        thing = Thing("array", array.name)
+        if not self._confinement.pauses(thing, _SEE):
+            with self._confinement.of(thing, _SEE) as piece:
+                self._see_one(array, now_ns)
+            if not piece.failed:
+                return
+        self._look.arrays_moved.add(array.name)
+
+    def _see_one(self, array: Array, now_ns: int) -> None:
         spool, name = self._spool, array.name
         if (inode := self._regular(RUNNING, name)) is not None:
             array.inode, array.missing_ns = inode, None
@@ -64,7 +86,9 @@ class ArrayFiles:
         if array.missing_ns is None:
             array.missing_ns = time.monotonic_ns()
         if stop is None and not spool.holds(array.inode, name, DONE):
-            if time.monotonic_ns() < array.missing_ns + MISSING_NS:
+            deleted_ns = array.missing_ns + MISSING_NS
+            if time.monotonic_ns() < deleted_ns:
+                self._due_ns = min(deleted_ns, self._due_ns or deleted_ns)
                 return
             stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
         self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
@@ -75,11 +99,8 @@ class ArrayFiles:
 
     def _regular(self, place: str, name: str) -> int | None:
         """Return the inode of a job file, None if there is none."""
-        try:
-            status = os.lstat(self._spool.layout.job_file(place, name))
-        except OSError:
-            return None
-        return status.st_ino if stat.S_ISREG(status.st_mode) else None
+        status = status_of(self._spool.layout.job_file(place, name))
+        return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def _release(self, array: Array, now_ns: int) -> None:
         since = array.held_since_ns
@@ -92,7 +113,7 @@ class ArrayFiles:
             if job is None or job.wait is None or spec is None or spec.scheduling_timeout_ns is None:
                 continue
             if job.wait.clock_at_ns is not None:  # a time held does not count as waiting
-                job.wait.clock_at_ns += max(0, now_ns - max(since, job.wait.clock_at_ns))
+                job.wait = job.wait.without(since, now_ns)
                 self._look.clocks.remember(job)
                 self._table.settle(job)
         self._changed(array, "released")

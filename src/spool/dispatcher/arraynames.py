@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.model import State
-from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import Table
 from spool.store.spool import Spool
 
@@ -48,6 +46,12 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
         self._known.pop(name, None)
 
     def _read(self, name: str) -> tuple[str, ...]:
+        try:
+            return self._recorded(name)
+        except OSError:
+            return ()  # its outcome cannot be read either, and that is told
+
+    def _recorded(self, name: str) -> tuple[str, ...]:
         spool = self._spool
         run = spool.latest_run(name)
         if run is None or spool.array(name, run) is None:
@@ -55,5 +59,5 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
         result = spool.result(name, run)
         if result is not None and result.outcome is State.CANCELLED:
             return ()
-        spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+        spec = spool.spec(name, run)
         return Tasks(name, spec).names() if spec is not None else ()

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from spool.core import layout
+from spool.core.arrays import array_of
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Result, State, Stop, StopKind
-from spool.dispatcher.array import Array, array_of
+from spool.dispatcher.array import Array
 from spool.dispatcher.arrayfiles import ArrayFiles
 from spool.dispatcher.arraynames import ArrayNames
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.expand import Expander
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
@@ -30,6 +33,9 @@ from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
 
+_GO_ON = "go on with"
+_SETTLE = "settle"
+_RECORD = "record the cancel of"
 BUDGET_NS = 20_000_000  # what arrays may take of one pass
 
 
@@ -50,7 +56,9 @@ class Arrays:
         order_stop: Callable[[Live, Stop], None],
         flush: Callable[[], None],
         why_no_room: Callable[[], str],
+        confinement: Confinement,
     ) -> None:
+        self._confinement = confinement
         self._spool = spool
         self._table = table
         self._look = look
@@ -59,8 +67,8 @@ class Arrays:
         self._outcomes = outcomes
         self._order_stop = order_stop
         self.store = ArrayStore(spool)
-        self.expander = Expander(spool, table, self.store, look, logs, flush, why_no_room)
-        self.files = ArrayFiles(spool, table, look, self._cancel)
+        self.expander = Expander(spool, table, self.store, look, logs, flush, why_no_room, confinement)
+        self.files = ArrayFiles(spool, table, look, self._cancel, confinement)
         self.names = ArrayNames(spool, table)
 
     # One pass.
@@ -72,8 +80,12 @@ class Arrays:
         self._see_left()
         more = not paused and self.expander.work(until_ns, now_ns)
         for array in list(self._table.arrays.values()):
-            more = self._go_on(array, until_ns, now_ns) or more
-        return self.store.clean(until_ns) or more
+            if not self._confinement.pauses(Thing("array", array.name), _GO_ON):
+                with self._confinement.of(Thing("array", array.name), _GO_ON):
+                    more = self._go_on(array, until_ns, now_ns) or more
+        with self._confinement.service("clean up", "the staging directory"):
+            return self.store.clean(until_ns) or more
+        return more
 
     def next_due_ns(self) -> int | None:
         """Return when there is something to do that no event tells of, on the monotonic clock."""
@@ -107,10 +119,10 @@ class Arrays:
             more = False
         else:
             more = self._issue_some(array, until_ns, now_ns)
-        while array.unknown:
-            if time.monotonic_ns() >= until_ns:
-                return True
-            self._recount(array, array.unknown.popleft())
+        if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
+            return True
+        if array.name in self._look.arrays_moved:  # where its file is, and what that means, is not known yet
+            return more
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
             return True
@@ -138,6 +150,7 @@ class Arrays:
             if issue is Issue.GONE:
                 log.warning("array %s: somebody removed its task %s", array.name, task)
                 array.ended[task] = State.CANCELLED
+                self._table.queue.changed(task)
                 continue
             # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
             job = self._table.job(task)
@@ -191,8 +204,8 @@ class Arrays:
     # Cancelling.
 
     def _cancel(self, array: Array, stop: Stop) -> None:
-        self._spool.order_stop(array.name, array.run, stop)
-        self.store.drop(array.name, array.run)
+        array.unrecorded = stop
+        self._record_cancel(array)
         array.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
         array.missing_ns = None
         array.unissued.clear()
@@ -201,20 +214,45 @@ class Arrays:
         array.to_cancel.extend(name for name in array.names if name in array.open)
         log.info("array %s run %d: %s", array.name, array.run, array.cancelled)
         self._table.version += 1
-        self._table.queue.changed(array.name)
+        self._table.queue.changed()  # of the array, and of every task that was not issued
+
+    def _record_cancel(self, array: Array) -> None:
+        """Write down that an array is cancelled, and throw away what was not issued; what fails is tried again."""
+        thing, stop = Thing("array", array.name), array.unrecorded
+        if stop is not None and not self._confinement.pauses(thing, _RECORD):
+            with self._confinement.of(thing, _RECORD):
+                self._spool.order_stop(array.name, array.run, stop)
+                self.store.drop(array.name, array.run)
+                array.unrecorded = None
 
     def _cancel_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
         """End the tasks that wait and stop those that run."""
         reason = f"array {array.name} was {array.cancelled}"
-        while array.to_cancel:
-            if time.monotonic_ns() >= until_ns:
-                return True
-            self._cancel_task(array, array.to_cancel[0], reason, now_ns)
-            array.to_cancel.popleft()  # not before: the disk may be full
+        self._record_cancel(array)
+        if self._each(array.to_cancel, until_ns, lambda name: self._cancel_task(array, name, reason, now_ns)):
+            return True
+        if array.to_cancel:  # these are tried again after a pause
+            return False
         # One whose run had just ended may have been queued again since.
         jobs = [self._table.jobs[name] for name in array.open if name in self._table.jobs]
         array.to_cancel.extend(job.name for job in jobs if job.live is None and (job.queued or job.held) is not None)
         return bool(array.to_cancel)
+
+    def _each(self, names: deque[str], until_ns: int, action: Callable[[str], None]) -> bool:
+        """Do that to each task of *names* and take it off; return whether time was up. What fails stays."""
+        for _ in range(len(names)):
+            if time.monotonic_ns() >= until_ns:
+                return True
+            name, done = names[0], False
+            if not self._confinement.pauses(Thing.of_job(name), _SETTLE):
+                with self._confinement.of(Thing.of_job(name), _SETTLE):
+                    action(name)
+                    done = True
+            if done:  # not before: it may be done again after an error
+                names.popleft()
+            else:
+                names.rotate(-1)
+        return False
 
     def _cancel_task(self, array: Array, name: str, reason: str, now_ns: int) -> None:
         job = self._table.jobs.get(name)
@@ -266,15 +304,19 @@ class Arrays:
         """After the first look: find out what the tasks of every array that was resumed are doing."""
         self._table.left.clear()
         for array in self._table.arrays.values():
-            for name in array.names:
-                if name in array.unissued:
-                    continue
-                if name in self._table.jobs and self._is_task(array, name):
-                    array.open.add(name)
-                else:
-                    array.unknown.append(name)
-            # A stop beside a file that is still in its place is none: it is the move that counts.
-            self.files.see_one(array, now_ns)
+            self.count_one(array, now_ns)
+
+    def count_one(self, array: Array, now_ns: int) -> None:
+        """Find out what the tasks of one array that was resumed are doing."""
+        for name in array.names:
+            if name in array.unissued:
+                continue
+            if name in self._table.jobs and self._is_task(array, name):
+                array.open.add(name)
+            else:
+                array.unknown.append(name)
+        # A stop beside a file that is still in its place is none: it is the move that counts.
+        self.files.see_one(array, now_ns)
 
 
 def _result(array: Array, now_ns: int) -> Result:

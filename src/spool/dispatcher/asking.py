@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import State
 from spool.dispatcher.listing import Lister
 from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.survey import survey
@@ -27,6 +28,7 @@ class Answer:
 
     name: str
     place: str
+    beside: tuple[str, ...]  # where other files of the name lie
     reasons: tuple[No, ...]
     start_at_ns: int | None  # at the earliest, if every limit holds; None: unknown
     must_end: tuple[str, ...]  # the runs that have to end first
@@ -40,13 +42,8 @@ def why(spool: Spool, name: str) -> Answer:
     """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs or has ended."""
     places = spool.places(name)
     if QUEUED not in places and HELD not in places:
-        if RUNNING in places:
-            run = spool.latest_run(name)
-            kept = why_kept(spool, name, run) if run is not None else ""
-            runs = f"it runs, and was not cancelled: {kept}" if kept else "it runs"
-            raise SpoolError(cannot("say", f"why job {name} waits", runs))
-        if spool.is_stopping(name):
-            raise SpoolError(cannot("say", f"why job {name} waits", "it is being stopped"))
+        if RUNNING in places or spool.is_stopping(name):
+            raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
@@ -70,6 +67,8 @@ def why(spool: Spool, name: str) -> Answer:
     return Answer(
         name=name,
         place=QUEUED if QUEUED in places else HELD,
+        beside=tuple(other for other in (RUNNING, HELD) if other in places and QUEUED in places)
+        or ((RUNNING,) if RUNNING in places else ()),
         reasons=reasons,
         start_at_ns=expected.at_ns if expected is not None else None,
         must_end=expected.must_end if expected is not None else (),
@@ -78,6 +77,16 @@ def why(spool: Spool, name: str) -> Answer:
         last_said=said.reason if said is not None else "",
         at_ns=seen.now_ns,
     )
+
+
+def _what_it_does(spool: Spool, name: str) -> str:
+    """Return what a job does that has been started, as the list of the jobs has it."""
+    row = next(iter(Lister(spool).listing(only=lambda other: other == name).rows), None)
+    if row is not None and row.state is State.STOPPING:
+        return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
+    run = spool.latest_run(name)
+    kept = why_kept(spool, name, run) if run is not None else ""
+    return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[No, ...]:

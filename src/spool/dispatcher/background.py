@@ -11,11 +11,12 @@ import sys
 import time
 
 from spool.core import layout
-from spool.store.disk import Disk
-from spool.store.submitting import is_served
+from spool.store.disk import Disk, read_file
+from spool.store.lock import dispatcher_lives
 
 IDLE_EXIT = "10m"  # as the configuration has it where it says nothing
 UNIT = "spool.service"
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is an error, not a wait
 _STARTING = f"{layout.STAGING}/dispatcher.start"  # who was started last, while it does not hold the lock yet
 _PATIENCE_S = 5.0
 _UNIT_PLACES = ("{config}/systemd/user", "/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
@@ -26,7 +27,7 @@ def ensure(root: str) -> str | None:
 
     Does not wait for it: what was submitted lies on the disk and is found by whoever comes.
     """
-    if is_served(root) or is_starting(root):
+    if dispatcher_lives(f"{root}/{layout.LOCK}") or is_starting(root):
         return None
     usual = _is_same(root, _usual_root())
     by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
@@ -45,7 +46,7 @@ def ensure(root: str) -> str | None:
 
 def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
     """Start a dispatcher of its own session, its messages in `dispatcher.log`, and return its pid. Raises OSError."""
-    log = os.open(f"{root}/{layout.LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log = os.open(f"{root}/{layout.LOG}", _APPEND, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(
@@ -86,8 +87,7 @@ def is_starting(root: str) -> bool:
     try:
         if not -1 < time.time() - os.stat(path).st_mtime < _PATIENCE_S:
             return False
-        with open(path, encoding="ascii") as note:
-            pid = int(note.read())
+        pid = int(read_file(path) or b"")
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, ValueError, IndexError):
@@ -97,10 +97,9 @@ def is_starting(root: str) -> bool:
 def _wishes(root: str) -> tuple[bool, str]:
     """Return what the configuration says: whether to start dispatchers, and after how long without jobs they leave."""
     try:
-        with open(f"{root}/{layout.CONFIG}", "rb") as file:
-            text = file.read()
+        text = read_file(f"{root}/{layout.CONFIG}") or b""
     except OSError:
-        return True, IDLE_EXIT
+        return True, IDLE_EXIT  # as below
     if b"autostart" not in text and b"idle_exit" not in text:  # and so the parser need not be imported
         return True, IDLE_EXIT
     from spool.core.errors import InvalidConfig

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 
 from spool.core import layout
 from spool.core.errors import InvalidReservation
-from spool.core.model import Machine, Reservation
-from spool.core.reservations import conflict, is_active
+from spool.core.model import Reservation
+from spool.core.reservations import is_active, settle
 from spool.formats import reservation
+from spool.machine.host import local_zone
+from spool.store.disk import remedy_for
 from spool.store.spool import Spool
 from spool.store.whole import NotWhole, read_whole
-
-MANY = 1 << 20
-"""As the number of GPUs where that is not known: then only what is kept by index can be seen to conflict."""
 
 
 class BookingState(StrEnum):
@@ -35,6 +34,7 @@ class Booked:
     state: BookingState
     reservation: Reservation | None = None
     problem: str = ""
+    unread: bool = False  # nobody can tell what it says
 
     @property
     def stands(self) -> bool:
@@ -42,32 +42,41 @@ class Booked:
         return self.state is not BookingState.INVALID
 
 
-def booked(spool: Spool, machine: Machine, now_ns: int) -> list[Booked]:
-    """Return every reservation, in the order in which the files were written, which is their rank."""
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """All files of `reservations/`, and the reservations that stand, those that were written first in front."""
+
+    rows: tuple[Booked, ...]
+    standing: tuple[Reservation, ...]
+
+
+def booked(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> Shelf:
+    """Return every reservation; *gpus* are the indices of the GPUs that there are, None if nobody knows."""
     read: list[Reservation] = []
-    found: list[Booked] = []
+    rows: list[Booked] = []
     for name in spool.names(layout.RESERVATIONS):
-        seen = read_whole(spool.layout.job_file(layout.RESERVATIONS, name))
+        path = spool.layout.job_file(layout.RESERVATIONS, name)
+        try:
+            seen = read_whole(path)
+        except OSError as error:
+            spool.note(error, path)
+            why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
+            rows.append(Booked(name, BookingState.INVALID, problem=why, unread=True))
+            continue
         if isinstance(seen, NotWhole):
             if seen is not NotWhole.GONE:
-                found.append(Booked(name, BookingState.INVALID, problem=f"its file is {seen.value}"))
+                rows.append(Booked(name, BookingState.INVALID, problem=f"its file is {seen.value}"))
             continue
         try:
             read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
-            found.append(Booked(name, BookingState.INVALID, problem=why))
-    standing: list[Reservation] = []
-    for one in sorted(read, key=lambda each: (each.created_at_ns, each.name)):
-        why_not = None
-        if machine.gpus and one.end_at_ns > now_ns:
-            why_not = conflict(one, standing, len(machine.gpus), local_zone())
-        if why_not is None:
-            standing.append(one)
-            found.append(Booked(one.name, state_at(one, now_ns), one))
-        else:
-            found.append(Booked(one.name, BookingState.INVALID, one, why_not))
-    return found
+            rows.append(Booked(name, BookingState.INVALID, problem=why))
+    settled = settle(read, gpus, local_zone())
+    rows += [Booked(one.name, state_at(one, now_ns), one) for one in settled.standing]
+    refused = settled.refused
+    rows += [Booked(one.name, BookingState.INVALID, one, refused[one.name]) for one in read if one.name in refused]
+    return Shelf(tuple(rows), settled.standing)
 
 
 def state_at(one: Reservation, now_ns: int) -> BookingState:
@@ -75,8 +84,3 @@ def state_at(one: Reservation, now_ns: int) -> BookingState:
     if is_active(one, now_ns):
         return BookingState.ACTIVE
     return BookingState.PENDING if now_ns < one.start_at_ns else BookingState.COMPLETED
-
-
-def local_zone() -> tzinfo:
-    """Return the zone in which instants are told to people."""
-    return datetime.now().astimezone().tzinfo or UTC

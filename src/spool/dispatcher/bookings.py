@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
 from spool.core import layout
 from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
-from spool.core.reservations import conflict
+from spool.core.reservations import settle
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.look import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
+from spool.machine.host import local_zone
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, read_whole
+from spool.store.whole import NotWhole, Seen, read_whole
+
+_TELL = "say what is wrong with"
 
 
 class Bookings:
     """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
 
-    def __init__(self, spool: LockedSpool) -> None:
+    def __init__(self, spool: LockedSpool, confinement: Confinement) -> None:
         self._spool = spool
+        self._confinement = confinement
+        self._untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or taken away
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
@@ -34,18 +42,31 @@ class Bookings:
         """Return when to look again at what was being written, on the monotonic clock."""
         return self._recheck[0] if self._recheck is not None else None
 
+    def tell_again(self) -> None:
+        """Try again to write the `.error` files that could not be written."""
+        for name, text in list(self._untold.items()):
+            if not self._confinement.pauses(Thing("reservation", name), _TELL):
+                self._tell(name, text)
+
     def look(self) -> bool:
         """Read what changed; return whether the reservations are others than before."""
         before = self._standing
         _, last = self._recheck or (0, 0)
         self._recheck = None
         found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        try:
+        names: list[str] | None = None
+        with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
             names = self._spool.names(layout.RESERVATIONS)
-        except OSError:  # those that stood before still do
+        if names is None:  # those that stood before still do
             return False
         for name in names:
-            seen = read_whole(self._spool.layout.job_file(layout.RESERVATIONS, name))
+            seen: Seen | NotWhole = NotWhole.UNREADABLE
+            with self._confinement.of(Thing("reservation", name), "read") as piece:
+                seen = read_whole(self._spool.layout.job_file(layout.RESERVATIONS, name))
+                if seen is NotWhole.UNREADABLE:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
+            if piece.failed and name in self._files:  # it stands as it did
+                found[name] = self._files[name]
             if isinstance(seen, NotWhole):
                 if seen is NotWhole.WRITING:
                     wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
@@ -66,38 +87,48 @@ class Bookings:
                 self._complain(name, list(error.problems))
         for name in self._files.keys() - found.keys():
             self._mend(name)
+        self._confinement.keep("reservation", {*names, *self._untold})
         self._files = found
         self._settle()
         return self._standing != before
 
-    def machine_has(self, gpus: frozenset[int]) -> None:
-        """Say which GPUs there are, by index, without which nobody knows what conflicts."""
+    @property
+    def ask_for_gpus(self) -> bool:
+        """Whether there are reservations, and nobody knows yet which GPUs there are."""
+        return self._gpus is None and bool(self._files)
+
+    def machine_has(self, gpus: frozenset[int] | None) -> None:
+        """Say which GPUs there are, by index; None if that is not known (yet)."""
         if gpus != self._gpus:
             self._gpus = gpus
             self._settle()
 
     def _settle(self) -> None:
-        """Let reservations stand in the order in which they were written; one that conflicts with those does not."""
-        now = time.time_ns()
-        standing: list[Reservation] = []
-        read = [found for _, found in self._files.values() if found is not None]
-        for one in sorted(read, key=lambda found: (found.created_at_ns, found.name)):
-            why = None
-            if self._gpus is not None and one.end_at_ns > now:
-                why = conflict(one, standing, self._gpus)
-            if why is None:
-                standing.append(one)
-                self._mend(one.name)
-            else:
-                self._complain(one.name, [Problem(None, None, why)])
-        self._standing = tuple(standing)
+        """Find out which reservations stand, and say beside the others why they do not."""
+        settled = settle((found for _, found in self._files.values() if found is not None), self._gpus, local_zone())
+        for one in settled.standing:
+            self._mend(one.name)
+        for name, why in settled.refused.items():
+            self._complain(name, [Problem(None, None, why)])
+        self._standing = settled.standing
 
     def _complain(self, name: str, problems: list[Problem]) -> None:
         told = "".join(f"- {problem.message}\n" for problem in problems)
         text = f"The reservation {name} does not stand:\n{told}This file goes when that is mended or removed.\n"
-        self._spool.complain(self._spool.layout.error_file(layout.RESERVATIONS, name), text)
+        self._tell(name, text)
 
     def _mend(self, name: str) -> None:
+        self._tell(name, None)
+
+    def _tell(self, name: str, text: str | None) -> None:
+        """Have the `.error` file of a reservation say *text*; None: have none."""
         path = self._spool.layout.error_file(layout.RESERVATIONS, name)
-        if os.path.lexists(path):
-            self._spool.disk.discard(path)
+        with self._confinement.of(Thing("reservation", name), _TELL) as piece:
+            if text is not None:
+                self._spool.complain(path, text)
+            elif status_of(path) is not None:
+                self._spool.disk.discard(path)
+        if piece.failed:
+            self._untold[name] = text
+        else:
+            self._untold.pop(name, None)

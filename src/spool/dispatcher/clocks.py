@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spool.core.events import EventName
-from spool.dispatcher.table import FRESH, Job, Table, Wait
+from spool.dispatcher.table import FRESH, Job, Table
 from spool.dispatcher.telling import Telling
 from spool.formats import journal
 
@@ -22,24 +22,11 @@ class Clocks:
         assert file is not None
         runs = job.queued is not None
         was_parked, job.parked = job.parked, not runs
-        if job.wait is None:
-            live = job.live
-            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
-                # moved out of running/ by a person: the same submission goes on
-                arrived = live.wait.arrived_at_ns
-                job.series = live.series
-            else:
-                arrived = min(file.changed_at_ns, now)
-                job.series = FRESH
-                if runs:
-                    self._telling.file(EventName.QUEUED, job, file, now)
-            job.wait = Wait(arrived, 0, now if runs else None)
-        elif runs and job.wait.clock_at_ns is None:
-            job.wait = Wait(job.wait.arrived_at_ns, job.wait.waited_ns_before, now)
-        elif not runs and job.wait.clock_at_ns is not None:
-            waited = job.wait.waited_ns_before + max(0, now - job.wait.clock_at_ns)
-            job.wait = Wait(job.wait.arrived_at_ns, waited, None)
-        elif runs or was_parked:
+        before = job.wait
+        new = self._table.place(job, now)
+        if new and runs:
+            self._telling.file(EventName.QUEUED, job, file, now)
+        if job.wait == before and (runs or was_parked):
             return
         if not runs:
             self._telling.file(EventName.HELD, job, file, now, job.why_held)

@@ -6,25 +6,15 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, Run, Summary, efficiency, summary
-from spool.core.errors import InvalidJob, NoSuchJob, cannot
-from spool.core.lifecycle import Verdict
+from spool.core.errors import NoSuchJob, cannot
+from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Jid, Result, Spec, State
-from spool.formats import jobfile
 from spool.formats.tasks import ArrayRecord
 from spool.machine import memory, tree
-from spool.machine.identity import MachineProber
+from spool.machine.tree import MachineProber
 from spool.store.spool import Spool
-
-_GOING_ON = {
-    Verdict.STARTING: State.STARTING,
-    Verdict.SILENT: State.STARTING,
-    Verdict.RUNNING: State.RUNNING,
-    Verdict.UNREACHABLE: State.RUNNING,
-    Verdict.STOPPING: State.STOPPING,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ def _run_of(result: Result, spec: Spec | None) -> Run:
 
 
 def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> OfRun:
-    spec = _spec(spool, name, run)
+    spec = spool.spec(name, run)
     result = spool.result(name, run)
     if result is not None:
         return _of_result(result, spec, runs)
@@ -106,14 +96,14 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> OfRun:
     used = Run(
         job=name,
         run=run,
-        state=proof.outcome or _GOING_ON.get(proof.verdict, State.RUNNING),
+        state=proof.outcome or shown(proof, filed=False, stop=spool.stop(name, run))[0] or State.RUNNING,
         cpus=grant.grant.cpus,
         memory_bytes=grant.grant.memory_bytes,
         gpus=len(grant.grant.gpu_uuids),
         gpu_memory_bytes=grant.grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
     )
-    if used.ended or proof.verdict is Verdict.UNREACHABLE or grant.granted_at_ns is None:
+    if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or grant.granted_at_ns is None:
         return OfRun(used, efficiency(used), runs)  # to be filed by a dispatcher, which says when it ended; or far away
     jid = spool.jid(name, run)
     wanted = tree.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
@@ -123,20 +113,12 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> OfRun:
         run_time_ns=max(0, time.time_ns() - grant.granted_at_ns),
         cpu_time_ns=memory.cpu_time_ns(pids) if pids else None,
     )
-    return OfRun(used, efficiency(used), runs, memory.pss_bytes(pids) if pids else None)
-
-
-def _spec(spool: Spool, name: str, run: int) -> Spec | None:
-    data = spool.record(name, run, layout.SPEC_COPY)
-    try:
-        return jobfile.parse(data, name=name) if data is not None else None
-    except InvalidJob:
-        return None
+    return OfRun(used, efficiency(used), runs, memory.pss_bytes(pids) or None)
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
     """Summarise the tasks: most from the history, which is one file, the others from their own records."""
-    spec = _spec(spool, array.job, array.run)
+    spec = spool.spec(array.job, array.run)
     names = set(Tasks(array.job, spec).names()) if spec is not None else set()
     found = _ended_tasks(spool, names, array.expanded_at_ns)
     runs = [_run_of(result, spec) for result in found.values() if not _goes_on(spool, result)]

@@ -6,10 +6,12 @@ import os
 import time
 from dataclasses import replace
 
+from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import Jid, State, StopKind
 from spool.dispatcher.table import Live
-from spool.formats.wrapper import ALREADY_STARTED, NO_JID
+from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.spool import Prober
 
@@ -17,7 +19,7 @@ COULD_NOT_START = "could not start: "
 
 
 class Concluder:
-    """Looks at the evidence of runs."""
+    """Looks at the evidence of runs. What cannot be read raises OSError, and nothing is concluded from it."""
 
     def __init__(self, spool: LockedSpool, prober: Prober) -> None:
         self._spool = spool
@@ -39,12 +41,13 @@ class Concluder:
                 live.proof = self._explained(live, prove(ended))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ABSENT and not os.path.lexists(self._spool.layout.metadir(*live.key)):
+        if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
-            return self._never_spoke(live, f"the wrapper ended with {_words(code)} before it could say who it is")
+            why = f"the wrapper ended with {_words(code)} before it could say who it is"
+            return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
         if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
             return self._never_spoke(live, "the wrapper ended before it could say who it is")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
@@ -61,12 +64,15 @@ class Concluder:
             )
         )
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
-            # The record exists and says nothing: it was cut short, and whoever wrote it has had time enough.
+            if isinstance(self._spool.jid(live.name, live.run), Jid):
+                return self.conclude(live)  # the wrapper has spoken in this very moment
+            # The record was removed, or it was cut short and says nothing; whoever wrote it has had time enough.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
             proof = prove(replace(evidence, liveness=liveness, grace=False, remains=live.remains))
         elif proof.verdict is Verdict.SILENT:
             proof = Proof(Verdict.VOID)
         if proof.verdict is Verdict.VOID:
+            live.refusal = live.refusal or self._spool.refusal(live.name, live.run)
             live.proof = proof
             return True
         if proof.verdict is not Verdict.ENDED:
@@ -74,11 +80,23 @@ class Concluder:
         live.proof = self._explained(live, proof)
         return True
 
-    def _never_spoke(self, live: Live, why: str) -> bool:
-        """Settle that no wrapper will ever speak for the run, and then that it was stopped or could not start."""
+    def _never_spoke(self, live: Live, why: str, *, refused: bool = False) -> bool:
+        """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
+
+        *refused*: the wrapper says by its exit code that the machine refused it something. A job that removes its own
+        jid has begun all the same, and its jid is never taken: that would start the job again.
+        """
+        if self._has_begun(live):
+            stop = None if live.asking else live.stop_kind
+            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)))
+            return True
         self._spool.take_jid(live.name, live.run)
         if live.stop is not None and not live.asking:
             live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
+            return True
+        live.refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
+        if live.refusal is not None:
+            live.proof = Proof(Verdict.VOID)
             return True
         live.failure = why
         return self.conclude(live)
@@ -91,6 +109,12 @@ class Concluder:
     def _known_and_gone(self, live: Live) -> bool:
         """Whether the one process that could be the wrapper, as its executor said, has ended."""
         return live.jid is not None and self._prober.liveness(live.jid) is Liveness.GONE
+
+    def _has_begun(self, live: Live) -> bool:
+        """Whether a run without a jid has had one: it was seen, or there are traces, or our own records are gone."""
+        if self._spool.has_begun(live.name, live.run) or (live.pid is not None and live.jid is not None):
+            return True
+        return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
     def _without_metadir(self, live: Live) -> Evidence:
         """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""
@@ -107,7 +131,10 @@ class Concluder:
             failure = self._spool.failure(live.name, live.run)
             if failure:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
-        elif stop is not None and proof.outcome is not State.LOST:
+        elif proof.outcome is State.LOST:
+            if self._spool.record(live.name, live.run, layout.RC) is not None:
+                return replace(proof, reason="its processes are gone, and what lies in rc is no exit code")
+        elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
             return replace(proof, reason=f"{proof.reason}{by}{why}")

@@ -16,6 +16,7 @@ from spool.core.model import Result, State
 from spool.dispatcher import background
 from spool.dispatcher.table import this_user
 from spool.formats import ends, toml
+from spool.store.disk import Disk
 from spool.store.requests import Requests
 from spool.store.spool import Spool, history_lines
 from spool.store.submitting import make_spool, submit
@@ -97,14 +98,15 @@ class Demonstration:
 
     def begin(self) -> list[str]:
         """Make the spool, submit the jobs, start the dispatcher; return the names in the order of submission."""
-        os.mkdir(self.workdir)
+        os.mkdir(self.workdir, 0o700)
         make_spool(self.root)
-        with open(f"{self.root}/{layout.CONFIG}", "wb") as file:
-            file.write(_CONFIGURATION)
+        disk = Disk(f"{self.root}/{layout.STAGING}")
+        disk.put(f"{self.root}/{layout.CONFIG}", _CONFIGURATION)
         self.begun_at_ns = time.time_ns()
         jobs = job_files(self.workdir)
         submit(self.root, jobs.items())
-        with open(f"{self.root}/{layout.LOG}", "wb") as log:
+        disk.put(f"{self.root}/{layout.LOG}", b"")
+        with open(f"{self.root}/{layout.LOG}", "ab") as log:
             self._dispatcher = subprocess.Popen(
                 background.command(self.root, "--until-idle"),
                 env=background.environment(),

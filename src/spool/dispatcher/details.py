@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
-from spool.core.lifecycle import Verdict
+from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
 from spool.dispatcher.listing import Lister
 from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.rows import Row
-from spool.machine.identity import MachineProber
+from spool.machine.tree import MachineProber
+from spool.store.gathering import standing
 from spool.store.spool import Spool
 from spool.store.tails import outputs
 
@@ -44,8 +45,17 @@ class RunDetails:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherFile:
+    """A second file of the name: it waits for the run to end, or is held beside it."""
+
+    row: Row
+    path: str
+    file: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Details:
-    """One job. `file` is the newest of its files, `problem` what its `.error` file says."""
+    """One job. `file` is that of what `row` tells of, `problem` what the `.error` file of a waiting one says."""
 
     name: str
     row: Row
@@ -55,6 +65,7 @@ class Details:
     problem: str | None
     runs: tuple[RunDetails, ...]
     dispatcher: bool
+    others: tuple[OtherFile, ...] = ()
 
 
 def details(spool: Spool, name: str, run: int | None = None) -> Details:
@@ -69,13 +80,14 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     lister = Lister(spool)
     found = [row for row in lister.listing(only=lambda other: other == name).rows if row.name == name]
     prober = MachineProber()
-    place = next((place for place in (*layout.PLACES[:2], layout.RUNNING, layout.DONE) if place in places), None)
+    place = found[0].place if found else next(iter(places), None)
+    place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
     shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
-    if place is None:
+    if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
-        found = found or [Row(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
+        found = [Row(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
     return Details(
@@ -87,31 +99,31 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
         problem=spool.problem_text(name),
         runs=shown,
         dispatcher=lister.dispatcher,
+        others=tuple(_other(spool, row) for row in found[1:]),
     )
 
 
-_WORDS = {
-    Verdict.STARTING: State.STARTING,
-    Verdict.SILENT: State.STARTING,
-    Verdict.RUNNING: State.RUNNING,
-    Verdict.UNREACHABLE: State.RUNNING,
-    Verdict.STOPPING: State.STOPPING,
-}
+def _other(spool: Spool, row: Row) -> OtherFile:
+    place = row.place or layout.QUEUED
+    text = spool.job_text(place, row.name)
+    path = spool.layout.job_file(place, row.name)
+    return OtherFile(row, path, text.decode("utf-8", "replace") if text is not None else None)
 
 
 def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails:
     result: Result | None = spool.result(name, run)
     grant = spool.grant(name, run)
     proof = spool.prove(name, run, prober)
-    state = proof.outcome or _WORDS.get(proof.verdict)
-    reason = result.reason if result is not None else proof.reason
-    if proof.verdict is Verdict.VOID:
-        reason = "taken back before it began"
-    elif proof.verdict is Verdict.UNREACHABLE:
-        reason = "on another host, as far as can be told here"
-    elif result is None and proof.verdict is Verdict.ENDED:
-        reason = f"{reason}; to be filed by a dispatcher"
-    elif result is None and (kept := why_kept(spool, name, run)):
+    stop = spool.stop(name, run)
+    state, reason = shown(proof, filed=result is not None, stop=stop)
+    if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
+        reason = f"{reason}: {refusal}"
+    if result is not None:
+        reason = result.reason
+        if spool.array(name, run) is not None:
+            now = standing(spool, result)
+            state, reason = now.outcome or State.RUNNING, now.reason
+    elif state in (State.STARTING, State.RUNNING) and (kept := why_kept(spool, name, run)):
         reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
@@ -140,5 +152,5 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         again=result.again if result is not None else None,
         again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,
-        stop=spool.stop(name, run),
+        stop=stop,
     )

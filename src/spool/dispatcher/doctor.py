@@ -20,9 +20,10 @@ from spool.dispatcher.listing import STALE_NS
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.machine.identity import MachineProber
-from spool.store.disk import Disk
-from spool.store.spool import Spool, read_bytes
+from spool.machine.tree import MachineProber
+from spool.store.disk import Disk, read_file, remedy_for
+from spool.store.lock import Service
+from spool.store.spool import Forbearing, Spool, read_bytes
 from spool.store.submitting import make_spool
 
 _STALE_S = 3600
@@ -57,17 +58,19 @@ def examine(root: str, *, fix: bool) -> Iterator[Finding]:
     yield from _directories(root, fix=fix)
     if not os.path.isdir(f"{root}/{QUEUED}"):
         return
-    spool = Spool(root)
-    for check in (_modes, _one_file_system):
-        yield from check(spool, fix)
+    spool = Forbearing(root)
+    checks = [_modes, _one_file_system]
     if os.path.isdir(spool.layout.at(layout.STAGING)):  # no look makes what is missing
-        for check in (_moves, _leases, _staging):
+        checks += [_moves, _leases, _staging]
+    for check in (*checks, _complaints, _configuration, _dispatcher, _jobs, _runs):
+        name = check.__name__.strip("_").replace("_", " ")
+        try:
             yield from check(spool, fix)
-    yield from _complaints(spool, fix)
-    yield from _configuration(spool)
-    yield from _dispatcher(spool)
-    yield from _jobs(spool)
-    yield from _runs(spool)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename is not None else ""
+            yield Finding(name, Level.FAIL, f"cannot be checked: {where}{error.strerror}", remedy_for(error))
+    for path, unread in spool.unread.items():
+        yield Finding("reading", Level.FAIL, f"cannot read {path}: {unread.strerror}", remedy_for(unread))
 
 
 def configuration(root: str) -> Config:
@@ -187,14 +190,12 @@ def _staging(spool: Spool, fix: bool) -> Iterator[Finding]:
     if not stale:
         yield good("staging", "nothing was left behind in .tmp/")
         return
-    if fix:
-        for entry in stale:
-            if entry.is_dir(follow_symlinks=False):
-                disk.remove_tree(entry.path)
-            else:
-                disk.discard(entry.path)
+    stays = [error for entry in stale for error in disk.removing(entry.path) if error is not None] if fix else []
     text = f"{len(stale)} files in .tmp/ were left behind by processes that are no more"
-    yield Finding("staging", Level.WARN, text, "`spool doctor --fix` removes them", fixed=fix)
+    remedy = "`spool doctor --fix` removes them"
+    if stays:
+        remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
+    yield Finding("staging", Level.WARN, text, remedy, fixed=fix and not stays)
 
 
 def _complaints(spool: Spool, fix: bool) -> Iterator[Finding]:
@@ -210,8 +211,8 @@ def _complaints(spool: Spool, fix: bool) -> Iterator[Finding]:
                 yield Finding("complaints", Level.WARN, text, "remove it", fixed=fix)
 
 
-def _configuration(spool: Spool) -> Iterator[Finding]:
-    data = read_bytes(spool.layout.at(layout.CONFIG))
+def _configuration(spool: Spool, fix: bool) -> Iterator[Finding]:
+    data = read_file(spool.layout.at(layout.CONFIG))
     if data is None:
         yield good("configuration", "none: the defaults are in force")
         return
@@ -225,19 +226,23 @@ def _configuration(spool: Spool) -> Iterator[Finding]:
     yield good("configuration", "config.toml is valid")
 
 
-def _dispatcher(spool: Spool) -> Iterator[Finding]:
-    lives = spool.dispatcher_lives()
+def _dispatcher(spool: Spool, fix: bool) -> Iterator[Finding]:
+    service = spool.service()
     if spool.paused:
         yield Finding("pause", Level.WARN, "the spool is paused: nothing starts", "`spool resume`")
     path = spool.layout.at(layout.STATE)
-    if not lives:
+    if service is Service.NONE:
         waits = spool.names(QUEUED) or spool.names(RUNNING)
         text = "no dispatcher runs" + (", and jobs wait or run" if waits else "; nothing waits")
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
         return
-    data = read_bytes(path, 1 << 30)
+    data = spool.file(layout.STATE)
     state = parse_state(data) if data else None
+    if service is Service.ASTRAY:
+        who = f"the dispatcher with pid {state.pid}" if state is not None else "a dispatcher"
+        text = f"somebody has deleted or replaced .lock, and {who} lives"
+        yield Finding("lock", Level.WARN, text, "it makes .lock anew at its next look; look again")
     try:
         silent_ns = time.time_ns() - os.stat(path).st_mtime_ns
     except OSError:
@@ -253,7 +258,7 @@ def _dispatcher(spool: Spool) -> Iterator[Finding]:
             yield Finding("dispatcher", Level.WARN, problem)
 
 
-def _jobs(spool: Spool) -> Iterator[Finding]:
+def _jobs(spool: Spool, fix: bool) -> Iterator[Finding]:
     tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
     bad = [
         name
@@ -269,7 +274,7 @@ def _jobs(spool: Spool) -> Iterator[Finding]:
         yield good("job files", f"{waiting} wait, {held} are held, {len(spool.names(RUNNING))} run")
 
 
-def _runs(spool: Spool) -> Iterator[Finding]:
+def _runs(spool: Spool, fix: bool) -> Iterator[Finding]:
     """Look for runs that nobody has settled."""
     prober = MachineProber()
     running = set(spool.names(RUNNING))

@@ -7,6 +7,7 @@ import time
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS
 from spool.dispatcher.conclude import Concluder
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Live, Table
 from spool.dispatcher.wake import Wakes
@@ -16,10 +17,22 @@ from spool.store.spool import Prober
 POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files
 
 
+_FIND_OUT = "find out the end of"
+
+
 class Ends:
     """Finds the runs of which nothing is left."""
 
-    def __init__(self, table: Table, concluder: Concluder, stopper: Stopper, wakes: Wakes, prober: Prober) -> None:
+    def __init__(
+        self,
+        table: Table,
+        concluder: Concluder,
+        stopper: Stopper,
+        wakes: Wakes,
+        prober: Prober,
+        confinement: Confinement,
+    ) -> None:
+        self.confinement = confinement
         self.table = table
         self.concluder = concluder
         self.stopper = stopper
@@ -38,43 +51,63 @@ class Ends:
         return self._poll_at_ns if any(map(_unwatched, self.table.live.values())) else None
 
     def collect(self) -> list[Live]:
-        """Return the runs that are over; their resources are free from here on."""
+        """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
         self._suspects |= {live.key for live in self.wakes.reap()}
         self._suspects |= self.wakes.ended_runs()
         if now >= self._poll_at_ns:
             self._suspects |= {live.key for live in self.table.live.values() if _unwatched(live)}
             self._poll_at_ns = now + POLL_NS
-        for live in self.stopper.tick():
+        gone: list[Live] = []
+        with self.confinement.service("look at", "the processes of runs that are stopped"):
+            gone = self.stopper.tick()
+        for live in gone:
             live.remains, live.cleared = False, True
             self.stopper.forget(live)
+            self._free(live)
             self._suspects.add(live.key)
         for key in list(self._suspects):
-            self._look_at(key)
-            self._suspects.discard(key)  # not before: the disk may be full
+            if self.confinement.pauses(Thing.of_run(key), _FIND_OUT):
+                continue
+            with self.confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
+                self._look_at(key)
+            if not piece.failed:  # else it is looked at again
+                self._suspects.discard(key)
         ended, self._ended = self._ended, []
         return ended
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self.table.live.get(key)
-        if run is None or run.proof is not None:
+        if run is None or run.proof is not None or run.unread:
             return
         if self._over(run):
             self._ended.append(run)
             self.wakes.forget(run)
             self.stopper.forget(run)
-            self.table.free(run)
+            self._free(run)
         elif _unwatched(run):
             self.wakes.watch_run(run)  # its jid may be known by now
 
+    def _free(self, live: Live) -> None:
+        """Nothing of the run is left: what it was granted can be given to the next."""
+        live.gone = True
+        self.table.version += 1
+
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
-        if live.failure is None and not live.cleared and self._wrapper_gone(live):
+        gone = live.failure is None and not live.cleared and self._wrapper_gone(live)
+        nameless = live.adopted and live.jid is None and not live.cleared and live not in self.stopper
+        if nameless and self.wakes.left_behind(live):
+            return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
+        if gone:
             if live in self.stopper or self.wakes.left_behind(live):
-                live.remains = True
+                if not live.remains:
+                    live.remains = True
+                    self.table.version += 1  # when it ends is known better now
                 self.stopper.hurry(live)
                 return False
             live.cleared = True
+            self._free(live)
         if live.cleared and live.group is not None:
             self._close_group(live, live.group)
         return self.concluder.conclude(live)

@@ -18,19 +18,25 @@ from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidJob, Problem
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Spec
+from spool.core.units import show_size
 from spool.dispatcher.array import Array
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.look import Look
+from spool.dispatcher.paths import why_not_expanded
 from spool.dispatcher.table import FRESH, Job, JobFile, Table, user_name
 from spool.formats import jobfile, journal
 from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
 from spool.store.arrays import ArrayStore
-from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
-from spool.store.spool import read_bytes
+from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
+
+_EXPAND = "expand"
+MOST_BYTES = 1 << 30
+"""The files of an array's tasks together are no larger: one file is not to fill the disk for everybody."""
 
 _TRY_AGAIN_NS = 5 * SECOND_NS
 
@@ -59,7 +65,9 @@ class Expander:
         logs: Logs,
         flush: Callable[[], None],
         why_no_room: Callable[[], str],
+        confinement: Confinement,
     ) -> None:
+        self._confinement = confinement
         self._spool = spool
         self._table = table
         self._store = store
@@ -68,13 +76,15 @@ class Expander:
         self._flush = flush
         self._why_no_room = why_no_room
         self._staged: dict[str, _Staged] = {}
-        self._failed: dict[str, tuple[str, int]] = {}  # why it could not be expanded, and when it is tried again
+        self._no_room: dict[str, tuple[str, int]] = {}  # why there is none for its tasks, and when that is asked again
 
     def reason(self, name: str, *, paused: bool) -> str:
         """Return why an array's file still waits."""
         staged = self._staged.get(name)
-        if name in self._failed:
-            return self._failed[name][0]
+        if name in self._no_room:
+            return self._no_room[name][0]
+        if trouble := self._confinement.why(name):
+            return trouble
         if paused:
             return "spool paused"
         if staged is not None:
@@ -83,31 +93,31 @@ class Expander:
 
     def next_due_ns(self) -> int | None:
         """Return when what failed is to be tried again, on the monotonic clock."""
-        return min((at_ns for _, at_ns in self._failed.values()), default=None)
+        return min((at_ns for _, at_ns in self._no_room.values()), default=None)
 
     def work(self, until_ns: int, now_ns: int) -> bool:
         """Go on until *until_ns*, monotonic; return whether there is more to do at once."""
         for name in [name for name in self._staged if name not in self._table.array_files]:
             self._abandon(name)
-        for name in [name for name, (_, at_ns) in self._failed.items() if at_ns <= time.monotonic_ns()]:
-            del self._failed[name]
-        waiting = [name for name in self._table.array_files if name not in self._failed and not self._blocked(name)]
+        for name in [name for name, (_, at_ns) in self._no_room.items() if at_ns <= time.monotonic_ns()]:
+            del self._no_room[name]
+        waiting = [name for name in self._table.array_files if name not in self._no_room and not self._blocked(name)]
         waiting.sort(key=lambda name: (name not in self._staged, self._arrived(name), name))
         for name in waiting:
             if time.monotonic_ns() >= until_ns:
                 return True
             if name not in self._staged and (why := self._why_no_room()):
-                self._failed[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
+                self._no_room[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
                 continue
-            try:
-                if not self._step(self._table.job(name), until_ns, now_ns):
-                    return True
-            except OSError as error:
-                full = " (the disk is full)" if disk_is_full(error) else ""
-                why = f"cannot write its tasks: {error.strerror}{full}"
-                self._failed[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
-                log.error("cannot expand array %s: %s", name, why)
+            thing, done = Thing("array", name), True
+            if self._confinement.pauses(thing, _EXPAND):
+                continue
+            with self._confinement.of(thing, _EXPAND) as piece:
+                done = self._step(self._table.job(name), until_ns, now_ns)
+            if piece.failed:
                 self._abandon(name)
+            elif not done:
+                return True
         return False
 
     def _arrived(self, name: str) -> int:
@@ -118,7 +128,7 @@ class Expander:
         job = self._table.jobs.get(name)
         if job is None or job.live is not None:
             return True
-        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))
+        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # where nobody can tell, the claim fails
 
     def _step(self, job: Job, until_ns: int, now_ns: int) -> bool:
         """Write some more tasks of an array; return False if time is up and not all are written."""
@@ -138,10 +148,14 @@ class Expander:
             if time.monotonic_ns() >= until_ns:
                 return False
             task, text = tasks.task_name(staged.position), staged.texts.text(staged.position)
+            if staged.position == 0 and len(text) * tasks.count > MOST_BYTES:
+                self._refuse(job, [Problem(None, None, _too_much(len(text), tasks.count))])
+                return True
             try:
-                jobfile.parse(text, name=task)
+                jobfile.parse(text, name=task, why_no_path=why_not_expanded)
             except InvalidJob as error:
-                self._refuse(job, task, error)
+                why = [Problem(each.key, None, f"task {task}: {each.message}") for each in error.problems[:5]]
+                self._refuse(job, why)
                 return True
             self._store.add(staged.path, task, text)
             staged.position += 1
@@ -150,7 +164,7 @@ class Expander:
         return True
 
     def _begin(self, name: str, file: JobFile, spec: Spec) -> _Staged | None:
-        data = read_bytes(self._spool.layout.job_file(QUEUED, name))
+        data = read_record(self._spool.layout.job_file(QUEUED, name))
         if data is None:
             return None  # the next look sees that it is gone
         try:
@@ -160,10 +174,9 @@ class Expander:
         staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
         return staged
 
-    def _refuse(self, job: Job, task: str, error: InvalidJob) -> None:
-        """Refuse the whole file, as for any other mistake: a value makes a task that cannot be."""
+    def _refuse(self, job: Job, problems: list[Problem]) -> None:
+        """Refuse the whole file, as for any other mistake: it makes a task that cannot be, or too much."""
         self._abandon(job.name)
-        problems = [Problem(each.key, None, f"task {task}: {each.message}") for each in error.problems[:5]]
         self._look.refuse(QUEUED, job, jobfile.render_errors(job.name, problems))
 
     def _publish(self, job: Job, file: JobFile, spec: Spec, staged: _Staged, now_ns: int) -> None:
@@ -213,6 +226,14 @@ class Expander:
         staged = self._staged.pop(name, None)
         if staged is not None:
             self._store.abandon(staged.path)
+
+
+def _too_much(size: int, count: int) -> str:
+    taken, most = show_size(size * count), show_size(MOST_BYTES)
+    return (
+        f"each of its {count:,} tasks is a file of {show_size(size)}, which is {taken} together, and may be {most}; "
+        "put long texts into a script, and run that"
+    )
 
 
 def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:

@@ -11,17 +11,20 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Verdict
-from spool.core.model import Grant, Result, Spec, State, StopKind
+from spool.core.lifecycle import Liveness
+from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.conclude import COULD_NOT_START
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.start import spec_of_text
-from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait
+from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait, this_user
 from spool.dispatcher.telling import Telling
 from spool.formats import ends, journal, records
 from spool.machine import identity
 from spool.store.locked import LockedSpool
+from spool.store.spool import Spool
+
+_FILE = "file"
 
 
 class Finisher:
@@ -38,7 +41,9 @@ class Finisher:
         outcome: Callable[[str, State], None],
         settings: Settings,
         telling: Telling,
+        confinement: Confinement,
     ) -> None:
+        self._confinement = confinement
         self.telling = telling
         self._spool = spool
         self._table = table
@@ -47,58 +52,75 @@ class Finisher:
         self._settings = settings
         self.lines: list[journal.Line] = []
 
-    def file(self, ended: list[Live], account: Callable[[bytes], None], now_ns: int) -> None:
+    def file(self, ended: list[Live], account: Callable[[bytes], None], now_ns: int) -> list[Live]:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
         *account* appends to the history. In this order a crash can leave something to be done again, which the
         next dispatcher sees, and never something that is left out. So can an error (the disk is full): called again
-        with the same runs it goes on where it was.
+        with the same runs it goes on where it was. Returns those of which nothing is left to do: what fails for one
+        run is done by a later call.
         """
-        ended = [live for live in ended if live.key in self._table.live]
-        results: list[tuple[Live, Result]] = []
-        lines: list[bytes] = []
-        for live in ended:
-            proof = live.proof
-            assert proof is not None
-            if proof.outcome is None:
-                continue
+        over = [live for live in ended if live.key in self._table.live]
+        filed = [live for live in ended if live.key not in self._table.live]
+        over = [live for live in over if not self._confinement.pauses(Thing.of_run(live.key), _FILE)]
+        lines: list[tuple[Live, bytes]] = []
+        ready = [live for live in over if self._try(live, lambda live: self._settle(live, lines, now_ns), partly=True)]
+        account(b"".join(line for live, line in lines if live in ready))
+        for live, _ in lines:
+            live.accounted = live.accounted or live in ready
+        for live in ready:
             if live.result is not None:
-                results.append((live, live.result))
-                continue
-            recorded = self._spool.result(live.name, live.run) if live.adopted else None
-            known = recorded
-            if live.adopted and recorded is None:
-                # A power cut may have emptied the result and spared the line of the history, which is synced.
-                known = self._spool.account_of(live.name, live.run, live.started_at_ns)
-            result = known or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
-            if recorded is None:
-                self._write(live, result)
-            if known is None or (recorded is not None and not self._spool.accounted(result)):
-                lines.append(ends.render_history(result))
-            results.append((live, result))
-        account(b"".join(lines))
-        for live, result in results:
-            live.result = result
-        for live, result in results:
-            self._tell(self._table.job(live.name), result, live.spec)
+                self._tell(self._table.job(live.name), live.result, live.spec)
         self.telling.flush()
-        for live, result in results:
-            self._move(self._table.job(live.name), live, result)
-        for live in ended:
-            if live.proof is not None and live.proof.verdict is Verdict.VOID:
-                self._void(self._table.job(live.name), live, account, now_ns)
+        filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, account, now_ns))]
+        return filed
+
+    def _try(self, live: Live, step: Callable[[Live], None], *, partly: bool = False) -> bool:
+        """Do one step of the paperwork of a run; return whether it is done. *partly*: more steps follow."""
+        with self._confinement.of(Thing.of_run(live.key), _FILE, partly=partly) as piece:
+            step(live)
+        return not piece.failed
+
+    def _settle(self, live: Live, lines: list[tuple[Live, bytes]], now_ns: int) -> None:
+        """Write down how a run ended, and add its line of the history to *lines* if that is missing."""
+        proof = live.proof
+        assert proof is not None
+        if proof.outcome is None or (live.result is not None and live.accounted):
+            return
+        recorded = self._spool.result(live.name, live.run) if live.adopted else None
+        known = recorded or live.result
+        if live.adopted and known is None:
+            # A power cut may have emptied the result and spared the line of the history, which is synced.
+            known = self._spool.account_of(live.name, live.run, live.started_at_ns)
+            live.accounted = known is not None
+        elif recorded is not None and live.result is None:
+            live.accounted = self._spool.accounted(recorded)
+        result = known or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
+        if recorded is None and live.result is None:
+            self._write(live, result)
+        live.result = result
+        if not live.accounted:
+            lines.append((live, ends.render_history(result)))
+
+    def _file_away(self, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
+        job = self._table.job(live.name)
+        if live.result is not None:
+            self._move(job, live, live.result)
+        else:
+            self._void(job, live, account, now_ns)
 
     def _write(self, live: Live, result: Result) -> None:
-        self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
-            # In all other cases the wrapper has written the word.
+            # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, records.render_status(result.outcome))
+        self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
 
     def _move(self, job: Job, live: Live, result: Result) -> None:
         """Put the job's file where it belongs after *result*, and the job where it stands."""
         spool, name = self._spool, live.name
         final = result.again is None
-        if result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD):
+        tried_again = result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD)
+        if tried_again:
             final = not (spool.put_back(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
         if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
@@ -112,9 +134,14 @@ class Finisher:
         job.live, job.told_run = None, None
         if not final:
             job.series = series_after(result, live.stop_kind)
-            if job.wait is None:
+            # Another file of its name that is held has a place of its own, and gives way to the one that is queued.
+            if job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns):
                 job.wait = Wait(live.wait.arrived_at_ns, 0, None)
-        self._revisit(job)
+        try:
+            self._revisit(job)
+        finally:  # whether its file could be seen or not
+            if not final and (wait := job.wait) is not None:
+                self.lines.append(journal.Waits(name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
 
     def _moved_away(self, live: Live) -> bool:
         """Whether the file of a run was moved to another directory by a person."""
@@ -122,7 +149,11 @@ class Finisher:
         return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
 
     def _void(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
-        """Put the job of a run that never started and never will back; nothing is counted."""
+        """Put the job of a run whose command has not begun and never will back; nothing is counted."""
+        if isinstance(self._spool.jid(live.name, live.run), Jid):
+            # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
+            self._spool.put_record(live.name, live.run, layout.JID, records.VOID_JID)
+        job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
         if self._spool.put_back(live.name, QUEUED):
             job.series = live.series
             job.wait = Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None)
@@ -233,7 +264,7 @@ class Finisher:
         result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
         self._put_unstarted(result, text, account)
         file = job.queued or job.held
-        self._tell(job, result, file.spec if file is not None else spec_of_text(text, name))
+        self._tell(job, result, file.spec if file is not None else spool.job_spec(place, name))
         self.telling.flush()
         if place != DONE:
             spool.file_away(name, place, text)
@@ -243,6 +274,20 @@ class Finisher:
         job.parked = False
         job.series = FRESH
         self._table.settle(job)
+
+    def end_called_off(self, gone: Job, text: bytes, account: Callable[[bytes], None], now_ns: int) -> None:
+        """End a submission that was cancelled while an earlier run of its name was alive, which is over by now.
+
+        *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
+        """
+        name, reason = gone.name, f"cancelled by {this_user()} before it started"
+        result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
+        self._put_unstarted(result, text, account)
+        self._tell(gone, result, gone.queued.spec if gone.queued is not None else None)
+        self.telling.flush()
+        self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
+        self._outcome(name, result.outcome)
+        self.lines.append(journal.Left(name))
 
     def _cut_off(self, name: str, wait: Wait | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
@@ -276,3 +321,33 @@ def series_after(result: Result, stopped_by: StopKind | None) -> Series:
     """Return how far a submission has come after a run that is not its last."""
     requeued = result.again == "requeue" and stopped_by is None
     return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+
+
+def series_so_far(
+    spool: Spool,
+    name: str,
+    arrived_at_ns: int,
+    *,
+    before: int | None = None,
+    settle: Callable[[str, int], bool] | None = None,
+) -> Series:
+    """Return how far the submission that came then has come, of its runs only those *before* one.
+
+    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
+    over; *settle* takes it back, or returns that it has begun after all.
+    """
+    for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
+        result = spool.result(name, run)
+        if result is not None:
+            if result.again is None or result.submitted_at_ns != arrived_at_ns:
+                return FRESH
+            stop = spool.stop(name, run)
+            return series_after(result, stop.kind if stop is not None else None)
+        if spool.array(name, run) is not None:
+            return FRESH
+        found = spool.jid(name, run)
+        if found is Liveness.VOID:
+            continue
+        if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
+            return FRESH
+    return FRESH

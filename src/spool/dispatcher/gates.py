@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,15 +19,18 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.plan import Start
 from spool.dispatcher import happenings
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.refusals import Refusals
 from spool.dispatcher.table import Job, Live
 from spool.formats.listening import Reply
+from spool.store.disk import status_of
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
 
 log = logging.getLogger(__name__)
 
+_ANSWER = "apply the answer of a hook to"
 ASKED = "hook submitting: asked"
 _GOOD_FOR_NS = 60 * SECOND_NS  # a yes; what it was given for may be over by then
 
@@ -74,17 +76,29 @@ class Gates:
             self._settle()
         if telling.replies:
             self._forget_old()
-        while telling.replies:
-            self._take(telling.replies[0])
-            del telling.replies[0]  # not before: where the disk is full it is taken again
+        replies, telling.replies = telling.replies, []
+        telling.replies += [reply for reply in replies if not self._take(reply)]
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: Reply) -> bool:
+        """Take in one answer; return whether that is done, else it is taken again."""
         for name, start in list(self._starts.items()):
-            if start.number == reply.number:
-                self._answered(name, start, reply)
-        for cancel in list(self._cancels.values()):
-            if cancel.number == reply.number:
-                self._stop_or_keep(cancel, reply)
+            if start.number == reply.number and not self._try(Thing.of_job(name), self._answered, name, start, reply):
+                return False
+        return all(
+            cancel.number != reply.number or self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, reply)
+            for cancel in list(self._cancels.values())
+        )
+
+    def _try(self, thing: Thing, action: Callable[..., None], *about: object) -> bool:
+        """Do what follows from an answer, unless that failed a moment ago; return whether it is done."""
+        if self._of.confinement.pauses(thing, _ANSWER):
+            return False
+        with self._of.confinement.of(thing, _ANSWER) as piece:
+            action(*about)
+        if piece.failed and (job := self._of.table.jobs.get(thing.name)) is not None and job.live is None:
+            job.blocked = self._of.confinement.why(thing.name)  # so that it keeps nobody else waiting
+            self._of.table.settle(job)
+        return not piece.failed
 
     def allowed(self, starts: tuple[Start, ...], now: int) -> tuple[Start, ...]:
         """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others."""
@@ -105,7 +119,7 @@ class Gates:
         if live.key not in self._cancels:
             why = f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
             event = happenings.of_run(EventName.CANCELLING, live, self._of.spool.root, self._of.clock(), why)
-            self._cancels[live.key] = _Cancel(live, stop, self._telling.listening.ask(event))
+            self._cancels[live.key] = _Cancel(live, stop, self._telling.ask(event))
         return False
 
     def forget(self, lives: Iterable[Live]) -> None:
@@ -114,7 +128,8 @@ class Gates:
             self._allowed.discard(live.key)
             cancel = self._cancels.get(live.key)
             if cancel is not None:
-                self._of.spool.disk.discard(self._of.spool.layout.record(*live.key, layout.STOP))
+                with self._of.confinement.of(Thing.of_run(live.key), "take back the cancel of"):
+                    self._of.spool.disk.discard(self._of.spool.layout.record(*live.key, layout.STOP))
                 self._telling.listening.forget(cancel.number)
                 self._no_longer_asked(cancel)
 
@@ -130,7 +145,7 @@ class Gates:
             if asked.reply is None:
                 return False
             if asked.reply.no is not None:
-                self._refuse(job, asked.reply.no)
+                self._try(Thing.of_job(job.name), self._refuse, job, asked.reply.no)
                 return False
             if time.monotonic_ns() - asked.at_ns < _GOOD_FOR_NS:
                 del self._starts[start.name]
@@ -139,7 +154,7 @@ class Gates:
         if asked is not None:
             self._telling.listening.forget(asked.number)
         event = happenings.of_file(EventName.SUBMITTING, job, job.queued, self._of.spool.root, now)
-        number = self._telling.listening.ask(replace(event, grant=start.grant))
+        number = self._telling.ask(replace(event, grant=start.grant))
         self._starts[start.name] = _Start(of, number)
         job.asked = ASKED
         return False
@@ -185,14 +200,14 @@ class Gates:
             self._starts.clear()
         if EventName.CANCELLING not in self._telling.asked:
             for cancel in list(self._cancels.values()):
-                self._stop_or_keep(cancel, Reply(cancel.number))
+                self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, Reply(cancel.number))
         self._of.table.version += 1
 
     # Cancels.
 
     def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
         live = cancel.live
-        if live.proof is None and live.key in self._of.table.live:
+        if live.holds_room and live.key in self._of.table.live:
             if reply.no is None:
                 self._allowed.add(live.key)
                 self._of.order_stop(live, cancel.stop)
@@ -213,7 +228,7 @@ class Gates:
         spool.put_record(name, live.run, layout.KEPT, f"{why}\n".encode())
         spool.disk.discard(spool.layout.record(name, live.run, layout.STOP))
         running = spool.layout.job_file(RUNNING, name)
-        if not os.path.lexists(running):
+        if status_of(running) is None:
             with contextlib.suppress(FileExistsError, FileNotFoundError):
                 if spool.holds(live.inode, name, DONE, mtime_ns=live.mtime_ns):
                     spool.disk.move(spool.layout.job_file(DONE, name), running)

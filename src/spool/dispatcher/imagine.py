@@ -15,7 +15,7 @@ from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.resources import could_run
 from spool.core.simulation import Coming, Discipline, Outcome, simulate
 from spool.formats import ends, jobfile, swf
-from spool.store.spool import Spool, history_lines
+from spool.store.spool import Spool
 
 _GZIP = b"\x1f\x8b"
 _GIB = 1 << 30
@@ -76,7 +76,7 @@ def of_history(spool: Spool) -> Workload:
     coming: list[Coming] = []
     again: dict[str, int] = {}  # job -> when its next run could begin
     incomplete = guessed = 0
-    for line in reversed(list(history_lines(spool.root))):
+    for line in reversed(list(spool.history())):
         try:
             result = ends.parse_history_line(line)
         except SpoolError:

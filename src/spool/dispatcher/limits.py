@@ -9,10 +9,11 @@ import heapq
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.units import format_duration, show_size
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.stop import Stopper, processes_of
 from spool.dispatcher.table import Live, Table
 from spool.machine import memory
@@ -20,6 +21,7 @@ from spool.machine import memory
 log = logging.getLogger(__name__)
 
 MEMORY_EVERY_NS = SECOND_NS
+_AGAIN_NS = SECOND_NS // 4  # after an error
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +34,10 @@ class _Moment:
 class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(self, table: Table, stopper: Stopper, order: Callable[[Live, Stop], None]) -> None:
+    def __init__(
+        self, table: Table, stopper: Stopper, order: Callable[[Live, Stop], None], confinement: Confinement
+    ) -> None:
+        self._confinement = confinement
         self._table = table
         self._stopper = stopper
         self._order = order
@@ -68,17 +73,26 @@ class Limits:
         while self._moments and self._moments[0].at_ns <= now:
             moment = heapq.heappop(self._moments)
             live = self._table.live.get(moment.key)
-            if live is None or live.proof is not None or live.stop is not None:
+            if live is None or not live.holds_room or live.stop is not None:
                 continue
-            if moment.warning and live.spec.signal is not None:
-                log.info("job %s: %s before its time limit", live.name, live.spec.signal.name)
-                self._stopper.warn(live, live.spec.signal.name)
-            elif not moment.warning:
-                limit = live.spec.time_limit_ns or 0
-                self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
+            with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
+                self._enforce(live, warning=moment.warning)
+            if piece.failed:
+                heapq.heappush(self._moments, replace(moment, at_ns=now + _AGAIN_NS))
         if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
-            self._check_memory()
             self._memory_at_ns = time.monotonic_ns() + MEMORY_EVERY_NS
+            with self._confinement.service("watch", "the memory of runs"):
+                self._check_memory()
+
+    def _enforce(self, live: Live, *, warning: bool) -> None:
+        """Warn a run of its time limit, or stop it."""
+        signal = live.spec.signal
+        if warning and signal is not None:
+            log.info("job %s: %s before its time limit", live.name, signal.name)
+            self._stopper.warn(live, signal.name)
+        elif not warning:
+            limit = live.spec.time_limit_ns or 0
+            self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
         self._with_memory &= self._table.live.keys()
@@ -90,7 +104,8 @@ class Limits:
             used = memory.rss_bytes(pids)
             if limit is not None and used > limit:
                 used = memory.pss_bytes(pids)
-            live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
+            if used:  # else nobody is left to be asked
+                live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
             if limit is not None and used > limit and live.stop is None:
                 words = f"used {show_size(used)} of {show_size(limit)}"
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))

@@ -21,6 +21,7 @@ from spool.core.model import SECOND_NS
 from spool.dispatcher.background import environment
 from spool.dispatcher.questions import PATIENCE_NS, Questions
 from spool.formats.listening import Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
+from spool.machine import descriptors
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Listening:
         self._greeting_due_ns = 0
         self._deaths = 0  # in a row
         self._again_ns = 0
+        self.trouble: OSError | None = None  # why the process could not be started
 
     @property
     def pid(self) -> int | None:
@@ -87,9 +89,9 @@ class Listening:
             if len(self._out) < _MUCH:
                 self._say(More(position))
 
-    def ask(self, event: Event) -> int:
-        """Ask whether it may be; return the number that the reply will have."""
-        number = self._questions.add(event)
+    def ask(self, event: Event, after: int = 0) -> int:
+        """Ask whether it may be, after the events before that position; return the number of the reply."""
+        number = self._questions.add(event, after)
         self._wanted = True
         self._send_questions()
         return number
@@ -158,7 +160,11 @@ class Listening:
         return due is not None and self._clock() >= due
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            self._cannot_start(error)
+            return
         with theirs:
             try:
                 self._process = subprocess.Popen(
@@ -171,9 +177,10 @@ class Listening:
                 )
             except OSError as error:
                 ours.close()
-                log.error("cannot start the process of the listeners: %s", error.strerror)
-                self._count_death()
+                self._cannot_start(error)
                 return
+        self.trouble = None
+        descriptors.give_limit_to(self._process.pid)
         ours.setblocking(False)
         self._channel = ours
         self._born_ns = self._clock()
@@ -186,6 +193,10 @@ class Listening:
             self._end = os.pidfd_open(self._process.pid)
             self._ready.register(self._end, select.EPOLLIN)
         self._write()
+
+    def _cannot_start(self, error: OSError) -> None:
+        self.trouble = error
+        self._count_death(lived_ns=0)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -222,20 +233,19 @@ class Listening:
             self._dying.append(process)  # who hangs up may live for another moment
         log.error("the process of the listeners has ended; another one is started")
         self._greeted(None)
-        self._count_death()
+        self._count_death(self._clock() - self._born_ns)
         for number, event, tries in self._questions.died():
             why = f"it has ended the process that asks {tries} times"
             self._answered(Reply(number, no=f"hook {event.name}: {why}"))
 
-    def _count_death(self) -> None:
-        now = self._clock()
-        self._deaths = 1 if now - self._born_ns > _WELL_NS else self._deaths + 1
-        self._again_ns = now + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
+    def _count_death(self, lived_ns: int) -> None:
+        self._deaths = 1 if lived_ns > _WELL_NS else self._deaths + 1
+        self._again_ns = self._clock() + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
 
     def _send_questions(self) -> None:
         if self._greeting:
-            for number, event in self._questions.send(self._clock()):
-                self._say(Ask(number, event))
+            for number, event, after in self._questions.send(self._clock()):
+                self._say(Ask(number, event, after))
 
     def _say(self, message: Told) -> None:
         if self._channel is not None:

@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spool.core import layout
-from spool.core.errors import InvalidJob, InvalidRecord
+from spool.core.arrays import array_of
+from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Verdict
+from spool.core.lifecycle import shown
 from spool.core.model import SECOND_NS, Result, Spec, State
-from spool.dispatcher.array import array_of
 from spool.dispatcher.background import is_starting
 from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.rows import Row, row_of_result, row_of_spec, row_of_view
 from spool.dispatcher.table import user_name
-from spool.formats import ends, jobfile
-from spool.formats.state import StateView, parse_state
-from spool.machine.identity import MachineProber
-from spool.store.spool import Spool, history_lines, read_bytes
+from spool.formats import ends
+from spool.formats.state import GpusTold, JobView, StateView, parse_state
+from spool.machine.tree import MachineProber
+from spool.store.disk import same_file
+from spool.store.gathering import standing
+from spool.store.lock import Service
+from spool.store.spool import Spool, unreadable
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
@@ -38,6 +41,9 @@ _FITTING = {
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
     RUNNING: frozenset({State.RUNNING, State.STOPPING}),
 }
+
+
+_STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,9 @@ class Lister:
     def __init__(self, spool: Spool, now_ns: int | None = None) -> None:
         self._spool = spool
         self._now_ns = time.time_ns() if now_ns is None else now_ns
-        self.dispatcher = spool.dispatcher_lives()
-        self.state, self.stale_ns = self._read_state()
+        self.service = spool.service()
+        self.dispatcher = self.service is not Service.NONE
+        self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._prober = MachineProber()
         self._complaints: dict[str, set[str]] = {}
@@ -69,17 +76,18 @@ class Lister:
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int = RECENT
     ) -> Listing:
         """Return the jobs whose name *only* accepts: those that go on, and the *recent* last ended or *everything*."""
-        active: dict[str, str] = {}
+        active: dict[str, list[str]] = {}
         for place in (RUNNING, QUEUED, HELD):
             for name in self._spool.names(place):
                 if only is None or only(name):
-                    active.setdefault(name, place)
+                    active.setdefault(name, []).append(place)
         for name in self._without_file():
             if only is None or only(name):
-                active.setdefault(name, RUNNING)
-        rows = [row for name, place in active.items() if (row := self._active(name, place)) is not None]
+                active.setdefault(name, []).insert(0, RUNNING)
+        rows = [row for name, places in active.items() for row in self._of_name(name, places)]
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
-        rows += self._ended(done, None if everything or only is not None else recent)
+        ended = self._ended(done, None if everything or only is not None else recent)
+        rows += [replace(row, place=DONE) for row in ended]
         return Listing(
             tuple(rows),
             self.dispatcher,
@@ -90,30 +98,72 @@ class Lister:
             self._now_ns,
         )
 
-    def _read_state(self) -> tuple[StateView | None, int | None]:
-        """Return the dispatcher's view, and how long it has been silent if that is too long."""
-        path = self._spool.layout.at(layout.STATE)
-        if not self.dispatcher:
-            return None, None
+    def _of_name(self, name: str, places: list[str]) -> Iterable[Row]:
+        """Yield what a name stands for: most have one file. A second one waits for the run of the first to end."""
+        if len(places) > 1:  # or it was moved while the directories were read
+            there = self._spool.places(name)
+            places = [place for place in places if place in there] or [places[-1]]
+            if places[0] != RUNNING and self._goes_without_file(name, places):
+                places = [RUNNING, *places]
+        first, *others = places
+        if (row := self._readable(name, first)) is not None:
+            yield replace(row, place=first)
+        for place in others:
+            if self._same(name, first, place):  # a move that is not complete
+                continue
+            row = self._read(name, place)
+            if row is not None and row.state is State.QUEUED:
+                row = replace(row, reason="another run of this name is running")
+            if row is not None and row.state is State.HELD and first == QUEUED:
+                row = replace(row, reason=row.reason or "another job of this name waits")
+            if row is not None:
+                yield replace(row, place=place)
+
+    def _same(self, name: str, one: str, other: str) -> bool:
+        """Whether a name has one and the same file in two places."""
         try:
-            silent = self._now_ns - os.stat(path).st_mtime_ns
-        except OSError:
-            return None, None
-        data = read_bytes(path, _MAX_STATE)
-        return (parse_state(data) if data else None), (silent if silent > STALE_NS else None)
+            return same_file(self._spool.layout.job_file(one, name), self._spool.layout.job_file(other, name))
+        except OSError:  # it is told of when it is read
+            return False
+
+    def _goes_without_file(self, name: str, places: Iterable[str]) -> bool:
+        """Whether a run of that name is being stopped whose file is none of those in *places*."""
+        run = self._spool.latest_run(name)
+        if run is None or name not in self._without_file():
+            return False
+        grant = self._spool.grant(name, run)
+        return not any(self._spool.holds(grant.inode or 0, name, place) for place in places) if grant else False
 
     def _without_file(self) -> list[str]:
         """Return the jobs that the dispatcher still sees run or stop, though their files were taken away."""
         views = self.state.jobs.items() if self.state is not None else ()
         live = [name for name, view in views if view.run is not None and _word(view.state) in _FITTING[RUNNING]]
-        return [name for name in live if self._spool.is_stopping(name)]
+        return [name for name in live if self._is_stopping(name)]
 
-    def _active(self, name: str, place: str) -> Row | None:
+    def _is_stopping(self, name: str) -> bool:
+        try:
+            return self._spool.is_stopping(name)
+        except OSError:  # what the dispatcher sees of it counts
+            return True
+
+    def _readable(self, name: str, place: str) -> Row | None:
+        """Return a job that goes on; one whose records cannot be read by what else there is."""
         view = self.state.jobs.get(name) if self.state is not None else None
+        try:
+            self._spool.strict.latest_run(name)  # else what cannot be read would pass for absent
+            return self._active(name, place, view)
+        except OSError as error:
+            where = self._spool.layout.runs(name)
+            self._spool.note(error, where)
+            state = (_word(view.state) if view is not None else None) or _STATES[place]
+            row = row_of_view(name, state, view) if view is not None else Row(name, state)
+            return replace(row, reason=unreadable(error, where))
+
+    def _active(self, name: str, place: str, view: JobView | None) -> Row | None:
         if view is not None:
             state = _word(view.state)
             if state is State.RUNNING and self._spool.is_stopping(name):
-                state = State.STOPPING  # since the dispatcher has spoken
+                return self._read(name, place)  # since the dispatcher has spoken
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
@@ -132,7 +182,7 @@ class Lister:
             held = why_held(spool.layout, name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
             user, since, held = None, None, ""
-        spec = self._spec(name, place)
+        spec = spool.job_spec(place, name)
         if place == RUNNING:
             return self._running(name, user, spec)
         state = State.HELD if place == HELD else State.QUEUED
@@ -147,19 +197,13 @@ class Lister:
         proof = spool.prove(name, run, self._prober) if run is not None else None
         grant = spool.grant(name, run) if run is not None else None
         array = spool.array(name, run) if run is not None else None
-        state, reason = State.RUNNING, ""
+        state, reason = State.STARTING, ""
         if array is not None:
-            reason = f"{array.tasks} tasks"
-        elif proof is None or proof.verdict is Verdict.STARTING:
-            state = State.STARTING
-        elif proof.verdict is Verdict.STOPPING:
-            state = State.STOPPING
-        elif proof.verdict is Verdict.UNREACHABLE:
-            reason = "on another host, as far as can be told here"
-        elif proof.outcome is not None:
-            state, reason = State.STOPPING, f"has ended ({proof.outcome}); to be filed by a dispatcher"
-        else:
-            reason = why_kept(spool, name, run) if run is not None else ""
+            state, reason = State.RUNNING, f"{array.tasks} tasks"
+        elif proof is not None and run is not None:
+            found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
+            state = found or state
+            reason = reason or why_kept(spool, name, run)
         row = Row(
             name,
             state,
@@ -171,13 +215,6 @@ class Lister:
             reason=reason,
         )
         return row_of_spec(row, spec)
-
-    def _spec(self, name: str, place: str) -> Spec | None:
-        text = self._spool.job_text(place, name)
-        try:
-            return jobfile.parse(text, name=name) if text is not None else None
-        except InvalidJob:
-            return None
 
     def _complained(self, place: str) -> set[str]:
         if place not in self._complaints:
@@ -193,26 +230,28 @@ class Lister:
         """Return the jobs of *names*, last ended first; with *most*, no more than that and only recent ones."""
         left = set(names)
         rows: list[Row] = []
+        newest: dict[str, int] = {}  # when the last task of each array ended
         arrays: dict[str, Result | None] = {}  # that have ended, as far as they were asked for; None: it is none
-        for line in history_lines(self._spool.root) if left else ():
+        for line in self._spool.history() if left else ():
             try:
                 result = ends.parse_history_line(line)
             except InvalidRecord:
                 continue
+            newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
             if most is not None and result.ended_at_ns is not None and self._now_ns - result.ended_at_ns > RECENT_NS:
                 return rows
             if most is not None and (array := self._ended_array(result, left, arrays)) is not None:
                 left.discard(result.job)  # its array stands for it
                 if array.job in left:
                     left.discard(array.job)
-                    rows.append(replace(row_of_result(array), reason=array.reason))
+                    rows.append(self._array_row(array, newest))
             elif result.job in left:
                 left.discard(result.job)
                 rows.append(row_of_result(result))
                 if not left or (most is not None and len(rows) >= most):
                     return rows
         if most is None:
-            rows += [self._without_history(name) for name in left]
+            rows += [self._without_history(name, newest) for name in left]
         return rows
 
     def _ended_array(self, task: Result, names: Collection[str], known: dict[str, Result | None]) -> Result | None:
@@ -228,12 +267,42 @@ class Lister:
             return None  # or a task that was run again by itself
         return array
 
-    def _without_history(self, name: str) -> Row:
+    def _array_row(self, result: Result, newest: Mapping[str, int]) -> Row:
+        """Return an array that has ended as its tasks stand now; *newest* has the last end of a task of each array."""
+        now = standing(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
+        state = now.outcome if now.outcome is not None else State.RUNNING
+        return replace(row_of_result(result), state=state, reason=now.reason, ended_at_ns=now.ended_at_ns)
+
+    def _without_history(self, name: str, newest: Mapping[str, int]) -> Row:
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
+        if result is not None and self._spool.array(name, result.run) is not None:
+            return self._array_row(result, newest)
         if result is not None:
             return row_of_result(result)
         return Row(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
+
+
+def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
+    """Return what a dispatcher, which lives, said last, and how long it has been silent if that is too long."""
+    path = spool.layout.at(layout.STATE)
+    try:
+        silent = now_ns - os.stat(path).st_mtime_ns
+    except OSError:
+        return None, None
+    data = spool.file(layout.STATE, _MAX_STATE)
+    return (parse_state(data) if data else None), (silent if silent > STALE_NS else None)
+
+
+def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
+    """Return what a dispatcher that lives knows of the GPUs, so that nobody says otherwise; None if it knows nothing.
+
+    It has watched them, and may know what one look cannot show: that a GPU has fallen off, who used what before.
+    """
+    view, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
+    if view is None or view.machine is None or silent_ns is not None:
+        return None
+    return view.machine.told()
 
 
 def _word(text: str) -> State | None:

@@ -2,44 +2,55 @@
 
 Events say where to look first; a look at everything finds what they missed. Nothing is changed here but the
 `.error` files beside bad job files.
+
+A look gives way: when its time in a pass is over it goes on in the next, and what has been seen may start before.
+Large files, which take long to read, come last. Only the first look of a dispatcher is done in one go.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+from collections.abc import Iterator
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.clocks import Clocks
+from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.refusals import Refusals
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import INVALID, Job, JobFile, Table
 from spool.dispatcher.telling import Telling
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, in_order_of_making, is_gone, is_open_in_editor, read_whole
-
-log = logging.getLogger(__name__)
+from spool.store.whole import NotWhole, Seen, in_order_of_making, is_open_in_editor, read_whole
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 _TOGETHER = 512  # files
+_LARGE = 1 << 16  # bytes: to read a file of more may take as long as a hundred starts
+_PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 
 
 class Look:
     """The dispatcher's eyes. What they see of the places in the queue goes to `clocks`."""
 
-    def __init__(self, spool: LockedSpool, table: Table, settings: Settings, telling: Telling) -> None:
+    def __init__(
+        self, spool: LockedSpool, table: Table, settings: Settings, telling: Telling, confinement: Confinement
+    ) -> None:
         self._spool = spool
+        self._confinement = confinement
         self._layout = spool.layout
         self._table = table
-        self._texts = Texts(spool, settings)
+        self._texts = Texts(spool, settings, confinement)
+        self._troubled: set[tuple[str, str]] = set()  # files that could not be looked at
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
+        self._rest: Iterator[None] | None = None  # what is left of a look at everything
+        self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
         self._vanished: dict[str, int] = {}
         self.gone: dict[str, None] = {}  # waiting jobs whose files went away, until somebody has seen to that
         self.clocks = Clocks(table, telling)
@@ -50,21 +61,50 @@ class Look:
 
     # What to look at.
 
-    def everything(self) -> None:
-        """Look at every file of the state directories, as if no event had ever been raised."""
+    def everything(self, until_ns: int | None = None) -> None:
+        """Look at every file of the state directories, as if no event had ever been raised.
+
+        At *until_ns*, monotonic, give way; `go_on` does the rest.
+        """
+        self._rest = self._all(in_one_go=until_ns is None)
+        self.go_on(until_ns)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a look has given way, and is to go on."""
+        return self._rest is not None or bool(self._large)
+
+    def go_on(self, until_ns: int | None, *, busy: bool = False) -> None:
+        """Go on with a look that has given way; do one step at least. *busy*: there is more to look at before."""
+        while self.unfinished:
+            if self._rest is None:
+                if until_ns is None:  # the first look: large files come after what can start
+                    return
+                (place, name), since = next(iter(self._large.items()))
+                if busy and time.monotonic_ns() < since + _PATIENCE_NS:
+                    return
+                del self._large[place, name]
+                self.examine(place, name)
+            elif next(self._rest, self) is self:
+                self._rest = None
+            if until_ns is not None and time.monotonic_ns() >= until_ns:
+                return
+
+    def _all(self, *, in_one_go: bool) -> Iterator[None]:
+        """Look at everything, step by step. Between two steps everything may change, and nothing is held on to."""
         for place in (QUEUED, HELD):
-            scanned = self._scan(place)
+            scanned = None
+            with self._confinement.spool("list", f"{place}/"):
+                scanned = self._scan(place)
             if scanned is None:
                 continue
             found, marks = scanned
             for name in [name for name in self._table.jobs if name not in found and self._known(place, name)]:
                 self._set(place, name, None)
-            self._examine_all(place, list(found), marks)
-        try:
+            yield from self._examine_all(place, list(found), marks, in_one_go=in_one_go)
+        running = set[str]()
+        with self._confinement.spool("list", f"{RUNNING}/"):
             running = set(self._spool.names(RUNNING))
-        except OSError as error:
-            log.warning("cannot look into %s/: %s", RUNNING, error.strerror)
-            running = set()
         live = {live.name for live in self._table.live.values()}
         self.strays |= running - live - self._table.arrays.keys()
         self.arrays_moved |= self._table.arrays.keys()
@@ -76,7 +116,7 @@ class Look:
         if name is None:
             return
         if place in (QUEUED, HELD):
-            self.examine(place, name)
+            self.examine(place, name, may_wait=True)
             job = self._table.jobs.get(name)
             if job is not None and job.live is not None:
                 self.moved.add(name)
@@ -93,7 +133,11 @@ class Look:
         """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
         for (place, name), (when, _) in list(self._recheck.items()):
             if when <= now_ns:
+                self.examine(place, name, may_wait=True)
+        for place, name in list(self._troubled):
+            if not self._confinement.pauses(Thing.of_job(name), _LOOK_AT):
                 self.examine(place, name)
+        self._texts.say_again()
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns and name not in self.gone:
                 del self._vanished[name]
@@ -101,8 +145,11 @@ class Look:
 
     @property
     def awaits_writers(self) -> bool:
-        """Whether a file in `queued/` is being written: it is looked at again."""
-        return any(place == QUEUED for place, _ in self._recheck)
+        """Whether a file in `queued/` is being written, could not be read just now, or is still to be looked at."""
+        if self.unfinished or any(place == QUEUED for place, _ in self._recheck):
+            return True
+        lasts = self._confinement.lasts
+        return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`due` has something to do, on the monotonic clock."""
@@ -110,19 +157,38 @@ class Look:
         times += [since + FORGET_NS for since in self._vanished.values()]
         return min(times, default=None)
 
-    def examine(self, place: str, name: str, *, anew: bool = False) -> None:
-        """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed."""
+    def examine(self, place: str, name: str, *, anew: bool = False, may_wait: bool = False) -> None:
+        """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed.
+
+        *may_wait*: a large one is read when there is nothing else to look at.
+        """
         if self._is_arrays(name):
             return
-        if is_gone(self._layout.job_file(place, name)):  # as it is after every move of our own
-            self._take(place, name, NotWhole.GONE)
-            return
-        edited = is_open_in_editor(self._layout.at(place), name)
-        if anew or self._is_new(place, name, edited):
-            seen = read_whole(self._layout.job_file(place, name))
-            self._take(place, name, self._understood(place, name, seen, edited))
+        with self._confined(name) as piece:
+            status = status_of(self._layout.job_file(place, name))
+            if status is None:  # as it is after every move of our own
+                self._take(place, name, NotWhole.GONE)
+            else:
+                edited = is_open_in_editor(self._layout.at(place), name)
+                if anew or self._is_new(place, name, edited):
+                    if may_wait and status.st_size > _LARGE:
+                        self._large.setdefault((place, name), time.monotonic_ns())
+                        return
+                    seen = read_whole(self._layout.job_file(place, name))
+                    self._take(place, name, self._understood(place, name, seen, edited))
+        self._looked(place, name, piece)
 
-    def _examine_all(self, place: str, names: list[str], marks: set[str]) -> None:
+    def _confined(self, name: str, *, partly: bool = False) -> Piece:
+        return self._confinement.of(Thing.of_job(name), _LOOK_AT, partly=partly)
+
+    def _looked(self, place: str, name: str, piece: Piece) -> None:
+        """Take note whether a file could be looked at; if not, it is what it was, and is looked at again."""
+        if piece.failed:
+            self._troubled.add((place, name))
+        elif self._troubled:
+            self._troubled.discard((place, name))
+
+    def _examine_all(self, place: str, names: list[str], marks: set[str], *, in_one_go: bool) -> Iterator[None]:
         """Look at these files; *marks* are the editors' files that are there.
 
         One step after the other is done for many of them: a processor that does the same again is a third faster.
@@ -130,11 +196,37 @@ class Look:
         for at in range(0, len(names), _TOGETHER):
             some = [name for name in names[at : at + _TOGETHER] if not self._is_arrays(name)]
             edits = {name: is_open_in_editor(self._layout.at(place), name, marks) for name in some}
-            new = [name for name in some if self._is_new(place, name, edits[name])]
-            seen = [(name, read_whole(self._layout.job_file(place, name))) for name in new]
-            files = [(name, self._understood(place, name, one, edits[name])) for name, one in seen]
+            new: list[str] = []
+            for name in some:
+                with self._confined(name, partly=True) as piece:
+                    if self._is_new(place, name, edits[name]):
+                        new.append(name)
+                if piece.failed:
+                    self._looked(place, name, piece)
+            yield
+            if not in_one_go:
+                for name in new:
+                    self.examine(place, name, may_wait=True)
+                    yield
+                continue
+            seen: list[tuple[str, Seen | NotWhole]] = []
+            files: list[tuple[str, JobFile | NotWhole]] = []
+            for name in new:
+                with self._confined(name, partly=True) as piece:
+                    one = read_whole(self._layout.job_file(place, name))
+                    if (
+                        isinstance(one, Seen) and one.size > _LARGE
+                    ):  # the memory does not hold many, and others can start
+                        self._large[place, name] = time.monotonic_ns()
+                    else:
+                        seen.append((name, one))
+                if piece.failed:
+                    self._looked(place, name, piece)
+            files += [(name, self._understood(place, name, one, edits[name])) for name, one in seen]
             for name, file in files:
-                self._take(place, name, file)
+                with self._confined(name) as piece:
+                    self._take(place, name, file)
+                self._looked(place, name, piece)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether a file of that name is that of an array in progress, or waits for it to end."""
@@ -148,14 +240,14 @@ class Look:
         known = self._known(place, name)
         if known is None:
             return True
-        try:
-            status = os.lstat(self._layout.job_file(place, name))
-        except FileNotFoundError:
+        if self._troubled and (place, name) in self._troubled:
+            return True
+        status = status_of(self._layout.job_file(place, name))
+        if status is None:
             return True  # as the reading finds out, too
-        except OSError:
-            return False
         return (
-            (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
+            known.unread
+            or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
             or (known.problem == INVALID and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited
             or (place, name) in self._recheck
@@ -208,14 +300,13 @@ class Look:
             self._hide(place, name)
             return
         self._recheck.pop((place, name), None)
-        try:
-            status = os.lstat(self._layout.job_file(place, name))
-        except OSError:
+        status = status_of(self._layout.job_file(place, name))
+        if status is None:
             self._set(place, name, None)
             return
         self._texts.complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFile(*identity, None, INVALID))
+        self._set(place, name, JobFile(*identity, None, INVALID, unread=why is NotWhole.UNREADABLE))
 
     def refuse(self, place: str, job: Job, text: str) -> None:
         """Take a file that could be read for invalid after all; *text* says why."""
@@ -261,18 +352,20 @@ class Look:
         another = file is not None and job.held is not None and file.inode != job.held.inode
         why = self._refusals.why(job.name, file) if file is not None and not another else ""
         if job.why_held and not why:
-            self._refusals.withdraw(job.name)
+            self._withdraw_reason(job.name)
+        elif why:
+            self._confinement.done(Thing.of_job(job.name), _WITHDRAW)
         job.why_held = why
+
+    def _withdraw_reason(self, name: str) -> None:
+        with self._confinement.of(Thing.of_job(name), _WITHDRAW):
+            self._refusals.withdraw(name)
 
     # The disk.
 
-    def _scan(self, place: str) -> tuple[dict[str, None], set[str]] | None:
-        """Return the jobs whose files are there, and the marks of editors."""
-        try:
-            listed = (os.listdir if self._table.jobs else in_order_of_making)(self._layout.at(place))
-        except OSError as error:
-            log.warning("cannot look into %s/: %s", place, error.strerror)
-            return None
+    def _scan(self, place: str) -> tuple[dict[str, None], set[str]]:
+        """Return the jobs whose files are there, and the marks of editors. Raises OSError."""
+        listed = (os.listdir if self._table.jobs else in_order_of_making)(self._layout.at(place))
         found: dict[str, None] = {}
         marks, complaints, reasons = set[str](), set[str](), set[str]()
         for filename in listed:
@@ -285,7 +378,8 @@ class Look:
                 complaints.add(name)
             elif (name := layout.job_of_reason_file(filename)) is not None:
                 reasons.add(name)
-        self._refusals.sweep(reasons - found.keys())
+        for name in reasons - found.keys():
+            self._withdraw_reason(name)
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and file.problem != INVALID):
@@ -295,3 +389,5 @@ class Look:
 
 _NO_FILE = JobFile(0, 0, 0, 0, 0, None)
 _IN_EDITOR = "open in an editor"
+_LOOK_AT = "look at the file of"
+_WITHDRAW = "remove the hold reason of"

@@ -11,7 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
+from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop, StopKind
 from spool.core.plan import Plan
@@ -19,13 +21,14 @@ from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.conclude import Concluder
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.gates import Gates
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
-from spool.dispatcher.memory import recall, worth_remembering
+from spool.dispatcher.memory import Memory, recall, stopping_line, worth_remembering
 from spool.dispatcher.moves import Moves
 from spool.dispatcher.noticing import Noticing
 from spool.dispatcher.recover import Recovery
@@ -43,12 +46,17 @@ from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
 from spool.dispatcher.world import Outcomes, World
 from spool.machine import run_groups
-from spool.machine.identity import MachineProber
 from spool.machine.run_groups import RunGroups
+from spool.machine.tree import MachineProber
+from spool.store.disk import SpoolTrouble
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LEAST_SPARES, _MOST_SPARES = 2, 256
 
 
 class Dispatcher:
@@ -57,28 +65,33 @@ class Dispatcher:
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
         self.clock = clock
+        self.confinement = Confinement(spool.root)
         self.settings = Settings(spool)
         self.table = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.outcomes = Outcomes(spool, self.table.array_state)
+        self.outcomes = Outcomes(spool, self.table.array_state, self.confinement)
         self.world = World(spool, self.table, self.settings)
         self.usage = Usage(spool, self.table)
-        self.bookings = Bookings(spool)
-        self.telling = Telling(spool, self.settings, self.logs)
-        self.look = Look(spool, self.table, self.settings, self.telling)
+        self.bookings = Bookings(spool, self.confinement)
+        self.telling = Telling(spool, self.settings, self.logs, self.confinement)
+        self.look = Look(spool, self.table, self.settings, self.telling, self.confinement)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(spool, self.table, self._revisit, self._ended_as, self.settings, self.telling)
+        self.finisher = Finisher(
+            spool, self.table, self._revisit, self._ended_as, self.settings, self.telling, self.confinement
+        )
         groups = run_groups.find()
         self.groups = groups if isinstance(groups, RunGroups) else None
-        self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling)
+        self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling, self.confinement)
         self.table.executor_problem = self.starter.problem
         self.stopper = Stopper(spool.root)
-        self.limits = Limits(self.table, self.stopper, self.order_stop)
+        self.limits = Limits(self.table, self.stopper, self.order_stop, self.confinement)
         self.watch = Watch()
-        self.report = Report(spool, self.table, self.watch)
+        self.report = Report(spool, self.table, self.watch, self.confinement)
         self.wakes = Wakes(spool.root)
-        self.ends = Ends(self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober)
-        self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop)
+        self.ends = Ends(
+            self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober, self.confinement
+        )
+        self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop, self.confinement)
         self.arrays = Arrays(
             spool,
             self.table,
@@ -89,13 +102,17 @@ class Dispatcher:
             self.order_stop,
             self.flush,
             self.world.why_no_room,
+            self.confinement,
         )
         self.sight = Sight(self)
         self.noticing = Noticing(self)
         self.gates = Gates(self)
         self.acting = Acting(self)
+        self.report.gpus_at = lambda: self.world.gpus_at_ns
         self.report.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.sight.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
+        self._unrecorded: dict[tuple[str, int], Live] = {}  # runs that are stopped, which no record says yet
+        self.recovery = Recovery(spool, self.table, self.prober, Memory(), self.confinement, self.settings)
         self.plan: Plan | None = None
         self._watches_gpus = False
         self.machine: Machine | None = None
@@ -104,23 +121,27 @@ class Dispatcher:
     # Life.
 
     def open(self) -> None:
-        """Find out how things stand: adopt what runs, finish what was cut off."""
-        self.spool.sweep_staging()
+        """Find out how things stand: adopt what runs, finish what was cut off.
+
+        Raises OSError where the spool as a whole cannot be read; opened anew by another call it goes on.
+        """
+        confinement = self.confinement
+        with confinement.service("clean up", "the staging directory"):
+            self.spool.sweep_staging()
         self.sight.open()
         self.wakes.watch_files(self.telling.listening.fileno(), self.telling.listening.read)
         memory = recall(self.logs.read_journal())
-        recovery = Recovery(self.spool, self.table, self.prober)
+        self.recovery = Recovery(self.spool, self.table, self.prober, memory, confinement, self.settings)
         self.telling.open(memory.told)
-        restore_results(self.spool, memory, self.prober.boot_id())
-        recovery.unfinished_moves(memory)
-        recovery.runs(memory)
-        for array, unissued in unfinished(self.spool, self.arrays.store, recovery.arrays, memory):
-            self.arrays.resume(array, unissued)
-        recovery.places(memory)
-        for live in self.table.live.values():
-            if self.groups is not None:
-                live.group = self.groups.existing(live.name, live.run)
-            self.watch_run(live)
+        with confinement.service("restore", "the results that a power cut took"):
+            restore_results(self.spool, memory, self.prober.boot_id(), confinement)
+        self.recovery.unfinished_moves()
+        self.recovery.runs()
+        for name in list(self.recovery.arrays):
+            self._resume_array(name)
+        self.recovery.places()
+        for live in list(self.table.live.values()):
+            self._adopt(live)
         # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
         gc.disable()
         self.sight.look_at_everything()
@@ -128,25 +149,23 @@ class Dispatcher:
         gc.enable()
         self.moves.settle_places()
         self.arrays.count(self.clock())
-        self.noticing.begins()
-        self.telling.flush()
-        self.look.clocks.lines = []  # all of it is in what follows
-        self._compact()
+        with confinement.spool("write", "the journal"):
+            self.noticing.begins()
+            self.telling.flush()
+            self._compact()
 
     def close(self) -> None:
         """Leave; what runs goes on."""
-        self.noticing.leaves()
-        try:
-            self.flush()
-        except OSError as error:
-            log.error("cannot write to the journal: %s; some places in the queue are forgotten", error.strerror)
-        self.report.write(self.plan, self.machine, paused=self.sight.paused, force=True)
-        self.starter.close()
-        self.watch.close()
-        self.world.close()
-        self.telling.close()
-        self.logs.close()
-        self.wakes.close()
+        parts = (self.starter, self.watch, self.world, self.telling, self.logs, self.wakes)
+        steps = [part.close for part in parts]
+        if self.spool.is_ours:  # else another dispatcher may have spoken since
+            self.report.write(self.plan, self.machine, paused=self.sight.paused, force=True)
+            steps = [self.noticing.leaves, self.flush, *steps]
+        for leave in steps:
+            try:
+                leave()
+            except OSError as error:
+                log.error("cannot leave in good order: %s; some places in the queue may be forgotten", error)
 
     @property
     def idle(self) -> bool:
@@ -156,42 +175,90 @@ class Dispatcher:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing runs, and what waits can be helped by people only."""
-        return not self.table.live and not self.look.awaits_writers and self.plan is not None and self.plan.stuck
+        """Whether nothing runs, and what waits, or cannot be filed, can be helped by people only."""
+        runs = self.table.live.values()
+        troubled = all(not live.holds_room and self.confinement.why(live.name) for live in runs)
+        return troubled and not self.look.awaits_writers and self.plan is not None and self.plan.stuck
 
     # A pass.
 
     def turn(self) -> bool:
-        """Do one pass; return whether another has something to do at once."""
+        """Do one pass; return whether another has something to do at once.
+
+        Each step is confined by itself: what fails for the spool as a whole holds up what follows from it, and never
+        the limits and the stops.
+        """
+        self._keep_lock()
+        confinement = self.confinement
         self.telling.begin_pass()
-        self.sight.see()
-        self.gates.hear()
+        self._step("look at", "the spool", self.sight.see)
+        with confinement.service("take in", "the answers of hooks"):
+            self.gates.hear()
+        self._recover()
         ended = self.ends.collect()
         for live in ended:
             live.ended_at_ns = self.clock()  # before what starts in its place: the accounting shows nobody twice
+        self.starter.shortage.ended(ended, self.clock())
         self._unfiled += ended
         self.limits.check()
+        self._record_stops()
         version = self.table.version
-        more = self.arrays.work(self.clock(), paused=self.sight.paused)
+        more = started = False
+        if not confinement.held_up():
+            with confinement.service("go on with", "the arrays"):
+                more = self.arrays.work(self.clock(), paused=self.sight.paused)
         if self.settings.config.policy.on_failure == "pause":
             self._file()  # nothing is to start after the first that failed
-        started = self.acting.work()
+        if not confinement.held_up(besides="start"):
+            started = bool(self._step("start", "jobs", self.acting.work))
         self._file()
-        self.noticing.turn(self.machine)
-        self.flush()
-        self.telling.tick()
-        if self.logs.long:
-            self._compact()
+        with confinement.service("tell", "the listeners"):
+            self.noticing.turn(self.machine)
+        self._step("write", "the journal", self._write_journal)
+        with confinement.service("serve", "the listeners"):
+            self.telling.tick()
+        confinement.end_pass()
         if started or ended or self.table.version != version:
             self.busy_at_ns = time.monotonic_ns()
             self.report.changed()
         self.report.write(self.plan, self.machine, paused=self.sight.paused)
-        return more or bool(ended) or self.table.version != version
+        more = more or self.sight.unfinished
+        return (more or bool(ended) or self.table.version != version) and not confinement.held_up()
+
+    def _keep_lock(self) -> None:
+        due = not self.confinement.pauses(Thing("service", "the spool anew"), "lock")
+        if self.spool.keep(renew=due):
+            log.warning("%s was deleted or replaced; it is made anew", self.spool.layout.at(layout.LOCK))
+        trouble = self.spool.lock_trouble
+        if due or trouble is None:
+            with self.confinement.service("lock", "the spool anew"):
+                if trouble is not None:
+                    raise trouble
+
+    def keep_room(self) -> None:
+        """Keep room on the disk for the stops of all that runs."""
+        with self.confinement.service("keep room for", "stops on a full disk"):
+            self.spool.keep_spares(min(max(_LEAST_SPARES, len(self.table.live)), _MOST_SPARES))
+
+    def _step(self, verb: str, what: str, step: Callable[[], T]) -> T | None:
+        """Do a step of a pass that holds up the starts while it cannot be done."""
+        if self.confinement.pauses(Thing("spool", what), verb):
+            return None
+        with self.confinement.spool(verb, what):
+            return step()
+        return None
+
+    def _write_journal(self) -> None:
+        self.flush()
+        if self.logs.long:
+            self._compact()
+        if (problem := self.logs.problem) is not None:
+            raise SpoolTrouble(problem.errno, problem.strerror, problem.filename) from problem
 
     @property
     def asking(self) -> bool:
-        """Whether somebody is asked about a start or a cancel, and has not answered."""
-        return self.gates.waiting
+        """Whether somebody, or NVML, is asked about a start or a cancel, and has not answered."""
+        return self.gates.waiting or self.acting.awaits_gpus
 
     def sleep(self, limit_ns: int | None = None) -> None:
         """Wait until there is a reason to look, at most *limit_ns*."""
@@ -209,14 +276,22 @@ class Dispatcher:
     # Ends.
 
     def _file(self) -> None:
-        """Do the paperwork of what has ended; what an error leaves undone is done by the next call."""
-        if self._unfiled:
-            self.noticing.ended(self._unfiled)
-            self.finisher.file(self._unfiled, self.logs.account, self.clock())
-            filed, self._unfiled = self._unfiled, []
+        """Do the paperwork of what has ended; what an error leaves undone is done by a later call."""
+        if not self._unfiled:
+            return
+        filed = self._step("file", "what has ended", self._do_paperwork)
+        if filed:
+            gone = {live.key for live in filed}
+            self._unfiled = [live for live in self._unfiled if live.key not in gone]
             self.gates.forget(filed)
             for live in filed:
+                self._unrecorded.pop(live.key, None)
+                self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
+
+    def _do_paperwork(self) -> list[Live]:
+        self.noticing.ended(self._unfiled)
+        return self.finisher.file(self._unfiled, self.logs.account, self.clock())
 
     def _after(self, live: Live) -> None:
         proof = live.proof
@@ -226,7 +301,8 @@ class Dispatcher:
             self.usage.add(live.result, self.settings.config.policy)
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
-            self.sight.failed(live.name, f"{proof.outcome}: {proof.reason}")
+            with self.confinement.service("pause", "the spool"):
+                self.sight.failed(live.name, f"{proof.outcome}: {proof.reason}")
 
     # Runs.
 
@@ -253,19 +329,72 @@ class Dispatcher:
             self.stopper.add(live, live.stop.at_ns)
 
     def order_stop(self, live: Live, stop: Stop) -> None:
-        """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled."""
+        """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled.
+
+        It is stopped also where that cannot be recorded: the record is tried again.
+        """
         if not self.gates.may_stop(live, stop):
             return
-        self.noticing.stopping(live, stop)
-        if stop.kind is StopKind.CANCEL and self.telling.notes:
-            with suppress(OSError):  # it stays among the notes
-                self.flush()  # the next dispatcher is not to ask again about a run that is ending already
-        if not self.spool.order_stop(live.name, live.run, stop):
-            stop = self.spool.stop(live.name, live.run) or stop
         live.stop = stop
-        log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
         self.stopper.add(live)
         self.table.version += 1
+        with suppress(OSError):  # what is to be told stays among the notes
+            self.noticing.stopping(live, stop)
+            if stop.kind is StopKind.CANCEL and self.telling.notes:
+                self.flush()  # the next dispatcher is not to ask again about a run that is ending already
+        self._record_stop(live)
+        log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, live.stop.kind, live.stop.by)
+
+    def _record_stop(self, live: Live) -> None:
+        stop = live.stop
+        if stop is None or self.confinement.pauses(Thing.of_run(live.key), "record the stop of"):
+            return
+        known = live.key in self._unrecorded
+        with self.confinement.of(Thing.of_run(live.key), "record the stop of") as piece:
+            if not self.spool.order_stop(live.name, live.run, stop):
+                live.stop = self.spool.stop(live.name, live.run) or stop
+            live.stop_recorded = True
+            self._unrecorded.pop(live.key, None)
+        if piece.failed and not known:  # until then the journal tells the next dispatcher
+            self._unrecorded[live.key] = live
+            self.finisher.lines.append(stopping_line(live))
+
+    def _record_stops(self) -> None:
+        """Try again to record the stops that no record says yet."""
+        for key, live in list(self._unrecorded.items()):
+            if key in self.table.live and live.result is None:
+                self._record_stop(live)
+            else:
+                del self._unrecorded[key]
+
+    def _recover(self) -> None:
+        """Try again to read what could not be read when the dispatcher began."""
+        for name in self.recovery.try_again():
+            if name in self.recovery.arrays:
+                self._resume_array(name)
+                if (array := self.table.arrays.get(name)) is not None:
+                    self.arrays.count_one(array, self.clock())
+            elif (live := self.table.job(name).live) is not None:
+                self._adopt(live)
+            if name not in self.table.unsettled:
+                self._revisit(self.table.job(name))
+
+    def _resume_array(self, name: str) -> None:
+        """Go on with an array that an earlier dispatcher left in progress."""
+        found = None
+        with self.confinement.of(Thing("array", name), "resume") as piece:
+            run = self.recovery.arrays[name]
+            found = unfinished(self.spool, self.arrays.store, name, run, self.recovery.memory)
+        if piece.failed:
+            self.recovery.unsettled_again(name)
+        elif found is not None:
+            self.arrays.resume(*found)
+
+    def _adopt(self, live: Live) -> None:
+        """Look after a run that an earlier dispatcher started."""
+        if self.groups is not None:
+            live.group = self.groups.existing(live.name, live.run)
+        self.watch_run(live)
 
     def _ended_as(self, name: str, outcome: State) -> None:
         """Let those that depend on *name* know how it ended."""
@@ -290,6 +419,7 @@ class Dispatcher:
             self.look.clocks.lines, self.finisher.lines, self.telling.notes = [], [], []
 
     def _compact(self) -> None:
-        lines = worth_remembering(self.table, self.prober.boot_id())
+        lines = worth_remembering(self.table, self.prober.boot_id()) + self.recovery.worth_remembering()
         self.logs.compact(lines + self.telling.worth_remembering())
-        self.telling.notes = []
+        # All of it is in what was written.
+        self.look.clocks.lines, self.finisher.lines, self.telling.notes = [], [], []

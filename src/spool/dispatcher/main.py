@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from contextlib import suppress
 
-from spool.core.errors import LockHeld
+from spool.core.errors import ExitCode, LockHeld
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
-from spool.store.disk import disk_is_full
+from spool.store.disk import remedy_for
 from spool.store.locked import LockedSpool
+from spool.store.submitting import make_spool
 
 log = logging.getLogger(__name__)
 
-_WAIT_FOR_ROOM_S = 0.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
 _TELLING_S = 30.0
 
 _Version = tuple[str, int, int]  # of a job file: the job, the inode, the time of the last change
@@ -36,22 +39,33 @@ def serve(
     *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
     but with *once* that is no error: it does what is to be done.
     """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait for a dispatcher that can take them
+    try:
+        return _serve(root, once, until_idle, idle_exit_ns, lock_wait_s)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lock_wait_s: float) -> int:
     left_over: set[_Version] = set()
     while True:
         try:
-            spool = LockedSpool(root, wait_s=lock_wait_s)
+            # One that others have started in the background leaves: the next submission starts another one.
+            spool = _lock(root, lock_wait_s, patient=not once and idle_exit_ns is None)
         except LockHeld:
             if once:
                 return 0
             raise
+        if spool is None:
+            return 0
         dispatcher = None
         try:
-            dispatcher = Dispatcher(spool)
-            logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
-            logging.getLogger("spool").addHandler(dispatcher.report.counts)
-            dispatcher.open()
+            dispatcher = _open(spool, patient=not once)
+            if dispatcher is None:
+                return 0
             log.info("dispatcher serves %s", spool.root)
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
+            held_up = dispatcher.confinement.held_up()
             told = dispatcher.wakes.leaving
             waiting = [(job.name, job.queued) for job in dispatcher.table.jobs.values() if job.queued is not None]
             known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
@@ -66,10 +80,75 @@ def serve(
             )  # so that what was to be told has been, where that is possible
         # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
         # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
+        if once and held_up:
+            return ExitCode.SPOOL_UNUSABLE
         before, left_over = left_over, set() if told or once else _queued(spool) - known
         if not left_over - before:
             log.info("dispatcher leaves; what runs goes on")
             return 0
+
+
+def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
+    """Return the spool at *root*, locked; *patient*: wait for as long as something else is in the place of `.lock`.
+
+    None if told to leave meanwhile.
+    """
+    said, pause_s = "", _PAUSE_S
+    while True:
+        try:
+            return LockedSpool(root, wait_s=wait_s)
+        except OSError as error:
+            if not patient or not os.path.isdir(root):
+                raise
+            said = _say(said, root, error)
+        if _is_told_to_leave(pause_s):
+            return None
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _is_told_to_leave(within_s: float) -> bool:
+    signalled = signal.sigtimedwait(_SIGNALS, within_s)
+    return signalled is not None and signalled.si_signo != signal.SIGHUP
+
+
+def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
+    """Return a dispatcher that serves *spool*; *patient*: wait for as long as the spool cannot be read or written.
+
+    None if it was told to leave meanwhile.
+    """
+    said, pause_s = "", _PAUSE_S
+    while True:
+        dispatcher, told = None, False
+        try:
+            if patient:
+                make_spool(spool.root)
+            dispatcher = Dispatcher(spool)
+            logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
+            logging.getLogger("spool").addHandler(dispatcher.report.counts)
+            dispatcher.open()
+        except BaseException as error:
+            if dispatcher is not None:
+                told = dispatcher.wakes.leaving
+                dispatcher.close()
+                logging.getLogger("spool").removeHandler(dispatcher.report.counts)
+            if not isinstance(error, OSError) or not patient:
+                raise
+            spool.keep()
+            said = _say(said, spool.root, error)
+        else:
+            return dispatcher
+        if _is_told_to_leave(pause_s) or told:
+            return None
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _say(said: str, root: str, error: OSError) -> str:
+    """Log once why the spool cannot be served now."""
+    why = f"{error.filename or root}: {error.strerror or error}"
+    if why != said:
+        text = "cannot serve %s: %s; %s; nothing starts until that is mended, then it goes on by itself"
+        log.error(text, root, why, remedy_for(error))
+    return why
 
 
 def _queued(spool: LockedSpool) -> set[_Version]:
@@ -83,21 +162,20 @@ def _queued(spool: LockedSpool) -> set[_Version]:
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
-    full = False
+    said = ""
     while not dispatcher.wakes.leaving:
         try:
             began_ns = time.perf_counter_ns()
             more = dispatcher.turn()
             dispatcher.report.counts.passed(time.perf_counter_ns() - began_ns)
-        except OSError as error:
-            if once or not disk_is_full(error):
+        except OSError as error:  # beneath every boundary of a pass: whatever it is, leaving would help nobody
+            dispatcher.spool.keep()
+            if once:
                 raise
-            if not full:
-                log.error("the disk is full: nothing starts, what ends is filed when there is room")
-            full = True
-            time.sleep(_WAIT_FOR_ROOM_S)
+            said = _say(said, dispatcher.spool.root, error)
+            time.sleep(_PAUSE_S)
             continue
-        full = False
+        said = ""
         if more:
             dispatcher.sleep(0)
             continue

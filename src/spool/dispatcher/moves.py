@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State, Stop, StopKind
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
-from spool.dispatcher.table import Live, Table, this_user
+from spool.dispatcher.table import FRESH, Job, JobFile, Live, Table, this_user
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 
@@ -32,21 +34,39 @@ class Moves:
         finisher: Finisher,
         logs: Logs,
         order_stop: Callable[[Live, Stop], None],
+        confinement: Confinement,
     ) -> None:
+        self.confinement = confinement
+        self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
         self.spool = spool
         self.table = table
         self.look = look
         self.finisher = finisher
         self.logs = logs
         self.order_stop = order_stop
+        self._called_off: dict[str, list[tuple[Job, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
-        """See to all that the look has found since the last call."""
+        """See to all that the look has found since the last call; what fails is seen to by a later one."""
         self._see_moves()
         for name in list(self.look.strays):
-            self._see_stray(name)
-        self.look.strays.clear()
-        self._see_cancelled()
+            if self._try("take in", name, self._see_stray):
+                self.look.strays.discard(name)
+        for name in list(self.look.gone):
+            if self._try("end", name, self._see_gone):
+                del self.look.gone[name]
+        for name in list(self._called_off):
+            job = self.table.jobs.get(name)
+            if (job is None or job.live is None) and self._try("end", name, self._end_called_off):
+                del self._called_off[name]
+
+    def _try(self, verb: str, name: str, action: Callable[[str], None]) -> bool:
+        """Do that to the job *name*, unless it failed a moment ago; return whether it is done."""
+        if self.confinement.pauses(Thing.of_job(name), verb):
+            return False
+        with self.confinement.of(Thing.of_job(name), verb) as piece:
+            action(name)
+        return not piece.failed
 
     def _see_moves(self) -> None:
         """See what was done to the files of live runs: deleted, moved to another directory, replaced."""
@@ -56,16 +76,26 @@ class Moves:
             live = job.live if job is not None else None
             if live is None or live.proof is not None:
                 continue
-            try:
-                status = os.lstat(self.spool.layout.job_file(RUNNING, name))
-                live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
-            except FileNotFoundError:
-                if live.file_missing_ns is None:
-                    live.file_missing_ns = time.monotonic_ns()
-            except OSError:  # nobody can tell
+            if self.confinement.pauses(Thing.of_run(live.key), "look at the file of"):
+                self.look.moved.add(name)
                 continue
-        for live in self.table.live.values():
+            with self.confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
+                status = status_of(self.spool.layout.job_file(RUNNING, name))
+                if status is not None:
+                    live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
+                elif live.file_missing_ns is None:
+                    live.file_missing_ns = time.monotonic_ns()
+            if piece.failed:
+                self.look.moved.add(name)
+        self._due_ns = None
+        for live in list(self.table.live.values()):
             if live.file_missing_ns is not None and live.stop is None and live.proof is None and not live.asking:
+                self._try_missing(live)
+
+    def _try_missing(self, live: Live) -> None:
+        thing, verb = Thing.of_run(live.key), "see to the missing file of"
+        if not self.confinement.pauses(thing, verb):
+            with self.confinement.of(thing, verb):
                 self._see_missing(live)
 
     def _is_over(self, live: Live) -> bool:
@@ -77,38 +107,37 @@ class Moves:
         return spool.exit_code(name, run) is not None or (live.adopted and spool.result(name, run) is not None)
 
     def _see_missing(self, live: Live) -> None:
-        if self._is_over(live):
-            if self.spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
-                live.file_missing_ns = None  # it lies where a retry would put it
-            return
-        stop = self.spool.stop(live.name, live.run)
+        stop: Stop | None = None
+        try:
+            if self._is_over(live):
+                if self.spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
+                    live.file_missing_ns = None  # it lies where a retry would put it
+                return
+            stop = self.spool.stop(live.name, live.run)
+        except OSError:
+            if not live.holds_room:  # only its records can say how it ended
+                raise
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):
                 if self.spool.holds(live.inode, live.name, place, mtime_ns=live.mtime_ns):
                     stop = Stop(kind, live.user, time.time_ns())
                     break
             else:
-                if time.monotonic_ns() < (live.file_missing_ns or 0) + MISSING_NS:
+                deleted_ns = (live.file_missing_ns or 0) + MISSING_NS
+                if time.monotonic_ns() < deleted_ns:
+                    self._due_ns = min(deleted_ns, self._due_ns or deleted_ns)
                     return
                 stop = Stop(StopKind.CANCEL, live.user, time.time_ns(), "its file was deleted from running/")
         self.order_stop(live, stop)
 
     def next_due_ns(self) -> int | None:
         """Return when a missing file counts as deleted, on the monotonic clock."""
-        return min(
-            (
-                live.file_missing_ns + MISSING_NS
-                for live in self.table.live.values()
-                if live.file_missing_ns is not None and live.stop is None and not live.asking
-                if not self._is_over(live)
-            ),
-            default=None,
-        )
+        return self._due_ns
 
     def _see_stray(self, name: str) -> None:
         """Queue a file in `running/` that belongs to no run: it was put there by hand."""
         job = self.table.jobs.get(name)
-        if (job is not None and job.live is not None) or name in self.table.arrays:
+        if (job is not None and job.live is not None) or name in self.table.arrays or name in self.table.unsettled:
             return
         if self.spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
@@ -117,17 +146,15 @@ class Moves:
             job.blocked = None  # it may have been in the way of the one in queued/, and be gone
             self.table.settle(job)
 
-    def _see_cancelled(self) -> None:
-        """Cancel the waiting jobs whose files were moved to `done/`."""
-        for name in list(self.look.gone):
-            self._see_gone(name)
-            del self.look.gone[name]  # not before: the disk may be full
-
     def _see_gone(self, name: str) -> None:
         job = self.table.jobs.get(name)
-        if job is None or job.live is not None or job.wait is None or name in self.table.arrays:
+        if job is None or job.wait is None or name in self.table.arrays:
             return
         if job.queued is not None or job.held is not None:
+            return
+        if job.live is not None:
+            if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
+                self._call_off(job, job.live)
             return
         if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
             self.finisher.end_unstarted(
@@ -139,17 +166,53 @@ class Moves:
                 time.time_ns(),
             )
 
+    def _call_off(self, job: Job, live: Live) -> None:
+        """Take note that the second submission of a name was cancelled. It has a number after that of *live*.
+
+        So it is written down when that run is over: the newest metadir of a name is that of the run that is alive.
+        """
+        name, wait = job.name, job.wait
+        if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
+            return  # it is the submission that runs: somebody has moved its file about
+        status = status_of(self.spool.layout.job_file(DONE, name))
+        if status is None:
+            return
+        text = self.spool.job_text(DONE, name) or b""
+        identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
+        file = JobFile(*identity, self.spool.job_spec(DONE, name))
+        gone = Job(name, queued=file, wait=wait, series=job.series)
+        self._called_off.setdefault(name, []).append((gone, text))
+        job.wait, job.series, job.parked = None, FRESH, False
+
+    def _end_called_off(self, name: str) -> None:
+        those = self._called_off[name]
+        while those:
+            self.finisher.end_called_off(*those[0], self.logs.account, time.time_ns())
+            del those[0]
+        job = self.table.jobs.get(name)
+        if job is not None:
+            self.look.clocks.remember(job)  # a third one of the name; the journal has just lost sight of it
+            self.table.settle(job)
+
     def settle_places(self) -> None:
         """After the first look: what waited when the last dispatcher left, and is in no directory any more."""
         for job in list(self.table.jobs.values()):
-            if job.wait is None or job.queued is not None or job.held is not None or job.live is not None:
+            if job.wait is None or job.queued is not None or job.held is not None:
                 continue
-            if job.name in self.table.arrays:
-                self.look.clocks.forget(job.name)
-                continue
-            if os.path.lexists(self.spool.layout.job_file(DONE, job.name)):
-                self.finisher.end_unstarted(
-                    job, DONE, State.CANCELLED, "moved to done/ before it started", self.logs.account, time.time_ns()
-                )
-            else:
-                self.look.clocks.forget(job.name)
+            if job.name not in self.table.unsettled and not self._waits_unread(job.name):
+                with self.confinement.of(Thing.of_job(job.name), "end"):
+                    self._settle_place(job)
+
+    def _waits_unread(self, name: str) -> bool:
+        """Whether the file of a job waits, and could not be read yet."""
+        return any(os.path.lexists(self.spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
+
+    def _settle_place(self, job: Job) -> None:
+        if job.live is not None:
+            self._call_off(job, job.live)
+        elif job.name not in self.table.arrays and status_of(self.spool.layout.job_file(DONE, job.name)) is not None:
+            self.finisher.end_unstarted(
+                job, DONE, State.CANCELLED, "moved to done/ before it started", self.logs.account, time.time_ns()
+            )
+        else:
+            self.look.clocks.forget(job.name)

@@ -10,10 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 from spool.core.events import EventName
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
 from spool.core.reservations import is_active
 from spool.dispatcher import happenings
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.table import Live
@@ -53,7 +54,7 @@ class Noticing:
         """Tell of what is so now and was not before."""
         self._see_started()
         wanted = self._telling.wanted
-        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted)
+        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._of.bookings.ask_for_gpus)
         if not wanted:
             return
         if EventName.POLLING in wanted:
@@ -104,7 +105,8 @@ class Noticing:
         """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
         telling = self._telling
         if live.adopted:
-            live.kept = why_kept(self._of.spool, live.name, live.run)
+            with self._of.confinement.of(Thing.of_run(live.key), "read the record kept of"):
+                live.kept = why_kept(self._of.spool, live.name, live.run)
         if telling.wants(EventName.STARTED, live.spec) and _key(live, EventName.STARTED) not in telling.known:
             self._silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
@@ -124,7 +126,8 @@ class Noticing:
         if not self._silent and not self._telling.known:
             return
         for live in lives:
-            if self._silent.pop(live.key, None) is not None and self._has_begun(live):
+            void = live.proof is not None and live.proof.verdict is Verdict.VOID  # its wrapper may have begun
+            if self._silent.pop(live.key, None) is not None and not void and self._has_begun(live):
                 self._telling.run(EventName.STARTED, live, self._of.clock())
         for live in lives:
             for name in _OF_RUNS:
@@ -133,14 +136,20 @@ class Noticing:
     def _has_begun(self, live: Live) -> bool:
         if live.jid is not None or live.exit_code is not None:
             return True
-        return isinstance(self._of.spool.jid(live.name, live.run), Jid)
+        return isinstance(self._jid(live), Jid)
+
+    def _jid(self, live: Live) -> Jid | Liveness:
+        """Return who the wrapper is; what cannot be read now has not been said yet."""
+        with self._of.confinement.of(Thing.of_run(live.key), "see the start of"):
+            return self._of.spool.jid(live.name, live.run)
+        return Liveness.ABSENT
 
     def _see_started(self) -> None:
         now = time.monotonic_ns()
         if not self._silent or now < self._look_at_ns:
             return
         for live in list(self._silent.values()):
-            found = self._of.spool.jid(live.name, live.run)
+            found = self._jid(live)
             if isinstance(found, Jid):
                 self._telling.run(EventName.STARTED, live, self._of.clock())
                 self._telling.note(_key(live, EventName.STARTED))
@@ -156,7 +165,7 @@ class Noticing:
         self._poll_at_ns = now + _POLL_NS
         at_ns = self._of.clock()
         for live in self._of.table.live.values():
-            if live.proof is None and live.key not in self._silent:
+            if live.holds_room and live.key not in self._silent:
                 minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
                 self._telling.run(EventName.POLLING, live, at_ns, part=str(minutes))
 
@@ -183,7 +192,7 @@ class Noticing:
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
         telling = self._telling
-        granted = {uuid for live in self._of.table.live.values() if live.proof is None for uuid in live.grant.gpu_uuids}
+        granted = {uuid for live in self._of.table.live.values() if live.holds_room for uuid in live.grant.gpu_uuids}
         taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
         for gpu in machine.gpus:
             is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None

@@ -18,7 +18,8 @@ from spool.core.resources import Room
 from spool.dispatcher.listing import RECENT_NS, Lister
 from spool.dispatcher.survey import Survey, survey
 from spool.formats import ends
-from spool.store.spool import Spool, history_lines
+from spool.store.lock import Service
+from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class GpuUse:
     name: str
     memory_total_bytes: int | None
     memory_free_bytes: int | None
+    utilisation_percent: int | None
+    memory_utilisation_percent: int | None
+    mig: bool
     state: str  # "idle", "alone", "shared", "foreign", "unused" (left out by gpu.use), "problem"
     holders: tuple[Holder, ...]
     foreign: tuple[ForeignProcess, ...]
@@ -81,6 +85,7 @@ class Dispatcher:
     since_at_ns: int | None
     heartbeat_at_ns: int | None
     silent_ns: int | None  # how long it has said nothing, where that is too long
+    lock_astray: bool = False  # somebody has deleted or replaced `.lock`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Overview:
 
 
 def gpus(spool: Spool) -> Gpus:
-    """Look at the GPUs, and wait for NVML's answer."""
+    """Return the GPUs as a dispatcher that watches them has seen them; without one, ask NVML and wait for it."""
     return _gpus(survey(spool, with_gpus=True))
 
 
@@ -145,6 +150,9 @@ def _gpu_use(card: Card, runs: dict[str, Running], near: Sequence[Reservation], 
         name=gpu.name,
         memory_total_bytes=gpu.memory_total_bytes,
         memory_free_bytes=gpu.memory_free_bytes,
+        utilisation_percent=gpu.utilisation_percent,
+        memory_utilisation_percent=gpu.memory_utilisation_percent,
+        mig=gpu.mig,
         state=_state(card),
         holders=tuple(_holder(runs[name], gpu) for name in (*card.alone, *card.shares)),
         foreign=gpu.foreign,
@@ -184,7 +192,7 @@ def overview(spool: Spool) -> Overview:
     found = _gpus(seen)
     named = unknown_gpus(seen.policy.gpu_use, machine)
     unknown = [f"gpu.use names {name}, and the machine has no such GPU" for name in named]
-    problems = [seen.config_problem, *unknown, *listing.problems]
+    problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems]
     return Overview(
         spool=spool.root,
         paused=spool.paused,
@@ -216,19 +224,20 @@ def _share(run: Running) -> Share:
 def _dispatcher(spool: Spool, lister: Lister) -> Dispatcher | None:
     if not lister.dispatcher:
         return None
+    astray = lister.service is Service.ASTRAY
     state = lister.state
     if state is None:
-        return Dispatcher(None, None, None, None, lister.stale_ns)
+        return Dispatcher(None, None, None, None, lister.stale_ns, astray)
     try:
         heartbeat = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
     except OSError:
         heartbeat = state.heartbeat_ns
-    return Dispatcher(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns)
+    return Dispatcher(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns, astray)
 
 
 def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
     found: Counter[str] = Counter()
-    for line in history_lines(spool.root):
+    for line in spool.history():
         try:
             result = ends.parse_history_line(line)
         except InvalidRecord:

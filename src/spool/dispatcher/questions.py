@@ -18,6 +18,7 @@ _MOST_TRIES = 3
 @dataclass(slots=True)
 class _Question:
     event: Event
+    after: int  # the position in the events before which it has been told of the job
     tries: int = 0
     due_ns: int | None = None  # when it must be answered, or the next step begun; None: it is not open
     wanted: bool = True  # False: nobody waits for the answer any more
@@ -36,10 +37,10 @@ class Questions:
     def __iter__(self) -> Iterator[int]:
         return iter(self._all)
 
-    def add(self, event: Event) -> int:
-        """Take in what is to be asked; return its number."""
+    def add(self, event: Event, after: int) -> int:
+        """Take in what is to be asked, and after which position in the events; return its number."""
         self._number += 1
-        self._all[self._number] = _Question(event)
+        self._all[self._number] = _Question(event, after)
         return self._number
 
     def forget(self, number: int) -> None:
@@ -54,7 +55,7 @@ class Questions:
         """Return when the process must have said something of one that is open."""
         return min((one.due_ns for one in self._all.values() if one.due_ns is not None), default=None)
 
-    def send(self, now_ns: int) -> Iterator[tuple[int, Event]]:
+    def send(self, now_ns: int) -> Iterator[tuple[int, Event, int]]:
         """Yield what may be asked now; it is open then. After a death one by one, so that the guilty one is found."""
         most = 1 if any(one.tries for one in self._all.values()) else AT_ONCE
         room = most - sum(one.due_ns is not None for one in self._all.values())
@@ -64,7 +65,7 @@ class Questions:
             if question.due_ns is None:
                 room -= 1
                 question.due_ns = now_ns + PATIENCE_NS
-                yield number, question.event
+                yield number, question.event, question.after
 
     def goes_on(self, number: int, now_ns: int, within_ns: int) -> None:
         """Know that the process has begun a step of one that is open, which may take *within_ns*."""

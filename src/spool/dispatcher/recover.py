@@ -8,72 +8,181 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 from spool.core import layout
+from spool.core.arrays import Tasks
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Verdict
-from spool.core.model import Grant, Jid, Result, Running, Spec
-from spool.dispatcher.finish import series_after
+from spool.core.lifecycle import Liveness, Verdict, prove
+from spool.core.model import Grant, Jid, Spec
+from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.finish import series_so_far
 from spool.dispatcher.memory import Memory
-from spool.dispatcher.start import SILENT_NS, spec_of_text
-from spool.dispatcher.table import FRESH, Live, Series, Table, Wait, this_user
+from spool.dispatcher.settings import Settings
+from spool.dispatcher.start import SILENT_NS
+from spool.dispatcher.table import Live, Series, Table, Wait
 from spool.formats import journal, records
 from spool.formats.records import GrantRecord
+from spool.formats.tasks import ArrayRecord, render_array
 from spool.machine import identity
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)
 
 _TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
+_RECOVER = "read the records of"
 _Known = journal.Started | journal.Waits | None
 
 
 class Recovery:
-    """Fills an empty table from a spool."""
+    """Fills an empty table from a spool.
 
-    def __init__(self, spool: LockedSpool, table: Table, prober: Prober) -> None:
+    What cannot be read of one name leaves that name *unsettled*: nothing of it starts, and it is tried again. A run
+    that the journal knows is watched and limited meanwhile, by what its job file says.
+    """
+
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        prober: Prober,
+        memory: Memory,
+        confinement: Confinement,
+        settings: Settings,
+    ) -> None:
+        self._settings = settings
         self._spool = spool
         self._table = table
         self._prober = prober
+        self.memory = memory
+        self._confinement = confinement
         self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
 
-    def runs(self, memory: Memory) -> None:
+    def unfinished_moves(self) -> None:
+        """File away what had ended for good before a power cut that took the move back."""
+        for name in self.memory.closed:
+            self._settling(name, lambda name: self._finish_move(name))
+
+    def runs(self) -> None:
         """Put every run that is not known to be over into the table.
 
-        Raises SpoolUnusable if runs of another host may be alive.
+        Raises SpoolUnusable if runs of another host may be alive, OSError if `running/` cannot be listed.
         """
-        self._spool.complete_moves()
-        in_running = set(self._spool.names(RUNNING))
-        for name in sorted(in_running | {name for name, _ in memory.open}):
-            if self._is_array(name, memory, in_running=name in in_running):
-                continue
-            live = self._unfinished_run(name, memory, in_running=name in in_running)
-            if live is not None:
-                self._refuse_other_hosts(live)
-                self._table.add_run(self._table.job(name), live)
+        in_running = self._spool.names(RUNNING)
+        for name in in_running:
+            self._settling(name, self._spool.complete_move)
+        for name in sorted({*in_running, *(name for name, _ in self.memory.open)}):
+            if not self._settling(name, self._find_run):
+                self._watch_unread(name)
+        for live in self._table.live.values():
+            self._refuse_other_hosts(live)
 
-    def places(self, memory: Memory) -> None:
+    def places(self) -> None:
         """Give the waiting jobs their places in the queue back, before the first look finds their files."""
         waiting = set(self._spool.names(QUEUED)) | set(self._spool.names(HELD))
         ran_before = waiting & set(self._spool.jobs_with_runs())
-        for name, line in memory.waits.items():
+        for name, line in self.memory.waits.items():
             job = self._table.job(name)
+            if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
+                continue  # it waits no more: the run began, and the power went before the journal had that
             job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
             job.parked = line.clock_at_ns is None
-            if name in ran_before and job.live is None:
-                job.series = self._series(name, line.arrived_at_ns)
+            if name in ran_before:
+                self._settling(name, self._find_series)
 
-    def unfinished_moves(self, memory: Memory) -> None:
-        """File away what had ended for good before a power cut that took the move back."""
-        for name, started in memory.closed.items():
-            if self._taken_back(name, started):
-                log.warning(_TAKEN_BACK, name)
-                self._spool.file_away(name, QUEUED, None)
+    def try_again(self) -> list[str]:
+        """Try again what could not be read; return the names that are settled by now."""
+        settled = []
+        for name in list(self._table.unsettled):
+            if self._confinement.pauses(Thing.of_job(name), _RECOVER):
+                continue
+            self.arrays.pop(name, None)
+            if self._settling(name, self._find_all):
+                settled.append(name)
+        return settled
+
+    def unsettled_again(self, name: str) -> None:
+        """Take note that what followed from the records of *name* could not be done."""
+        self._table.unsettled[name] = self._confinement.why(name)
+
+    def worth_remembering(self) -> list[journal.Line]:
+        """Return what the next dispatcher has to know of the names that are not settled."""
+        lines: list[journal.Line] = []
+        known = self._table.live.keys()
+        for name in self._table.unsettled:
+            lines += [line for key, line in self.memory.open.items() if key[0] == name and key not in known]
+            if (closed := self.memory.closed.get(name)) is not None:
+                lines += [closed, journal.Over(name, closed.run, True)]
+        return lines
+
+    def _settling(self, name: str, step: Callable[[str], None]) -> bool:
+        """Do one step of the recovery of a name; return whether it is done, else the name is not settled."""
+        with self._confinement.of(Thing.of_job(name), _RECOVER) as piece:
+            step(name)
+        if piece.failed:
+            self.unsettled_again(name)
+        elif self._table.unsettled and step == self._find_all:
+            self._table.unsettled.pop(name, None)
+        return not piece.failed
+
+    def _find_all(self, name: str) -> None:
+        self._finish_move(name)
+        self._spool.complete_move(name)
+        self._find_run(name)
+        self._find_series(name)
 
     # One name.
+
+    def _finish_move(self, name: str) -> None:
+        started = self.memory.closed.get(name)
+        if started is not None and self._taken_back(name, started):
+            log.warning(_TAKEN_BACK, name)
+            self._spool.file_away(name, QUEUED, None)
+
+    def _find_run(self, name: str) -> None:
+        in_running = status_of(self._spool.layout.job_file(RUNNING, name)) is not None
+        if self._is_array(name, self.memory, in_running=in_running):
+            return
+        live = self._unfinished_run(name, self.memory, in_running=in_running)
+        if live is None:
+            return
+        known = self._table.live.get(live.key)
+        if known is None:
+            self._table.add_run(self._table.job(name), live)
+        else:
+            self._learn(known, live)
+
+    def _learn(self, known: Live, read: Live) -> None:
+        """Take what could be read into a run that is watched already."""
+        stop, recorded = known.stop, known.stop_recorded
+        for each in fields(Live):
+            setattr(known, each.name, getattr(read, each.name))
+        if stop is not None and known.stop is None:
+            known.stop, known.stop_recorded = stop, recorded
+        self._table.version += 1
+
+    def _watch_unread(self, name: str) -> None:
+        """Watch the run that the journal knows, as far as that can be done without its records."""
+        job, memory = self._table.job(name), self.memory
+        if job.live is not None:
+            return
+        live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
+        if live is not None and not live.spec.is_array:
+            live.started_boot_ns = _started_boot_ns(None, live.started_at_ns)
+            self._table.add_run(job, live)
+
+    def _find_series(self, name: str) -> None:
+        line, job = self.memory.waits.get(name), self._table.jobs.get(name)
+        if line is None or job is None:
+            return
+        if job.live is None:
+            job.series = self._series(name, line.arrived_at_ns)
+        elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
+            job.series = job.live.series
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
@@ -85,13 +194,36 @@ class Recovery:
         remembered = any(job == name for job, _ in memory.open)
         if run is not None or not remembered:
             return False
-        spec = spec_of_text(spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name), name)
+        spec = spool.job_spec(RUNNING, name) or spool.job_spec(QUEUED, name)
         if spec is None or not spec.is_array:
             return False
-        # A power cut took back the metadir, and with it all that was made of the file: it is expanded anew.
-        if in_running:
+        started = max((line for key, line in memory.open.items() if key[0] == name), key=lambda line: line.run)
+        if started.boot_id == self._prober.boot_id():
+            # Somebody removed the metadir: what its tasks have come to is on record, and what was not issued is lost.
+            self._restore_array(started, spec)
+            self.arrays[name] = started.run
+        elif in_running:
+            # A power cut took it back, and with it all that was made of the file: it is expanded anew.
             spool.put_back(name, QUEUED)
         return True
+
+    def _restore_array(self, started: journal.Started, spec: Spec) -> None:
+        spool, name = self._spool, started.job
+        text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
+        record = ArrayRecord(
+            job=name,
+            run=started.run,
+            tasks=Tasks(name, spec).count,
+            inode=started.inode,
+            boot_id=started.boot_id,
+            submitted_at_ns=started.arrived_at_ns,
+            expanded_at_ns=started.at_ns,
+        )
+        log.warning(
+            "array %s: somebody removed %s; what was not issued yet is lost", name, f"jobs/{name}/{started.run}"
+        )
+        spool.disk.ensure_directory(spool.layout.runs(name))
+        spool.publish_metadir(name, started.run, {layout.SPEC_COPY: text, layout.ARRAY: render_array(record)})
 
     def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> Live | None:
         spool = self._spool
@@ -104,7 +236,9 @@ class Recovery:
             elif self._end_lost(name, started):
                 log.warning("job %s had ended, and the power cut took away how", name)
                 spool.put_forward(name, DONE)
-            if spool.grant(name, remembered) is None:
+            # In this boot no power cut took it: somebody removed it, and what runs without it has begun all the same.
+            removed = started.boot_id == self._prober.boot_id() and remembered not in spool.runs(name)
+            if not removed and spool.grant(name, remembered) is None:
                 self._restore_metadir(name, remembered, started)
             return self._adopt(name, remembered, started)
         run = self._claimed_run(name)
@@ -190,40 +324,38 @@ class Recovery:
         spec = self._spec(name, run, inode)
         record = granted or self._grant_lost(name, run, spec, known)
         at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
-        if spool.prove(name, run, self._prober).verdict in (Verdict.STARTING, Verdict.SILENT):
+        if prove(spool.evidence(name, run, self._prober)).verdict in (Verdict.STARTING, Verdict.SILENT):
             spool.take_jid(name, run)
         found = spool.jid(name, run)
         jid = found if isinstance(found, Jid) else None
+        stop = spool.stop(name, run)
         # A jid that is there and says nothing may be in the middle of being written.
         grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
-        user = record.user or this_user()
-        return Live(
-            name=name,
-            run=run,
-            spec=spec,
-            grant=record.grant,
-            user=user,
-            wait=Wait(record.submitted_at_ns or at_ns),
-            series=Series(record.attempt, record.requeues),
-            inode=inode,
-            started_at_ns=at_ns,
-            started_boot_ns=_started_boot_ns(jid, at_ns),
-            executor=record.executor,
-            view=Running(name, run, user, spec, record.grant, at_ns, record.attempt),
+        live = Live.of_records(
+            record,
+            spec,
+            granted_at_ns=at_ns,
+            boot_ns=_started_boot_ns(jid, at_ns),
             jid=jid,
-            boot_id=record.boot_id,
-            silent_until_ns=time.monotonic_ns() + grace_ns,
-            stop=spool.stop(name, run),
-            adopted=True,
+            stop=stop or self.memory.stopping.get((name, run)),
+            inode=inode,
         )
+        live.stop_recorded = stop is not None
+        live.silent_until_ns = time.monotonic_ns() + grace_ns
+        return live
+
+    @property
+    def _kill_grace_ns(self) -> int:
+        """The configured one, of jobs that say none."""
+        return self._settings.config.kill_grace_ns
 
     def _spec(self, name: str, run: int, inode: int) -> Spec:
         """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
         spool = self._spool
-        spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+        spec = spool.spec(name, run, kill_grace_ns=self._kill_grace_ns)
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
-                spec = spec_of_text(spool.job_text(place, name), name)
+                spec = spool.job_spec(place, name, kill_grace_ns=self._kill_grace_ns)
         # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
         return spec or Spec(command="true")
 
@@ -236,26 +368,8 @@ class Recovery:
         return replace(record, attempt=series.attempt, requeues=series.requeues, submitted_at_ns=known.arrived_at_ns)
 
     def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Series:
-        """Return how far a submission has come: its newest result, *before* a run, says so if it is of the same one."""
-        result = self._newest_result(name, before)
-        if result is None or result.again is None or result.submitted_at_ns != arrived_at_ns:
-            return FRESH
-        stop = self._spool.stop(name, result.run)
-        return series_after(result, stop.kind if stop is not None else None)
-
-    def _newest_result(self, name: str, before: int | None) -> Result | None:
-        """Return how the newest run of a job ended; one that was prepared and never claimed is taken back."""
-        spool = self._spool
-        for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
-            result = spool.result(name, run)
-            if result is not None:
-                return result
-            if spool.array(name, run) is not None:
-                return None
-            found = spool.jid(name, run)
-            if found is not Liveness.VOID and not (found is Liveness.ABSENT and spool.take_jid(name, run)):
-                return None
-        return None
+        """Return how far a submission has come; what was prepared and never claimed is taken back."""
+        return series_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._spool.take_jid)
 
     def _refuse_other_hosts(self, live: Live) -> None:
         jid = live.jid

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.dispatcher.table import JobFile
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.spool import Spool, read_bytes
 
@@ -23,7 +23,7 @@ class Refusals:
     def hold(self, name: str, why: str) -> bool:
         """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
         disk, path = self._spool.disk, self._spool.layout.reason_file(name)
-        if os.path.lexists(self._spool.layout.job_file(HELD, name)):
+        if status_of(self._spool.layout.job_file(HELD, name)) is not None:
             return False
         # In this order a crash leaves a reason without a job, which the next look takes away.
         disk.put(path, f"{why}\n".encode())
@@ -43,11 +43,6 @@ class Refusals:
     def withdraw(self, name: str) -> None:
         """Take the reason away: the job is no longer held by us."""
         self._spool.disk.discard(self._spool.layout.reason_file(name))
-
-    def sweep(self, names: Iterable[str]) -> None:
-        """Take away the reasons of *names*, which are not held."""
-        for name in names:
-            self.withdraw(name)
 
 
 def why_kept(spool: Spool, name: str, run: int) -> str:

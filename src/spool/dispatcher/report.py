@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.plan import Plan
 from spool.dispatcher.arrayview import array_views
+from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.counts import Counts
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.dispatcher.watch import Watch
-from spool.formats.state import GpuView, JobView, MachineView, StateView, render_state
+from spool.formats.state import GpuView, JobView, MachineView, RefusalView, StateView, render_state
 from spool.machine import identity
-from spool.store.disk import disk_is_full
 from spool.store.locked import LockedSpool
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
@@ -28,8 +28,9 @@ _SHARE = 200  # writing may cost one part in so many of a processor
 class Report:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, spool: LockedSpool, table: Table, watch: Watch) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, watch: Watch, confinement: Confinement) -> None:
         self._spool = spool
+        self._confinement = confinement
         self._table = table
         self._watch = watch
         self.counts = Counts()
@@ -42,6 +43,7 @@ class Report:
         self.problems: list[str] = []
         self.blocked: dict[str, str] = {}  # what was said of jobs that could not be started
         self.why_not_expanded: Callable[[str], str] = lambda _: ""
+        self.gpus_at: Callable[[], int | None] = lambda: None  # when NVML was asked for what is known of the GPUs
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -55,21 +57,18 @@ class Report:
         """Write the file if it is out of date and its time has come."""
         now = time.monotonic_ns()
         troubles = (self._watch.overflows, self.counts.errors)
-        self._wanted |= troubles != self._written_of
+        self._wanted |= troubles != self._written_of or self._confinement.changed
         if not force and not (self._wanted and now >= self._next_ns):
             if now >= self._beat_ns:
                 self._beat(now)
             return
-        try:
-            with self._pace:
-                text = render_state(self._view(plan, machine, paused=paused))
-                self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
-        except OSError as error:
-            if not disk_is_full(error):
-                raise
-            self._next_ns = now + SECOND_NS
+        with self._confinement.service("write", layout.STATE) as piece, self._pace:
+            text = render_state(self._view(plan, machine, paused=paused))
+            self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
+        if piece.failed:
+            self._next_ns = self._beat_ns = now + SECOND_NS
             return
-        self._wanted, self._written_of = False, troubles
+        self._wanted, self._written_of, self._confinement.changed = False, troubles, False
         self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
         self._beat_ns = now + _HEARTBEAT_NS
 
@@ -98,12 +97,17 @@ class Report:
             boot_id=identity.boot_id(),
             started_at_ns=self._started_at_ns,
             paused=paused,
-            problems=tuple(self.problems),
+            problems=(*self.problems, *self._confinement.problems()),
             machine=self._machine(machine) if machine is not None else None,
             passes=self.counts.passes(),
             events_lost=self._watch.overflows,
             errors=self.counts.errors,
             jobs=jobs,
+            refused={
+                job.name: RefusalView(why=job.refused.why, until_ns=job.refused.until_ns)
+                for job in self._table.jobs.values()
+                if job.refused.until_ns > now and job.live is None
+            },
         )
 
     def _waiting(self, job: Job, file: JobFile, plan: Plan | None) -> JobView:
@@ -112,14 +116,20 @@ class Report:
         user = self._table.user_of(job)
         if file.spec is None:
             state = State.INVALID if file.problem == INVALID else state
-            return JobView(state=state, reason=file.problem or "", user=user, since_ns=since)
+            trouble = self._confinement.why(job.name)
+            return JobView(state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since)
         reason: object = plan.reason(job.name) if plan is not None else None
         if job.name in self._table.array_files:
             reason = self.why_not_expanded(job.name)
+        if job.queued is not None and (held_up := self._confinement.held_up()):
+            reason = f"refused: {held_up}"  # as the commands say it that plan with `refusal`
+        else:
+            reason = job.blocked or job.asked or job.why_held or reason
         request = file.spec.request
         return JobView(
             state=state,
-            reason=job.blocked or job.asked or job.why_held or (str(reason) if reason is not None else ""),
+            reason=str(reason) if reason is not None else "",
+            problem=self._confinement.why(job.name),
             attempt=job.series.attempt,
             priority=file.spec.priority,
             cpus=request.cpus,
@@ -132,14 +142,14 @@ class Report:
         )
 
     def _live(self, live: Live) -> JobView:
-        state = State.STOPPING
-        if live.stop is None:
-            spoken = live.jid is not None or self._spool.jid(live.name, live.run) is not Liveness.ABSENT
-            state = State.RUNNING if spoken else State.STARTING
+        state, reason = shown(self._proof(live), filed=False, stop=live.stop)
+        if live.proof is None and live.gone:  # how it ended cannot be read yet
+            state, reason = State.STOPPING, "has ended"
         request = live.spec.request
         return JobView(
-            state=state,
-            reason=f"{live.stop.kind} by {live.stop.by}" if live.stop is not None else live.kept,
+            state=state or State.STARTING,
+            reason=reason or live.kept,
+            problem=self._confinement.why(live.name),
             run=live.run,
             attempt=live.series.attempt,
             priority=live.spec.priority,
@@ -154,29 +164,33 @@ class Report:
             started_at_ns=live.started_at_ns,
         )
 
+    def _proof(self, live: Live) -> Proof:
+        """Return what is known of a run without asking the disk or the machine more than needed."""
+        if live.proof is not None:
+            return live.proof
+        spoken = live.jid is not None or self._has_spoken(live)
+        liveness = Liveness.GONE if live.remains else Liveness.ALIVE if spoken else Liveness.ABSENT
+        return prove(Evidence(liveness, stop=live.stop_kind, remains=live.remains, grace=True))
+
+    def _has_spoken(self, live: Live) -> bool:
+        try:
+            return self._spool.jid(live.name, live.run) is not Liveness.ABSENT
+        except OSError:  # told of where the run is looked at
+            return True
+
     def _machine(self, machine: Machine) -> MachineView:
-        runs = self._table.live.values()
+        runs = self._table.running
         on: dict[str, list[str]] = {}
-        for live in runs:
-            for uuid in live.grant.gpu_uuids:
-                on.setdefault(uuid, []).append(live.name)
+        for run in runs:
+            for uuid in run.grant.gpu_uuids:
+                on.setdefault(uuid, []).append(run.name)
         return MachineView(
             cpus=machine.cpus,
-            cpus_free=machine.cpus - sum(live.grant.cpus for live in runs),
+            cpus_free=machine.cpus - sum(run.grant.cpus for run in runs),
             memory_bytes=machine.memory_bytes,
-            memory_free_bytes=machine.memory_bytes - sum(live.grant.memory_bytes or 0 for live in runs),
+            memory_free_bytes=machine.memory_bytes - sum(run.grant.memory_bytes or 0 for run in runs),
             gpu_problem=machine.gpu_problem,
-            gpus=tuple(
-                GpuView(
-                    uuid=gpu.uuid,
-                    index=gpu.index,
-                    name=gpu.name,
-                    memory_total_bytes=gpu.memory_total_bytes,
-                    memory_free_bytes=gpu.memory_free_bytes,
-                    problem=gpu.problem,
-                    jobs=tuple(on.get(gpu.uuid, ())),
-                    foreign=tuple(process.pid for process in gpu.foreign),
-                )
-                for gpu in machine.gpus
-            ),
+            refusal=self._confinement.held_up() or machine.refusal,
+            gpus_at_ns=self.gpus_at(),
+            gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
         )

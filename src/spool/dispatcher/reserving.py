@@ -11,11 +11,12 @@ from spool.core import layout
 from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
-from spool.core.reservations import NOBODY, conflict
-from spool.dispatcher.booked import MANY, Booked, BookingState, booked, local_zone
+from spool.core.reservations import NOBODY, conflict, known_gpus
+from spool.dispatcher.booked import Booked, BookingState, booked
 from spool.dispatcher.survey import machine_now
 from spool.formats import reservation
 from spool.formats.jobvalues import moment_or_delay
+from spool.machine.host import local_zone
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -73,12 +74,14 @@ def make(spool: Spool, wish: Wish) -> Made:
         raise SpoolError(cannot("make", thing, "it would have ended already"))
     machine = machine_now(spool, now_ns)
     notes = []
-    gpus: int | frozenset[int] = frozenset(gpu.index for gpu in machine.gpus)
     if machine.gpu_problem is not None:
         notes.append(f"whether there are so many GPUs is unknown: {machine.gpu_problem}")
-        gpus = MANY if not machine.gpus else gpus
-    standing = [one.reservation for one in booked(spool, machine, now_ns) if one.stands and one.reservation]
-    why_not = conflict(new, standing, gpus, local_zone())
+    gpus = known_gpus(machine)
+    shelf = booked(spool, gpus, now_ns)
+    notes += [
+        f"whether it conflicts with {row.name} is unknown: that {row.problem}" for row in shelf.rows if row.unread
+    ]
+    why_not = conflict(new, shelf.standing, gpus, local_zone())
     if why_not is not None:
         raise SpoolError(cannot("make", thing, why_not, remedy="`spool reserve list` shows what is kept"))
     if new.user is not None and new.user != NOBODY and not _exists(new.user):
@@ -133,8 +136,8 @@ def bookings(spool: Spool, *, everything: bool) -> Bookings:
     """Return the reservations by their beginning, those that are over only with *everything*."""
     now_ns = time.time_ns()
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
-    found = booked(spool, machine, now_ns)
-    shown = [one for one in found if everything or not _is_over(one, now_ns)]
+    rows = booked(spool, known_gpus(machine), now_ns).rows
+    shown = [one for one in rows if everything or not _is_over(one, now_ns)]
     shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
     return Bookings(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
 

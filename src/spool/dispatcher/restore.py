@@ -11,40 +11,55 @@ from itertools import takewhile
 
 from spool.core import layout
 from spool.core.model import OUTCOMES, SECOND_NS, Result, State
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.memory import Memory
-from spool.formats import ends
+from spool.formats import ends, journal
 from spool.store.locked import LockedSpool
 
+_RESTORE = "restore the result of"
 _LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync
 
 
-def restore_results(spool: LockedSpool, memory: Memory, boot_id: str) -> None:
+def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinement: Confinement) -> None:
     """Restore the results that the history knows, and those that only the journal knows.
 
     The latter are of runs whose line of history is lost as well: *memory* is told that they are open, so that their
     paperwork is done again.
     """
     for result in _lately(spool):
-        if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
-            _restore(spool, result)
+        with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
+            if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
+                _restore(spool, result)
     for key, (started, over) in memory.over.items():
-        if started.boot_id == boot_id or over.outcome not in OUTCOMES or spool.result(*key) is not None:
-            continue
-        if not over.final:
-            _metadir(spool, *key)
-            continue
-        result = Result(
-            job=started.job,
-            run=started.run,
-            attempt=1,
-            outcome=State(over.outcome),
-            reason="its records were lost in a power cut",
-            submitted_at_ns=started.arrived_at_ns,
-            started_at_ns=started.at_ns,
-        )
-        _restore(spool, result)
-        memory.open[key] = started
-        memory.closed.pop(started.job, None)
+        if started.boot_id != boot_id and over.outcome in OUTCOMES:
+            with confinement.of(Thing.of_run(key), _RESTORE):
+                _restore_known(spool, memory, started, over)
+
+
+def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started, over: journal.Over) -> None:
+    """Restore the result of a run that only the journal knows."""
+    key = started.job, started.run
+    recorded = spool.result(*key)
+    if recorded is not None:
+        if over.final and not spool.accounted(recorded):  # its line is lost: its paperwork is done again
+            memory.open[key] = started
+            memory.closed.pop(started.job, None)
+        return
+    if not over.final:
+        _metadir(spool, *key)
+        return
+    result = Result(
+        job=started.job,
+        run=started.run,
+        attempt=1,
+        outcome=State(over.outcome),
+        reason="its records were lost in a power cut",
+        submitted_at_ns=started.arrived_at_ns,
+        started_at_ns=started.at_ns,
+    )
+    _restore(spool, result)
+    memory.open[key] = started
+    memory.closed.pop(started.job, None)
 
 
 def _lately(spool: LockedSpool) -> list[Result]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping
 
 from spool.core import layout
 from spool.core.errors import InvalidFile
@@ -12,35 +10,35 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.dispatcher.array import Array
 from spool.dispatcher.expand import new_array
 from spool.dispatcher.memory import Memory
-from spool.dispatcher.start import spec_of_text
 from spool.dispatcher.table import this_user
 from spool.formats.tasks import ArrayRecord, TaskFiles
 from spool.machine import identity
 from spool.store.arrays import ArrayStore
+from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 
 log = logging.getLogger(__name__)
 
 
 def unfinished(
-    spool: LockedSpool, store: ArrayStore, found: Mapping[str, int], memory: Memory
-) -> list[tuple[Array, set[str]]]:
-    """Return each array of *found* (its newest run) that is not over, and its tasks that were not issued yet.
+    spool: LockedSpool, store: ArrayStore, name: str, run: int, memory: Memory
+) -> tuple[Array, set[str]] | None:
+    """Return the array *name* (*run* is its newest) if it is not over, and its tasks that were not issued yet.
 
     Of one that is over the paperwork is finished.
     """
-    arrays = []
-    for name, run in found.items():
-        record = spool.array(name, run)
-        if record is None:
-            continue
-        if spool.result(name, run) is not None:
-            _finish(spool, store, record, remembered=(name, run) in memory.open)
-        elif (array := _array(spool, record)) is not None:
-            if record.boot_id != identity.boot_id():
-                _mend(spool, store, array)
-            arrays.append((array, store.unissued(name, run)))
-    return arrays
+    record = spool.array(name, run)
+    if record is None:
+        return None
+    if spool.result(name, run) is not None:
+        _finish(spool, store, record, remembered=(name, run) in memory.open)
+        return None
+    array = _array(spool, record)
+    if array is None:
+        return None
+    if record.boot_id != identity.boot_id():
+        _mend(spool, store, array)
+    return array, store.unissued(name, run)
 
 
 def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
@@ -54,20 +52,19 @@ def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remem
 
 def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
     name, run = record.job, record.run
-    spec = spec_of_text(spool.record(name, run, layout.SPEC_COPY), name)
+    spec = spool.spec(name, run)
     if spec is None or not spec.is_array:
-        spec = spec_of_text(spool.job_text(RUNNING, name), name)
+        spec = spool.job_spec(RUNNING, name)
     if spec is None or not spec.is_array:
         log.error("cannot go on with array %s: what its run %d was made of is lost", name, run)
         return None
     array = new_array(spec, record, record.inode or 0, record.user or this_user())
     for place in (RUNNING, HELD):
         # Edited or saved by an editor since, it is the array's file all the same.
-        try:
-            array.inode = os.lstat(spool.layout.job_file(place, name)).st_ino
+        status = status_of(spool.layout.job_file(place, name))
+        if status is not None:
+            array.inode = status.st_ino
             break
-        except OSError:
-            continue
     return array
 
 
@@ -92,7 +89,5 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
 
 
 def _is_empty(path: str) -> bool:
-    try:
-        return os.lstat(path).st_size == 0
-    except OSError:
-        return False
+    status = status_of(path)
+    return status is not None and status.st_size == 0

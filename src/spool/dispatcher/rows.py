@@ -28,6 +28,7 @@ class Row:
     ended_at_ns: int | None = None
     exit_code: int | None = None
     reason: str = ""
+    place: str | None = None  # the state directory in which its file lies; a name may have one in several
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None where that is unknown."""
@@ -74,7 +75,7 @@ def row_of_view(name: str, state: State, view: JobView) -> Row:
         tags=view.tags,
         submitted_at_ns=view.since_ns,
         started_at_ns=view.started_at_ns,
-        reason=view.reason,
+        reason="; ".join(filter(None, (view.problem, view.reason))),
     )
 
 

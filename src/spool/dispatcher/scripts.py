@@ -8,6 +8,7 @@ from spool.dispatcher.table import Live
 from spool.executors import Executor
 from spool.formats import wrapper
 from spool.formats.listening import Reply
+from spool.machine.host import umask
 from spool.store.spool import Spool
 
 
@@ -17,6 +18,7 @@ class Scripts:
     def __init__(self, spool: Spool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
+        self._umask = umask()
 
     def render(self, live: Live, executor: Executor, texts: Reply | None = None) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins.
@@ -48,6 +50,7 @@ class Scripts:
                 end=texts.end if texts is not None else None,
                 prolog=_both(self._settings.prolog, spec.prolog),
                 epilog=_both(spec.epilog, self._settings.epilog),
+                umask=self._umask,
                 cgroup=str(live.group.procs) if live.group is not None else None,
             )
         )

@@ -6,10 +6,11 @@ import logging
 import os
 
 from spool.core import layout
-from spool.core.errors import InvalidConfig
+from spool.core.errors import InvalidConfig, cannot
 from spool.formats import config
 from spool.formats.config import Config
-from spool.store.spool import Spool, read_bytes
+from spool.store.disk import read_file, remedy_for
+from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -21,28 +22,37 @@ class Settings:
         self._path = spool.layout.at(layout.CONFIG)
         self.config = Config()
         self.problem: str | None = None
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self.reload(force=True)
 
     def reload(self, *, force: bool = False) -> bool:
         """Read the file if it changed; return whether what is in force changed."""
         try:
             status = os.stat(self._path)
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-        except OSError:  # not there, or a link that leads nowhere, or round in a circle
-            seen = None
+            seen: tuple[int, ...] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+        except OSError as error:  # not there, or nobody can tell
+            seen = (error.errno or 0,)
         if seen == self._seen and not force:
             return False
         self._seen = seen
         try:
-            new = config.parse(read_bytes(self._path) or b"")
+            new = config.parse(read_file(self._path) or b"")
         except InvalidConfig as error:
-            self.problem = str(error)
-            log.warning("%s; %s", error, "the defaults are in force" if force else "what was in force stays so")
-            return False
+            return self._keep(str(error), first=force)
+        except OSError as error:
+            self._seen = None  # it may be the moment, not the file: the next look tries again
+            why = error.strerror or str(error)
+            text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
+            return self._keep(text, first=force)
         self.problem = None
         changed, self.config = new != self.config, new
         return changed
+
+    def _keep(self, problem: str, *, first: bool) -> bool:
+        if problem != self.problem:
+            log.warning("%s; %s", problem, "the defaults are in force" if first else "what was in force stays so")
+        self.problem = problem
+        return False
 
     @property
     def executor(self) -> str:

@@ -20,16 +20,24 @@ POLL_NS = SECOND_NS  # between looks where no event tells of a change of the fil
 # A look at everything may cost one part in so many of a processor: a net beneath the events, or all there is.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
+BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
 
 
 class Sight:
-    """The part of a dispatcher that looks. It has no state of its own but the pause and the time of the next look."""
+    """The part of a dispatcher that looks. It has no state of its own but the pause and the pace of its looks."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._of = dispatcher
         self._spool = dispatcher.spool
         self._paused_since_ns: int | None = None
         self.next_due_ns = 0
+        self._pace = Pace(_SHARE_BESIDE_EVENTS)
+        self._pause_ns = 0  # for how long the look that has begun is not to be followed by another
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a look has given way to what can start, and is to go on."""
+        return self._of.look.unfinished or bool(self._of.watch.hints)
 
     @property
     def paused(self) -> bool:
@@ -53,27 +61,37 @@ class Sight:
         reload = of.wakes.reload_asked()
         due_ns = of.bookings.next_due_ns()
         booked = due_ns is not None and now >= due_ns
-        for place, filename in hints:
+        until = now + BUDGET_NS
+        for at, (place, filename) in enumerate(hints, 1):
             if place == RESERVATIONS:
                 booked = True
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:
                 of.look.hint(place, filename)
+                if time.monotonic_ns() >= until:
+                    of.watch.hints[:0] = hints[at:]
+                    break
             elif filename in (layout.CONFIG, layout.PAUSED):
                 reload = True
         if reload:
             self._reload()
         if booked:
             self._see_bookings()
-        if of.watch.lost or now >= self.next_due_ns:
-            self._rescan(now)
+        if of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished):
+            self._rescan(now, until)
+        elif of.look.unfinished:
+            with self._pace:
+                of.look.go_on(until, busy=bool(of.watch.hints))
+            self._put_off(now)
         of.look.due(now)
+        of.bookings.tell_again()
         of.moves.see()
 
-    def look_at_everything(self) -> None:
-        """Look as if no event had ever been raised."""
-        self._of.look.everything()
+    def look_at_everything(self, until_ns: int | None = None) -> None:
+        """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
+        self._of.keep_room()
+        self._of.look.everything(until_ns)
         self._of.wakes.look_at_children()
         self.next_due_ns = time.monotonic_ns() + POLL_NS
         self._see_bookings()
@@ -83,11 +101,11 @@ class Sight:
         """See whether the spool is paused; a time paused does not count as waiting."""
         of, paused = self._of, self._spool.paused
         if paused and self._paused_since_ns is None:
-            self._paused_since_ns = of.clock()
+            now_ns = of.clock()
+            self._paused_since_ns = min(self._spool.paused_at_ns or now_ns, now_ns)  # there may have been no dispatcher
             of.table.version += 1
         elif not paused and self._paused_since_ns is not None:
-            pause_ns = of.clock() - self._paused_since_ns
-            self._paused_since_ns = None
+            since_ns, self._paused_since_ns = self._paused_since_ns, None
             of.table.version += 1
             for job in of.table.jobs.values():
                 spec = job.queued.spec if job.queued is not None else None
@@ -95,7 +113,7 @@ class Sight:
                 if spec is None or spec.scheduling_timeout_ns is None or job.wait is None:
                     continue
                 if job.wait.clock_at_ns is not None:
-                    job.wait.clock_at_ns += pause_ns
+                    job.wait = job.wait.without(since_ns, of.clock())
                     of.look.clocks.remember(job)
                     of.table.settle(job)
 
@@ -129,13 +147,21 @@ class Sight:
         if self._of.bookings.look():
             self._of.table.version += 1
 
-    def _rescan(self, now: int) -> None:
+    def _rescan(self, now: int, until: int) -> None:
         of = self._of
         of.watch.lost = False
         of.table.unblock()
-        events = of.watch.problem is None
-        pace = Pace(_SHARE_BESIDE_EVENTS if events else _SHARE_WITHOUT_EVENTS)
-        with pace:
-            self.look_at_everything()
+        of.table.queue.look_again()
+        share = _SHARE_BESIDE_EVENTS if of.watch.problem is None else _SHARE_WITHOUT_EVENTS
+        self._pace, self._pause_ns = Pace(share), 0
+        with self._pace:
+            self.look_at_everything(until)
             of.starter.ask_executors_again()
-        self.next_due_ns = now + max(of.settings.config.look_every_ns if events else POLL_NS, pace.pause_ns)
+        self._put_off(now)
+
+    def _put_off(self, now: int) -> None:
+        """Say when the next look at everything is due, by what this one has cost so far."""
+        of = self._of
+        self._pause_ns += self._pace.pause_ns
+        every_ns = of.settings.config.look_every_ns if of.watch.problem is None else POLL_NS
+        self.next_due_ns = now + max(every_ns, self._pause_ns)

@@ -7,34 +7,41 @@ and where durability asks for it one sync, serves them all.
 from __future__ import annotations
 
 import logging
-import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.errors import SpoolError
+from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import EventName
-from spool.core.model import Grant, Running, Spec
+from spool.core.lifecycle import Verdict
+from spool.core.model import Grant, State
 from spool.core.plan import Start
+from spool.core.reasons import show_instant
 from spool.dispatcher.ahead import Ahead
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.scripts import Scripts
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import FRESH, Job, JobFile, Live, Table, user_name
+from spool.dispatcher.table import FRESH, WELCOME, Job, JobFile, Live, Table, user_name
 from spool.dispatcher.telling import Telling
 from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, records
 from spool.formats.listening import Reply
 from spool.machine import identity
+from spool.machine.host import local_zone
 from spool.machine.run_groups import RunGroups
-from spool.store.disk import disk_is_full
+from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
-from spool.store.spool import read_bytes
+from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
 
 IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
+_GONE_BACK = records.render_status(State.QUEUED)  # a wrapper that was refused something
+_BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
+_FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
@@ -44,6 +51,84 @@ class Blocked:
 
     name: str
     why: str
+    told: bool = False  # it is in the log
+
+
+class Shortage:
+    """What the machine refuses to whichever job, and until when nothing is started.
+
+    The first job that is refused may be one of its kind, and waits alone. But from then on jobs start one after the
+    other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
+    """
+
+    def __init__(self, spool: LockedSpool) -> None:
+        self._spool = spool
+        self._refusal = WELCOME
+        self._job: str | None = None  # that was refused last; None: all is well
+        self._why = ""  # that was refused
+        self._first: Live | None = None  # on its way, and the others wait for it
+        self._known_ns = 0  # when the last refusal was known
+        self._look_in_ns = _FIRST_LOOK_NS
+
+    def most(self) -> int | None:
+        """Return how many may start at once, None if nothing is amiss."""
+        return None if self._job is None else 0 if self._first is not None else 1
+
+    def tries(self, live: Live) -> None:
+        """Know that a run is on its way."""
+        if self._job is not None:
+            self._first, self._look_in_ns = live, _FIRST_LOOK_NS
+
+    def refused(self, live: Live, now_ns: int) -> None:
+        """Know that the machine has refused *live* what `live.refusal` says."""
+        if live is self._first:
+            self._first = None
+        if live.refusal is None or live.started_at_ns <= self._known_ns:
+            return  # they were on their way together
+        self._known_ns = now_ns
+        if self._job not in (None, live.name):
+            self._refusal = self._refusal.again(live.refusal, now_ns)
+        self._job, self._why = live.name, live.refusal
+
+    def ended(self, lives: Iterable[Live], now_ns: int) -> None:
+        """Know of runs that are over."""
+        for live in lives:
+            if live.proof is not None and live.proof.verdict is Verdict.VOID:
+                self.refused(live, now_ns)
+            elif live.started_at_ns > self._known_ns and live.exit_code is not None:
+                self._is_over()
+            elif live is self._first:
+                self._first = None
+
+    def words(self, now_ns: int) -> str:
+        """Return why nothing is to start now, "" if something may."""
+        first = self._first
+        if first is not None and self._has_begun(first):
+            self._is_over()
+        if self._first is not None:
+            return f"{self._why}; job {self._first.name} is tried first"
+        if self._refusal.until_ns <= now_ns:
+            return ""
+        return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
+
+    def _has_begun(self, live: Live) -> bool:
+        """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
+        if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
+            return live.proof is None and live.exit_status is None
+        try:
+            return self._spool.record(live.name, live.run, layout.STATUS) not in (None, _GONE_BACK)
+        except OSError:  # who but its job keeps us from reading it?
+            return True
+
+    def _is_over(self) -> None:
+        self._job, self._first, self._refusal = None, None, WELCOME
+
+    def due_in_ns(self, now_ns: int) -> int | None:
+        """Return how long until :meth:`words` may say something else."""
+        if self._first is not None:
+            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
+            return self._look_in_ns
+        return self._refusal.until_ns - now_ns if self._refusal.until_ns > now_ns else None
 
 
 class Starter:
@@ -57,7 +142,9 @@ class Starter:
         settings: Settings,
         groups: RunGroups | None,
         telling: Telling,
+        confinement: Confinement,
     ) -> None:
+        self._confinement = confinement
         self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
         self._telling = telling
         self._spool = spool
@@ -69,6 +156,7 @@ class Starter:
         self._problems: dict[str, str | None] = {}
         self._scripts = Scripts(spool, settings)
         self._ahead = Ahead(spool, settings, self._scripts)
+        self.shortage = Shortage(spool)
 
     def executor(self, name: str) -> Executor:
         """Return the executor of that name."""
@@ -103,48 +191,65 @@ class Starter:
             if job.executor_problem != self.problem(job.spec.executor):
                 self._table.settle(self._table.job(job.name))
 
-    def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked]]:
+    def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
         A job whose file was changed, moved or deleted since it was looked at is passed over: the next look sees why.
+        Where the spool as a whole fails, that is returned too, and the runs are to be taken back.
         """
         prepared: dict[Live, bytes] = {}  # and what their wrappers say
         blocked: list[Blocked] = []
-        for start in starts:
+        try:
+            self._prepare_all(starts, now_ns, prepared, blocked)
+            self._remember(prepared, now_ns)
+        except SpoolTrouble as trouble:
+            for live in prepared:
+                _take_back(live)
+            return list(prepared), blocked, trouble
+        refused = False  # then it would be to all the others, too
+        for live, script in prepared.items():
+            if refused:
+                _take_back(live)
+            else:
+                refused = self._launch(live, script, now_ns)
+        if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
+            self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
+        return list(prepared), blocked, None
+
+    def _prepare_all(
+        self, starts: tuple[Start, ...], now_ns: int, prepared: dict[Live, bytes], blocked: list[Blocked]
+    ) -> None:
+        """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
+        for start in starts[: self.shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
-            if os.path.lexists(self._spool.layout.job_file(layout.RUNNING, start.name)):
-                blocked.append(Blocked(start.name, IN_THE_WAY))
-                continue
-            if self._spool.is_between(start.name):
-                blocked.append(Blocked(start.name, "its file has a name in held/ as well: remove one of the two"))
-                continue
-            self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
-            try:
-                prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
-            except OSError as error:
-                full = " (the disk is full)" if disk_is_full(error) else ""
-                blocked.append(Blocked(start.name, f"cannot make its metadir: {error.strerror}{full}"))
-        if prepared:
-            for live in prepared:
-                self._telling.run(EventName.SUBMITTED, live, now_ns)
+            why = ""
+            with self._confinement.of(Thing.of_job(start.name), "start") as piece:
+                why = self._in_the_way(start.name)
+                if not why:
+                    self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
+                    prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
+            if piece.failed or why:
+                blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
+
+    def _remember(self, prepared: Iterable[Live], now_ns: int) -> None:
+        """Have the journal know of runs before they are launched."""
+        boot_id, lines = identity.boot_id(), list[journal.Line]()
+        for live in prepared:
+            self._telling.run(EventName.SUBMITTED, live, now_ns)
+            lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
+        if lines:
             self._telling.flush()
-            self._logs.remember(
-                [
-                    journal.Started(
-                        live.name, live.run, identity.boot_id(), live.inode, live.wait.arrived_at_ns, now_ns
-                    )
-                    for live in prepared
-                ]
-            )
+            self._logs.remember(lines)
             if not self._logs.strict and not all(live.spec.requeue for live in prepared):
                 self._logs.sync()
-            for live, script in prepared.items():
-                self._launch(live, script)
-            if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
-                self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
-        return list(prepared), blocked
+
+    def _in_the_way(self, name: str) -> str:
+        """Return which second file of its name keeps a job from being started, "" if none does."""
+        if status_of(self._spool.layout.job_file(layout.RUNNING, name)) is not None:
+            return IN_THE_WAY
+        return "its file has a name in held/ as well: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> list[int]:
         """Make the next starts shorter, and that of *start* most of all; return the pids of what waits for that."""
@@ -197,7 +302,7 @@ class Starter:
         if ready is not None:
             staged, script = ready.staged, ready.script
         else:
-            text = read_bytes(spool.layout.job_file(layout.QUEUED, name))
+            text = read_record(spool.layout.job_file(layout.QUEUED, name))
             if text is None:
                 return {}
             if self._groups is not None and grant.memory_bytes is not None:
@@ -217,35 +322,37 @@ class Starter:
         if not claimed:
             spool.withdraw(name, run)
             return {}
-        job.queued, job.wait, job.series = None, None, FRESH
+        job.queued, job.wait, job.series, job.refused = None, None, FRESH, WELCOME
         self._table.add_run(job, live)
+        if job.held is not None:  # another file of its name is held
+            self._table.place(job, now_ns)
         self._table.settle(job)
         return {live: script}
 
     def _live(self, job: Job, file: JobFile, run: int, grant: Grant, now_ns: int) -> Live:
         assert file.spec is not None
         assert job.wait is not None
-        user = user_name(file.uid)
         return Live(
             name=job.name,
             run=run,
             spec=file.spec,
             grant=grant,
-            user=user,
+            user=user_name(file.uid),
             wait=job.wait,
             series=job.series,
+            refused=job.refused,
             inode=file.inode,
             mtime_ns=file.mtime_ns,
             started_at_ns=now_ns,
             started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             executor=file.spec.executor or self._settings.executor,
-            view=Running(job.name, run, user, file.spec, grant, now_ns, job.series.attempt),
             silent_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
-    def _launch(self, live: Live, script: bytes) -> None:
+    def _launch(self, live: Live, script: bytes, now_ns: int) -> bool:
+        """Start the wrapper of a run, and tell whether the machine refuses to."""
         if live.failure is not None:
-            return
+            return False
         metadir = self._spool.layout.metadir(live.name, live.run)
         launch = Launch(
             job=live.name,
@@ -258,21 +365,22 @@ class Starter:
         )
         try:
             started = self.executor(live.executor).start(launch)
+        except StartRefused as error:
+            live.refusal = str(error)
+            self.shortage.refused(live, now_ns)
+            _take_back(live)
+            return True
         except SpoolError as error:
             live.failure = str(error)
-            return
-        if started is None:  # a missing jid proves it at once: the job goes back, and waits for its executor
-            live.silent_until_ns, live.cleared = 0, True
-            return
+            return False
+        if started is None:  # it waits for its executor
+            _take_back(live)
+            return False
         live.pid, live.jid = started.pid, started.identity
+        self.shortage.tries(live)
+        return False
 
 
-def spec_of_text(text: bytes | None, name: str) -> Spec | None:
-    """Return what a run's copy of its job file says; None if it was lost or cannot be read."""
-    from spool.core.errors import InvalidJob
-    from spool.formats import jobfile
-
-    try:
-        return jobfile.parse(text, name=name) if text else None
-    except InvalidJob:
-        return None
+def _take_back(live: Live) -> None:
+    """Settle a run at once that was not started: its missing jid proves that, and the job goes back."""
+    live.silent_until_ns, live.cleared = 0, True

@@ -1,7 +1,11 @@
 """Stopping: TERM to the whole tree, the grace, KILL to the whole tree, until nothing of it is left.
 
-The wrapper is spared as long as something else is left, so that it can write the exit code down. A run whose
-command has ended and left processes behind goes the same way: its resources are free when all are gone.
+The wrapper is spared while something else is left, so that it can write the exit code down; not for ever, since it may
+have something in its way. A run whose command has ended and left processes behind goes the same way: its resources are
+free when all are gone.
+
+Nothing of this needs another process, or a descriptor that is not put by: a machine that has neither left is the very
+one on which a run has to be ended.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_LOOK_NS = 10_000_000
 _LONGEST_LOOK_NS = 250_000_000
-_WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone, for the epilog and the exit code
+_WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,7 @@ class _Stopping:
     pause_ns: int = _FIRST_LOOK_NS
     told: set[Process] = field(default_factory=set)  # these have had TERM
     told_at_ticks: int = 0  # when the first of them had, as processes count their starts
+    killing_since_ns: int | None = None  # the grace is over
     alone_since_ns: int | None = None  # the wrapper is all that is left since then
 
 
@@ -43,6 +48,7 @@ class Stopper:
     def __init__(self, spool_dir: str) -> None:
         self.spool_dir = spool_dir
         self._runs: dict[tuple[str, int], _Stopping] = {}
+        self._blind = False  # said so, and nothing was seen since
 
     def add(self, live: Live, since_ns: int | None = None) -> None:
         """Begin to end *live*. *since_ns*, on the wall clock, is when it was ordered: the grace runs from there."""
@@ -86,7 +92,12 @@ class Stopper:
         due = [stopping for stopping in self._runs.values() if stopping.look_at_ns <= now]
         if not due:
             return []
-        members = processes_of([stopping.live for stopping in due], self.spool_dir, self._known(due))
+        try:
+            members = processes_of([stopping.live for stopping in due], self.spool_dir, self._known(due))
+        except OSError as error:
+            self._look_later(due, now, error)
+            return []
+        self._blind = False
         gone = []
         for stopping in due:
             left = members[stopping.live]
@@ -98,6 +109,14 @@ class Stopper:
             stopping.pause_ns = min(2 * stopping.pause_ns, _LONGEST_LOOK_NS)
         return gone
 
+    def _look_later(self, due: list[_Stopping], now: int, error: OSError) -> None:
+        """Wait for a machine that has too little left to say which processes there are."""
+        if not self._blind:
+            log.error("cannot see which processes are to be ended: %s; trying again", error.strerror)
+        self._blind = True
+        for stopping in due:
+            stopping.look_at_ns = now + _LONGEST_LOOK_NS
+
     @staticmethod
     def _known(due: list[_Stopping]) -> dict[tuple[str, int], frozenset[Process]]:
         return {stopping.live.key: frozenset(stopping.told) for stopping in due}
@@ -108,7 +127,11 @@ class Stopper:
         if others:
             stopping.alone_since_ns = None
             if now >= stopping.kill_at_ns:
-                send(others, signal.SIGKILL)
+                if stopping.killing_since_ns is None:
+                    stopping.killing_since_ns = now
+                # A wrapper that has another child whenever one was killed would go on for ever.
+                spared = now < stopping.killing_since_ns + _WRAPPER_GRACE_NS
+                send(others if spared else left, signal.SIGKILL)
             elif news := self._untold(stopping, others, left):
                 stopping.told_at_ticks = stopping.told_at_ticks or identity.ticks_now()
                 send(news, signal.SIGTERM)

@@ -7,15 +7,36 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from spool.core.arrays import array_of
+from spool.core.layout import RUNNING
 from spool.core.lifecycle import Proof
-from spool.core.model import Grant, Jid, Result, Running, Spec, State, Stop, StopKind, Waiting
+from spool.core.model import (
+    SECOND_NS,
+    Grant,
+    Jid,
+    Machine,
+    Reservation,
+    Result,
+    Running,
+    Spec,
+    State,
+    Stop,
+    StopKind,
+    Waiting,
+)
+from spool.core.plan import View
 from spool.core.queue import WaitingQueue
-from spool.dispatcher.array import Array, array_of
+from spool.dispatcher.array import Array
+from spool.formats.journal import Started
+from spool.formats.records import GrantRecord
+from spool.machine.host import local_zone
 from spool.machine.run_groups import RunGroup
+from spool.store.spool import Spool
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
 
@@ -31,15 +52,32 @@ class JobFile:
     uid: int
     spec: Spec | None  # None: it is not to be started, and `problem` says why
     problem: str | None = None
+    unread: bool = False  # it could not be read, so a look opens it again
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A job's place in the queue and its waiting clock; on disk in the journal."""
 
     arrived_at_ns: int
     waited_ns_before: int = 0
     clock_at_ns: int | None = None
+
+    def lying(self, file: JobFile, now_ns: int, *, queued: bool) -> Wait:
+        """Return it for a job whose file lies in `queued/`, or else in `held/`, since its last change at the latest."""
+        since_ns = min(file.changed_at_ns, now_ns)
+        if queued and self.clock_at_ns is None:
+            return replace(self, clock_at_ns=since_ns)
+        if not queued and self.clock_at_ns is not None:
+            waited_ns = self.waited_ns_before + max(0, since_ns - self.clock_at_ns)
+            return Wait(self.arrived_at_ns, waited_ns, None)
+        return self
+
+    def without(self, since_ns: int, now_ns: int) -> Wait:
+        """Return it when the time since then, as far as the clock ran, does not count: the job could not start."""
+        if self.clock_at_ns is None:
+            return self
+        return replace(self, clock_at_ns=self.clock_at_ns + max(0, now_ns - max(since_ns, self.clock_at_ns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +90,25 @@ class Series:
 
 
 FRESH = Series()
+
+LONGEST_PAUSE_NS = 60 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How often in succession the machine has refused something, why, and until when it is not asked again."""
+
+    times: int = 0
+    why: str = ""
+    until_ns: int = 0
+
+    def again(self, why: str, now_ns: int) -> Refusal:
+        """Return what follows from one refusal more: the pauses grow from a second to a minute."""
+        pause_ns = min(SECOND_NS << min(self.times, 10), LONGEST_PAUSE_NS)
+        return Refusal(self.times + 1, why, now_ns + pause_ns)
+
+
+WELCOME = Refusal()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,28 +126,33 @@ class Live:
     started_at_ns: int
     started_boot_ns: int  # on the clock that no one sets: since boot
     executor: str
-    view: Running
     pid: int | None = None  # our own child
     pidfd: int | None = None  # of a wrapper that is not our child
     jid: Jid | None = None
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
+    stop_recorded: bool = False  # the record `stop` says it
+    unread: bool = False  # adopted, and its records could not be read yet: nothing is concluded of it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
     exit_status: int | None = None  # of our own child, as wait() reports it
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
+    refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
+    refused: Refusal = WELCOME  # how often it has refused this job just before
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     proof: Proof | None = None  # set once it has ended
     result: Result | None = None  # set once that is written down
+    accounted: bool = False  # the history has its line
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     group: RunGroup | None = None  # the control group that holds it to its memory, where there is one
     adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
+    gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
@@ -101,9 +163,89 @@ class Live:
         return self.name, self.run
 
     @property
+    def holds_room(self) -> bool:
+        """Whether what it was granted is not free."""
+        return not self.gone and self.proof is None
+
+    @property
     def stop_kind(self) -> StopKind | None:
         """Return why it is being stopped, None if it is not."""
         return self.stop.kind if self.stop is not None else None
+
+    @property
+    def running(self) -> Running:
+        """Return the run as the planner sees it; what outlived its command is being stopped as well."""
+        stopping = self.stop is not None or self.remains
+        attempt, at_ns = self.series.attempt, self.started_at_ns
+        return Running(self.name, self.run, self.user, self.spec, self.grant, at_ns, attempt, stopping)
+
+    @classmethod
+    def of_records(
+        cls,
+        record: GrantRecord,
+        spec: Spec,
+        *,
+        granted_at_ns: int,
+        boot_ns: int,
+        jid: Jid | None,
+        stop: Stop | None,
+        inode: int,
+    ) -> Live:
+        """Return a run that another dispatcher has started, as its records show it."""
+        return cls(
+            name=record.job,
+            run=record.run,
+            spec=spec,
+            grant=record.grant,
+            user=record.user or this_user(),
+            wait=Wait(record.submitted_at_ns or granted_at_ns),
+            series=Series(record.attempt, record.requeues),
+            inode=inode,
+            started_at_ns=granted_at_ns,
+            started_boot_ns=boot_ns,
+            executor=record.executor,
+            jid=jid,
+            boot_id=record.boot_id,
+            stop=stop,
+            adopted=True,
+        )
+
+    @classmethod
+    def of_journal(
+        cls,
+        spool: Spool,
+        name: str,
+        known: Mapping[tuple[str, int], Started],
+        stopping: Mapping[tuple[str, int], Stop],
+        kill_grace_ns: int,
+    ) -> Live | None:
+        """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
+        run = max((run for job, run in known if job == name), default=None)
+        if run is None:
+            return None
+        started, spec = known[name, run], None
+        with suppress(OSError):
+            spec = spool.job_spec(RUNNING, name, kill_grace_ns=kill_grace_ns)
+        spec = spec or Spec(command="true")
+        record = GrantRecord(
+            name,
+            run,
+            grant=Grant(cpus=spec.request.cpus, memory_bytes=spec.request.memory_bytes),
+            executor=spec.executor or "process",
+            boot_id=started.boot_id,
+            submitted_at_ns=started.arrived_at_ns,
+        )
+        live = cls.of_records(
+            record,
+            spec,
+            granted_at_ns=started.at_ns,
+            boot_ns=0,
+            jid=None,
+            stop=stopping.get((name, run)),
+            inode=started.inode,
+        )
+        live.unread = True
+        return live
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +258,7 @@ class Job:
     live: Live | None = None
     wait: Wait | None = None
     series: Series = FRESH
+    refused: Refusal = WELCOME  # by the machine, since the last run that began
     last_inode: int | None = None  # of the file that waited last
     blocked: str | None = None  # why it could not be started when that was tried
     asked: str = ""  # what its start waits for, while somebody is asked about it
@@ -136,6 +279,7 @@ class Table:
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
     left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
+    unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
     version: int = 0  # moves with every change that may alter a decision
 
     def job(self, name: str) -> Job:
@@ -151,9 +295,55 @@ class Table:
         self.live[live.key] = live
         self.version += 1
 
-    def free(self, live: Live) -> None:
-        """Nothing of the run is left: what it was granted can be given to the next."""
-        self.version += 1
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """The runs that hold what they were granted, oldest first: all but those whose paperwork alone is left."""
+        holding = [live.running for live in self.live.values() if live.holds_room]
+        return tuple(sorted(holding, key=lambda run: (run.started_at_ns, run.name)))
+
+    def view(
+        self,
+        machine: Machine,
+        *,
+        ended: Mapping[str, State],
+        arrays: Mapping[str, tuple[str, ...]],
+        reservations: tuple[Reservation, ...],
+        usage: Mapping[str, float],
+        paused: bool,
+        protected: str | None = None,
+    ) -> View:
+        """Return what `decide` is asked about: by the dispatcher, and by every command that explains or foresees."""
+        return View(
+            machine=machine,
+            queue=self.queue,
+            held=self.held,
+            running=self.running,
+            ended=ended,
+            arrays=arrays,
+            held_arrays=self.held_arrays,
+            reservations=reservations,
+            usage=usage,
+            paused=paused,
+            protected=protected,
+            zone=local_zone(),
+        )
+
+    def place(self, job: Job, now_ns: int) -> bool:
+        """Give a job whose file was seen its place in the queue, and its clock; return whether it is a new submission.
+
+        One that a person has moved out of `running/` goes on where its run stands.
+        """
+        file, queued = job.queued or job.held, job.queued is not None
+        assert file is not None
+        new = False
+        if job.wait is None:
+            live = job.live
+            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
+                job.wait, job.series = Wait(live.wait.arrived_at_ns), live.series
+            else:
+                job.wait, job.series, new = Wait(min(file.changed_at_ns, now_ns)), FRESH, True
+        job.wait = job.wait.lying(file, now_ns, queued=queued)
+        return new
 
     def unblock(self) -> None:
         """Have the start of every job tried again that could not be started."""
@@ -185,6 +375,7 @@ class Table:
             self.held[job.name] = parked
         else:
             self.held.pop(job.name, None)
+        self.queue.changed(job.name)  # it may be an array, or none any more
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
             if self.arrays:
@@ -212,6 +403,7 @@ class Table:
     def _waiting(self, job: Job, file: JobFile | None) -> Waiting | None:
         if file is None or file.spec is None or job.wait is None:
             return None
+        retry_ns = job.series.not_before_ns or 0
         return Waiting(
             name=job.name,
             spec=file.spec,
@@ -220,8 +412,9 @@ class Table:
             waited_ns_before=job.wait.waited_ns_before,
             clock_at_ns=job.wait.clock_at_ns,
             attempt=job.series.attempt,
-            not_before_ns=job.series.not_before_ns,
-            executor_problem=job.blocked or self.executor_problem(file.spec.executor),
+            not_before_ns=max(retry_ns, job.refused.until_ns) or None,
+            refused=job.refused.why if job.refused.until_ns > retry_ns else "",
+            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executor_problem(file.spec.executor),
         )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 from spool.core.events import Event, EventName
 from spool.core.model import Result, Spec
 from spool.core.units import show_size
 from spool.dispatcher import happenings
+from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.listening import Listening
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Job, JobFile, Live
@@ -32,7 +34,8 @@ _EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # what those may want 
 class Telling:
     """What the dispatcher tells. `wanted` are the events that somebody listens to, whatever a job says of itself."""
 
-    def __init__(self, spool: LockedSpool, settings: Settings, logs: Logs) -> None:
+    def __init__(self, spool: LockedSpool, settings: Settings, logs: Logs, confinement: Confinement) -> None:
+        self._confinement = confinement
         self._spool = spool
         self._settings = settings
         self._logs = logs
@@ -67,7 +70,11 @@ class Telling:
             self._cut()
 
     def look(self) -> None:
-        """Look who listens."""
+        """Look who listens; what fails is looked at again with everything else."""
+        with self._confinement.service("look at", "the listeners"):
+            self._look()
+
+    def _look(self) -> None:
         config = self._settings.config
         found, before = standing(self._spool.root, config, for_jobs=self._by_jobs), self._standing
         if found.problems != before.problems:
@@ -87,7 +94,10 @@ class Telling:
 
     def tick(self) -> None:
         """At the end of a pass: see to the process, and tell it of what is new and has come to its end."""
-        self.listening.tick()
+        with self._confinement.service("start", "the process of the listeners"):
+            self.listening.tick()
+            if self.listening.trouble is not None:  # in each pass, so that it is told for as long as it lasts
+                raise self.listening.trouble
         self._passing = False
         if self._news:
             self._news = False
@@ -102,8 +112,14 @@ class Telling:
             log.error("listeners have read nothing for so long that %s of events are thrown away", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
+        if kinds:  # while there is nowhere to write events, nothing may happen that is to be told
+            with self._confinement.spool("open", "the events") as piece:
+                self._logs.events.end  # noqa: B018
+            if piece.failed:
+                return
         for kind in kinds:
-            self._logs.events.begin(kind)
+            with self._confinement.service("begin", f"the listener {kind}"):
+                self._logs.events.begin(kind)
         if kinds:
             self.listening.listen(kinds)
 
@@ -160,6 +176,12 @@ class Telling:
             self._begin({FOR_JOBS})
             self._by_jobs = True
         self._lines.append(render_event(event))
+
+    def ask(self, event: Event) -> int:
+        """Ask whether that may be, of who has heard all before about the job; return the number of the question."""
+        with suppress(OSError):  # what cannot be written down now is told later, and keeps nobody from being asked
+            self.flush()
+        return self.listening.ask(event, self._logs.events.end)
 
     def note(self, key: str) -> None:
         """Have the journal remember that this was told, or is so. It does after the event is written down."""

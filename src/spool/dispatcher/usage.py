@@ -9,7 +9,7 @@ from spool.core.model import Policy, Result
 from spool.core.order import UsageLedger, share_key, weigh
 from spool.dispatcher.table import Table
 from spool.formats import ends
-from spool.store.spool import Spool, history_lines
+from spool.store.spool import Spool
 
 _HALF_LIVES = 10  # what is older counts less than a thousandth
 
@@ -40,7 +40,7 @@ class Usage:
 
     def _read(self, now_ns: int, policy: Policy) -> UsageLedger:
         ledger = UsageLedger(policy.half_life_ns)
-        for line in history_lines(self._spool.root):
+        for line in self._spool.history():
             try:
                 result = ends.parse_history_line(line)
             except InvalidRecord:

@@ -105,14 +105,18 @@ class Wakes:
             return
         try:
             fd = os.pidfd_open(live.jid.pid)
-        except OSError:  # gone already, or a kernel without pidfds
+        except OSError:  # gone already, no descriptor left, or a kernel without pidfds
             fd = -1
-        found = identity.liveness(live.jid)
+        try:
+            found = identity.liveness(live.jid)
+        except OSError:  # it is not known now; the poll will see
+            found = Liveness.ELSEWHERE
         if fd >= 0 and found is Liveness.ALIVE:
-            live.pidfd = fd
-            self._by_fd[fd] = live
-            self._epoll.register(fd, select.EPOLLIN)
-            return
+            with contextlib.suppress(OSError):  # the kernel has no room for it
+                self._epoll.register(fd, select.EPOLLIN)
+                live.pidfd = fd
+                self._by_fd[fd] = live
+                return
         if fd >= 0:
             os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
         # Once the end is seen to, that the wrapper is gone is no news. All else the poll sees.

@@ -20,6 +20,8 @@ from watchdog.observers.inotify_c import (
     WatchDescriptor,
 )
 
+from spool.machine.host import file_system_of, is_shared_between_hosts
+
 # `cp` ends with close, `mv` from elsewhere with moved-to, `ln` raises nothing but create.
 _MASK = Mask(
     InotifyConstants.IN_CLOSE_WRITE
@@ -28,11 +30,10 @@ _MASK = Mask(
     | InotifyConstants.IN_CREATE
     | InotifyConstants.IN_DELETE
     | InotifyConstants.IN_DELETE_SELF
+    | InotifyConstants.IN_MOVE_SELF
     | InotifyConstants.IN_ONLYDIR
 )
 _MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
-# File systems on which a change made by another host raises no event here.
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "ceph", "glusterfs", "beegfs", "fuse.")
 
 
 class _Inotify(InotifyFD):
@@ -82,7 +83,7 @@ class Watch:
             self.problem = f"no file events ({error.strerror or error})"
             return
         kind = file_system_of(next(iter(directories.values())))
-        if kind.startswith(_REMOTE):
+        if is_shared_between_hosts(kind):
             self.problem = f"a {kind} file system raises no events for changes made by another host"
 
     def also(self, key: str, directory: str) -> None:
@@ -134,20 +135,3 @@ class Watch:
         """Have everything looked at: the kernel dropped events."""
         self.overflows += 1
         self.lost = True
-
-
-def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Return the type of the file system that holds *path*, "" if it cannot be told."""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                fields = line.split(" ")
-                point = fields[1].encode().decode("unicode_escape", errors="replace") if len(fields) > 2 else ""
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if point and inside and len(point) >= len(best):
-                    best, kind = point, fields[2]
-    except OSError:
-        return ""
-    return kind

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from spool.core.model import SECOND_NS, Gpu, Machine, State
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine, State
+from spool.core.reservations import known_gpus
 from spool.core.rules import short_of_disk
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Table
+from spool.formats.state import GpusTold
 from spool.machine import tree
 from spool.machine.gpu_use import Ignore, Ours
-from spool.machine.gpus import GpuWatcher
+from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher
 from spool.machine.host import Host, disk_free_bytes
 from spool.store.spool import Spool
 
@@ -25,9 +28,27 @@ _DISK_EVERY_NS = SECOND_NS
 class World:
     """Looks at the machine for a dispatcher or for a command that plans."""
 
-    def __init__(self, spool: Spool, table: Table, settings: Settings, *, with_gpus: bool = False) -> None:
-        """Look at nothing yet. *with_gpus*: at the GPUs too, whether a job wants one or not."""
+    def __init__(
+        self,
+        spool: Spool,
+        table: Table,
+        settings: Settings,
+        *,
+        with_gpus: bool = False,
+        told: Callable[[], GpusTold | None] = lambda: None,
+    ) -> None:
+        """Look at nothing yet. *with_gpus*: at the GPUs too, whether a job wants one or not.
+
+        *told* says what a dispatcher has seen of them; then NVML is not asked.
+        """
         self._with_gpus = with_gpus
+        self._told = told
+        self.gpus_at_ns: int | None = None  # when NVML was asked for what is known of them; None: nothing is
+        self.gpus_are_new = False  # NVML has answered since the pass before
+        self._seen_answer = 0  # the number of the last answer that a pass has seen
+        self._needed = 0  # the number of the question that a start waits for
+        self._doubt_at_ns = 0  # monotonic; until then that start keeps the room that it is to have
+        self._doubts = False
         self._spool_dir = Path(spool.root)
         self._table = table
         self._settings = settings
@@ -37,6 +58,7 @@ class World:
         self._available: tuple[int, int] = (0, 0)  # bytes, when
         self._disk: tuple[int | None, int] = (None, 0)
         self._seen: Machine | None = None
+        self.gpu_indices: frozenset[int] | None = None  # of the GPUs that there are; None as long as nobody knows
 
     @property
     def gpus(self) -> GpuWatcher | None:
@@ -55,20 +77,29 @@ class World:
         """Have the GPUs looked at even if no job has to do with them, or no longer."""
         self._with_gpus = wanted
 
-    def machine(self, now_ns: int) -> Machine:
-        """Return the machine as it is; the same object as long as nothing has changed."""
+    def machine(self, now_ns: int, *, patience_ns: int = 0) -> Machine:
+        """Return the machine as it is; the same object as long as nothing has changed.
+
+        *patience_ns* is how long NVML, where it is asked, is waited for.
+        """
         self._look(now_ns)
         cpus, memory, _ = self._totals
         gpus: tuple[Gpu, ...] = ()
         problem = None
+        self.gpus_at_ns, self.gpus_are_new = None, False
         if self.gpus_matter():
-            if self._gpus is None:
-                self._gpus = GpuWatcher()
-            config = self._settings.config.gpu
-            self._gpus.ignore = Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes)
-            look = self._gpus.look(now_ns, self._ours(), max_age_ns=config.poll_ns)
-            gpus, problem = look.gpus, look.problem
+            told = self._told()
+            if told is not None:
+                gpus, problem, self.gpus_at_ns = told.gpus, told.problem, told.at_ns
+            else:
+                look = self._look_at_gpus(now_ns, patience_ns)
+                answered = self._gpus.answered if self._gpus is not None else 0
+                self.gpus_are_new = answered > self._seen_answer and answered >= self._needed
+                self._seen_answer = answered
+                gpus, problem, self.gpus_at_ns = look.gpus, look.problem, look.seen_at_ns
         seen = Machine(cpus, memory, self._available[0], gpus, problem, self._disk[0])
+        if self.gpus_matter() and (known := known_gpus(seen)) is not None:
+            self.gpu_indices = known
         if seen != self._seen:
             self._seen = seen
         return self._seen or seen
@@ -78,20 +109,68 @@ class World:
         short = short_of_disk(disk_free_bytes(self._spool_dir), self._settings.config.policy)
         return short.text if short is not None else ""
 
+    def may_start_on(self, grant: Grant) -> bool:
+        """Whether what is known of the GPUs of *grant* is new enough to start a job on them.
+
+        It is if NVML has answered since the last pass, and, for GPUs that a job is to have alone, if it was asked
+        after the last run had left them: only then it tells what else is there.
+        """
+        if not grant.gpu_uuids:
+            return True
+        if not self.gpus_are_new or self._gpus is None:
+            return False
+        return grant.gpu_memory_bytes is not None or not any(map(self._gpus.was_ours, grant.gpu_uuids))
+
+    def ask_gpus_again(self, now_ns: int) -> None:
+        """Have NVML asked for a start that waits. If the answer does not come soon, the GPUs are unknown until then."""
+        if self._gpus is not None and self._needed <= self._gpus.answered:
+            self._needed = self._gpus.asked + 1  # one that is open already may have been answered in part
+            self._doubt_at_ns, self._doubts = time.monotonic_ns() + PATIENCE_NS, False
+            self._look_at_gpus(now_ns, 0)
+
+    @property
+    def gpus_are_asked(self) -> bool:
+        """Whether jobs wait or run for which NVML has been asked, and it has never answered yet."""
+        return self.gpus_matter() and self._gpus is not None and not self._gpus.answered
+
+    def next_due_ns(self) -> int | None:
+        """Return when a pass has to see an answer, or that one which a start waits for is late, on the monotonic clock.
+
+        One that came as soon as it was asked for wakes nobody.
+        """
+        if self._gpus is None or not self.gpus_matter():
+            return None
+        if self._gpus.answered > self._seen_answer:
+            return 0
+        return self._doubt_at_ns if self._needed > self._gpus.answered and not self._doubts else None
+
     def what_counts(self, machine: Machine) -> Machine:
         """Return *machine* without the numbers that no decision looks at now: they change all the time.
 
         The memory that is really free counts where a job that waits asks for memory, the disk where it is short.
         """
+        idle = tuple(replace(gpu, utilisation_percent=None, memory_utilisation_percent=None) for gpu in machine.gpus)
         free = machine.disk_free_bytes
         short = free is not None and free < self._settings.config.policy.disk_floor_bytes
         available = machine.memory_available_bytes if self._memory_matters() else None
-        return replace(machine, memory_available_bytes=available, disk_free_bytes=free if short else None)
+        return replace(machine, memory_available_bytes=available, disk_free_bytes=free if short else None, gpus=idle)
 
     def take_gpu_answer(self) -> None:
         """NVML's answer is there: take it in."""
         if self._gpus is not None:
-            self._gpus.look(time.time_ns(), self._ours(), max_age_ns=self._settings.config.gpu.poll_ns, patience_ns=0)
+            self._look_at_gpus(time.time_ns(), 0)
+
+    def _look_at_gpus(self, now_ns: int, patience_ns: int) -> GpuLook:
+        if self._gpus is None:
+            self._gpus = GpuWatcher()
+        watcher, config = self._gpus, self._settings.config.gpu
+        watcher.ignore = Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes)
+        anew = self._needed > watcher.asked
+        look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
+        if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
+            self._doubts = True
+            look = watcher.doubt()
+        return look
 
     def _look(self, now_ns: int) -> None:
         if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
@@ -118,7 +197,7 @@ class World:
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}
         for live in self._table.live.values():
-            for uuid in live.grant.gpu_uuids:
+            for uuid in live.grant.gpu_uuids if live.holds_room else ():
                 on.setdefault(uuid, {})[live.name] = live.grant.gpu_memory_bytes
         return Ours(self._job_of, on)
 
@@ -137,9 +216,19 @@ class World:
 class Outcomes(Mapping[str, State]):
     """The newest outcome of each job that has ended, read from its records when a rule first asks."""
 
-    def __init__(self, spool: Spool, standing: Callable[[str], State | None] = lambda _: None) -> None:
-        """*standing* knows of names that have not ended though no queue has them, and what they do."""
+    def __init__(
+        self,
+        spool: Spool,
+        standing: Callable[[str], State | None] = lambda _: None,
+        confinement: Confinement | None = None,
+    ) -> None:
+        """*standing* knows of names that have not ended though no queue has them, and what they do.
+
+        A record that cannot be read is as one that is not there yet; where it is a dispatcher's, its *confinement*
+        tells of that.
+        """
         self._spool = spool
+        self._confinement = confinement or Confinement(spool.root)
         self._standing = standing
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
@@ -176,6 +265,8 @@ class Outcomes(Mapping[str, State]):
         self._known.pop(name, None)
 
     def _read(self, name: str) -> State | None:
-        run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = None
+        with self._confinement.of(Thing.of_job(name), "read the outcome of"):
+            run = self._spool.latest_run(name)
+            result = self._spool.result(name, run) if run is not None else None
         return result.outcome if result is not None and result.again is None else None

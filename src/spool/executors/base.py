@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from spool.core.errors import SHORTAGES
 from spool.core.model import Jid
 from spool.formats.wrapper import Surroundings
 
@@ -67,6 +68,16 @@ class Started:
     identity: Jid | None = None  # of the wrapper, where it is not
 
 
+def refused(error: OSError) -> bool:
+    """Tell whether *error* says that the machine has too little of something, and nothing about what was asked for."""
+    return error.errno in SHORTAGES
+
+
+def sounds_refused(text: str) -> bool:
+    """Tell the same of what another program says: it has the words for these errors from the C library, as we do."""
+    return any(os.strerror(number) in text for number in SHORTAGES)
+
+
 class Executor(Protocol):
     """One way to start a wrapper."""
 
@@ -81,7 +92,10 @@ class Executor(Protocol):
         """Return what the wrapper's text has to say for this executor on this machine."""
 
     def start(self, launch: Launch) -> Started | None:
-        """Start the wrapper and do not wait for it. Raises SpoolError if nothing was started, and never will be.
+        """Start the wrapper and do not wait for it.
+
+        Raises SpoolError if nothing was started, and never will be; StartRefused if that is for want of something on
+        the machine, so that the job is to wait.
 
         None: nothing was started, and the job is to wait as long as :meth:`unavailable` has a reason. Who cannot tell
         returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.

@@ -20,6 +20,7 @@ import sys
 import time
 
 _SHELL = "/bin/sh"
+_REFUSED, _GOES_BACK = "refused", 75  # as the wrapper's
 _TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper, which says by the first that it ends, and waits for the second
 _BLOCK = 1 << 16
 _BEHIND = 1 << 20  # who is further behind than that passes over what nobody could have read
@@ -32,7 +33,13 @@ def main(launch: str, script: str) -> None:
     with open(launch, encoding="ascii") as file:
         told = json.load(file)
     os.unlink(launch)
-    leave_viewer(told["outputs"])
+    try:
+        leave_viewer(told["outputs"])
+    except OSError as error:
+        # Nothing has begun, and nothing will: the job waits on, as if the wrapper itself had been refused a process.
+        with open(os.path.join(os.path.dirname(script), _REFUSED), "w", encoding="utf-8") as record:
+            record.write(f"cannot start the viewer of its terminal: {error.strerror}\n")
+        raise SystemExit(_GOES_BACK) from None
     os.umask(told["umask"])
     for number, limits in told["limits"].items():
         try:
@@ -49,7 +56,7 @@ def main(launch: str, script: str) -> None:
 
 
 def leave_viewer(paths: list[str]) -> None:
-    """Start the viewer, in a session of its own and nobody's child. It ends with this process."""
+    """Start the viewer, in a session of its own and nobody's child. It ends with this process. Raises OSError."""
     outputs = [Output(path) for path in paths]
     wrapper, to_viewer = os.pipe()
     from_viewer, shown = os.pipe()
@@ -58,7 +65,11 @@ def leave_viewer(paths: list[str]) -> None:
         os.close(to_viewer)
         os.close(from_viewer)
         os.setsid()
-        if os.fork() == 0:
+        try:
+            grandchild = os.fork()
+        except OSError as error:
+            os._exit(error.errno or 1)
+        if grandchild == 0:
             try:
                 # Opened anew: whether a write may wait is then not said for the wrapper's own stdin as well.
                 terminal = os.open(os.ttyname(0), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -69,7 +80,9 @@ def leave_viewer(paths: list[str]) -> None:
             except OSError:  # the terminal is gone
                 os._exit(1)
         os._exit(0)
-    os.waitpid(child, 0)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number > 0:
+        raise OSError(number, os.strerror(number))
     os.close(wrapper)
     os.close(shown)
     ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (to_viewer, from_viewer)]  # out of the way

@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from spool.core.errors import SpoolError, cannot
-from spool.executors.base import Launch, Started, own_environment
+from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.executors.base import Launch, Started, own_environment, refused
 from spool.executors.spare import Spare
 from spool.formats.wrapper import TOLD, Surroundings
-from spool.machine import identity
+from spool.machine import descriptors, identity
 
 SHELL = "/bin/sh"
 
@@ -58,12 +58,13 @@ class ProcessExecutor:
             host=identity.host(),
             env_program=program,
             reset=reset,
+            open_files=descriptors.limit_for_jobs(),
         )
 
     def start(self, launch: Launch) -> Started:
         """Start the wrapper; it is a child of this process and has to be reaped.
 
-        Raises SpoolError if the machine has no room for another process.
+        Raises StartRefused if the machine has no room for another process.
         """
         if launch.environment is None:
             spare, self._spare = self._spare, None
@@ -77,6 +78,8 @@ class ProcessExecutor:
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
         except OSError as error:
+            if refused(error):
+                raise StartRefused(f"{SHELL} was not started: {error.strerror}") from error
             raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=SHELL)) from error
         finally:
             if identity_fd is not None:
@@ -124,7 +127,6 @@ class ProcessExecutor:
         )
 
 
-@cache
 def reset_of_ignored_signals() -> tuple[str, str | None]:
     """Return the path of env, and the option by which it gives SIGINT and SIGQUIT their default effect again.
 
@@ -134,13 +136,12 @@ def reset_of_ignored_signals() -> tuple[str, str | None]:
     program = shutil.which("env") or "/usr/bin/env"
     option = "--default-signal=INT,QUIT"
     try:
-        tried = subprocess.run(
-            [program, option, "--", "true"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    except OSError:
+        return program, option if _works(program, option) else None
+    except OSError:  # it is asked again for the next job: a machine without room says nothing about it
         return program, None
-    return program, option if tried.returncode == 0 else None
+
+
+@cache
+def _works(program: str, option: str) -> bool:
+    words, null = [program, option, "--", "true"], subprocess.DEVNULL
+    return subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode == 0

@@ -39,7 +39,9 @@ class Spare:
             raise
         finally:
             os.close(theirs)
-        self._ticks = identity.start_ticks(self.pid)
+        self._ticks: int | None = None  # it looks for itself then
+        with contextlib.suppress(OSError):
+            self._ticks = identity.start_ticks(self.pid)
 
     def reads(self, text: bytes | None) -> bool:
         """Have it read the wrapper *text*, unless it has read one; return whether it has read that, and no other."""

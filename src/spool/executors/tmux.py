@@ -24,15 +24,16 @@ from dataclasses import replace
 from typing import Any
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
 from spool.executors import pane
-from spool.executors.base import Launch, Started
+from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.executors.process import ProcessExecutor
 from spool.executors.sessions import session_of, socket_of
 from spool.formats.outputs import outputs_of
 from spool.formats.wrapper import Surroundings
-from spool.machine import identity
+from spool.machine import descriptors, identity
+from spool.machine.host import umask
 
 # As it is imported libtmux asks stdout for its encoding, and a dispatcher that was started with `>&-` has none.
 with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout or nothing):
@@ -82,9 +83,12 @@ class TmuxExecutor:
         except OSError as error:
             return f"{program}: {error.strerror}"
         key = program, status.st_ino, status.st_mtime_ns
-        if self._version is None or self._version[0] != key:
-            self._version = key, _problem_of_version()
-        return self._version[1] or self._problem_of_server()
+        try:
+            if self._version is None or self._version[0] != key:
+                self._version = key, _problem_of_version()
+            return self._version[1] or self._problem_of_server()
+        except OSError as error:  # a shortage, which says nothing about tmux
+            return f"tmux cannot be run: {_words(error)}"
 
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text has to say: its stdin is the terminal, its outputs are the job's."""
@@ -94,7 +98,7 @@ class TmuxExecutor:
         """Start the wrapper as the first process of a session; a session that was kept of an earlier run is closed.
 
         None: tmux was not asked, because it does not answer or is no longer there. The job is to wait, and not to fail.
-        Raises SpoolError if tmux says no.
+        Raises SpoolError if tmux says no, StartRefused if it does so for want of a process or the like.
         """
         server = server_of(launch.spool_dir)
         if self._hung is not None:
@@ -117,6 +121,9 @@ class TmuxExecutor:
             _take_back(told)
             return None
         except (OSError, LibTmuxException) as error:
+            _take_back(told)
+            if isinstance(error, OSError) and refused(error):
+                raise StartRefused(f"tmux was not started: {_words(error)}") from error
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
         took_s = time.monotonic() - begun
         self._slow_s = self._slow_s + took_s if took_s > _SLOW_S else 0.0
@@ -127,6 +134,8 @@ class TmuxExecutor:
         if len(pids) != 2:
             _take_back(told)
             why = "; ".join(answer.stderr) or f"it ended with {answer.returncode}"
+            if sounds_refused(why):
+                raise StartRefused(f"tmux has no room for another session: {why}")
             raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
         return Started(identity=_identity(int(pids[0]), int(pids[1])))
 
@@ -240,6 +249,8 @@ def _problem_of_version() -> str | None:
     try:
         said = Answer("-V").stdout
     except (OSError, LibTmuxException) as error:
+        if isinstance(error, OSError) and refused(error):
+            raise
         return f"tmux cannot be run: {_words(error)}"
     version = re.search(r"(\d+)\.(\d+)", said[0]) if said else None
     if version is None or (int(version[1]), int(version[2])) >= OLDEST:
@@ -254,16 +265,20 @@ def _environment() -> dict[str, str]:
 
 def _inheritance(launch: Launch) -> dict[str, object]:
     """Return what the wrapper is to have of this process, and would have of the server."""
-    umask = os.umask(0o077)
-    os.umask(umask)
     with open(launch.script, "rb") as script:
-        outputs = outputs_of(script.read())
+        outputs = outputs_of(script.read(), os.path.dirname(launch.script))
     return {
         "environment": launch.inherited(),
-        "umask": umask,
-        "limits": {number: resource.getrlimit(number) for number in _LIMITS},
+        "umask": umask(),
+        "limits": {number: _limits(number) for number in _LIMITS},
         "outputs": [path for path in (outputs.stdout, outputs.stderr) if path] if outputs is not None else [],
     }
+
+
+def _limits(number: int) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(number)
+    given = descriptors.limit_for_jobs() if number == resource.RLIMIT_NOFILE else None
+    return soft if given is None else given, hard
 
 
 def _write(path: str, told: dict[str, object]) -> None:
@@ -281,8 +296,11 @@ def _take_back(path: str) -> None:
 
 def _identity(pid: int, server: int) -> Jid | None:
     """Return who the process *pid* is, None if it is not the one that *server* has started: it has ended already."""
-    found = identity.of_process(pid)
-    now = identity.read_stat(pid) if found is not None else None
+    try:
+        found = identity.of_process(pid)
+        now = identity.read_stat(pid) if found is not None else None
+    except OSError:  # the jid will say it
+        return None
     return found if now is not None and now.parent == server else None
 
 

@@ -81,12 +81,6 @@ def read_accounts(text: bytes) -> tuple[Sequence[Account], int]:
     return known, unreadable
 
 
-def read_account(line: bytes) -> Account | None:
-    """Return what one line of history says; None for one that cannot be understood."""
-    found, _ = read_accounts(line)
-    return found[0] if found else None
-
-
 def _read(line: bytes) -> _Line | None:
     try:
         return _decode(line)
@@ -100,6 +94,7 @@ def _convert(lines: list[_Line]) -> None:
     ended = _instants([line.ended_at for line in lines])
     for line, submitted_at_ns, started_at_ns, ended_at_ns in zip(lines, submitted, started, ended, strict=True):
         line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
+        line.peak_memory_bytes = line.peak_memory_bytes or None
         line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * _NS_PER_MS
 
 

@@ -11,7 +11,7 @@ from spool.core.arrays import ARRAY, INDEX
 from spool.core.errors import InvalidValue
 from spool.core.model import ArraySpec
 from spool.core.names import MAX_NAME_LENGTH
-from spool.formats.checking import Problems
+from spool.formats.checking import MAX_NAMES, Problems
 from spool.formats.jobkeys import JobFile
 from spool.formats.toml import show
 
@@ -28,18 +28,25 @@ Rows = tuple[tuple[tuple[str, str], ...], ...]
 
 _MATRIX_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_PADDED = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_AT_ONCE = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def array(value: str) -> ArraySpec:
-    """Return `"0-99:2%4"` as its indices, ascending, each once."""
-    ranges, percent, at_once = value.replace(" ", "").partition("%")
-    if percent and re.fullmatch(r"0*[1-9][0-9]{0,8}", at_once) is None:
+    """Return `"0-99:2%4"` as its indices, ascending. A blank may follow a comma."""
+    ranges, percent, at_once = value.partition("%")
+    if percent and _AT_ONCE.fullmatch(at_once) is None:
         raise InvalidValue(f'{show(value)}: after "%" stands how many tasks run at once, at least 1')
+    if ranges.count(",") >= MAX_NAMES:
+        raise InvalidValue(f"{show(value)} lists more than {MAX_NAMES:,} indices and ranges; write a range, or rows")
     indices: set[int] = set()
-    for part in ranges.split(","):
+    for part in ranges.replace(", ", ",").split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
+        if _PADDED.search(part):
+            bare = _PADDED.sub("", part)
+            raise InvalidValue(f"{show(value)}: {part} has leading zeros, and the tasks' names have none; write {bare}")
         first = int(match.group(1))
         last = first if match.group(2) is None else int(match.group(2))
         step = 1 if match.group(3) is None else int(match.group(3))
@@ -49,18 +56,21 @@ def array(value: str) -> ArraySpec:
             raise InvalidValue(f"{show(value)}: a step of 0 never ends")
         if last > MAX_INDEX:
             raise InvalidValue(f"{show(value)}: no index is larger than {MAX_INDEX}")
-        if (last - first) // step + 1 + len(indices) > 2 * MAX_TASKS:
-            indices = set(range(MAX_TASKS + 1))
-            break
-        indices.update(range(first, last + 1, step))
-    if len(indices) > MAX_TASKS:
-        raise InvalidValue(f"{show(value)} makes more than {MAX_TASKS} jobs")
+        more = range(first, last + 1, step)
+        if len(more) + len(indices) > MAX_TASKS:
+            raise InvalidValue(f"{show(value)} makes more than {MAX_TASKS} jobs")
+        if not indices.isdisjoint(more):
+            twice = next(index for index in more if index in indices)
+            raise InvalidValue(f"{show(value)} names the index {twice} twice, and makes one task of each")
+        indices.update(more)
     return ArraySpec(tuple(sorted(indices)), int(at_once) if percent else None)
 
 
 def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
     """Return the lists of a matrix, their values as text."""
     tasks = 1
+    if len(value) > MAX_NAMES:
+        raise InvalidValue(f"has {len(value):,} keys, and it may have {MAX_NAMES:,}")
     for key, choices in value.items():
         _matrix_key(key)
         if not choices:
@@ -82,6 +92,8 @@ def rows(value: list[dict[str, str | int | float | bool]]) -> Rows:
     keys = tuple(value[0])
     if not keys:
         raise InvalidValue("begins with an empty table; each has the same keys, with this task's values")
+    if len(keys) > MAX_NAMES:
+        raise InvalidValue(f"has {len(keys):,} keys in each row, and it may have {MAX_NAMES:,}")
     for key in keys:
         _matrix_key(key)
     known = set(keys)

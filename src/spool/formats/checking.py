@@ -2,18 +2,19 @@
 
 `msgspec` reads a document that is right, quickly, and stops at the first mistake of one that is not. Only then is the
 document taken apart key by key (`mistakes`), so that each mistake is told, with its line and what was probably meant.
+To explain a mistake costs far more than to find it, so beyond `MAX_PROBLEMS` they are only counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from spool.core.errors import InvalidValue, Problem
+from spool.core.errors import InvalidValue, Problem, shown
 from spool.core.units import parse_duration, parse_size
-from spool.formats.toml import Path, one_line
+from spool.formats.toml import Path
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -31,8 +32,11 @@ Duration = Annotated[
 ]
 """A duration, as text in the file."""
 
-MAX_PROBLEMS = 50
-"""So many problems of one file are told; of the others only the number."""
+MAX_PROBLEMS = 100
+"""The most problems of one file that are told; the others are counted."""
+
+MAX_NAMES = 1000
+"""The most names, tags and addresses in all lists of one file together, and the most entries of a table of names."""
 
 
 class Problems:
@@ -45,24 +49,33 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many problems are noted as are told: of any other one only the number counts."""
+        return len(self._found) >= MAX_PROBLEMS
+
+    def count(self, number: int = 1) -> None:
+        """Note *number* problems that nobody is told of; for when it is `full`."""
+        self._more += number
+
     def add(self, path: Path, why: str) -> None:
         """Note that the value at *path* is wrong; *why* goes on after the key: "must be …", "needs …"."""
-        self._add(path, f'"{dotted(path)}"', f": {why}")
-
-    def _add(self, path: Path, subject: str, rest: str) -> None:
-        if len(self._found) < MAX_PROBLEMS:
-            self._found.append((path, subject, rest))
+        if self.full:
+            self.count()
         else:
-            self._more += 1
+            self._found.append((path, f'"{dotted(path)}"', f": {why}"))
 
     def add_unknown(self, path: Path, known: Mapping[str, object]) -> None:
         """Note that the last key of *path* is none of *known*."""
-        meant = closest(str(path[-1]), known) if len(self._found) < MAX_PROBLEMS else None
+        if self.full:
+            self.count()
+            return
+        meant = closest(str(path[-1]), known)
         if meant is not None:
             hint = f', did you mean "{dotted((*path[:-1], meant))}"?'
         else:
             hint = f"; the keys here are {', '.join(known)}"
-        self._add(path, f'unknown key "{dotted(path)}"', hint)
+        self._found.append((path, f'unknown key "{dotted(path)}"', hint))
 
     def value(self, path: Path, parse: Callable[[Any], T], value: object, default: D) -> T | D:
         """Return *parse* of *value*; where that raises InvalidValue note it and return *default*."""
@@ -72,11 +85,31 @@ class Problems:
             self.add(path, str(error))
             return default
 
+    def limited(self, raw: msgspec.Struct, free: Set[str] = frozenset()) -> bool:
+        """Return whether the lists and tables of *raw* are short enough to be looked into; note it if not.
+
+        *free* are the keys that may hold as much as fits into the file.
+        """
+        lists: list[tuple[int, Path]] = []
+        for path, value in _collections(raw, (), free):
+            if not isinstance(value, dict):
+                lists.append((len(value), path))
+            elif len(value) > MAX_NAMES:
+                self.add(path, f"has {len(value):,} entries, and it may have {MAX_NAMES:,}")
+                return False
+        total = sum(length for length, _ in lists)
+        if total <= MAX_NAMES:
+            return True
+        length, longest = max(lists, key=lambda one: one[0])
+        others = "" if length == total else f", and all lists of the file {total:,} together"
+        self.add(longest, f"has {length:,} entries{others}; they may have {MAX_NAMES:,}")
+        return False
+
     def listed(self, text: str) -> list[Problem]:
         """Return the problems in the order of their lines in *text*, those without a line first."""
         from spool.formats.lines import key_lines, line_of  # here, for only a file that is wrong needs it
 
-        lines = key_lines(text)
+        lines = key_lines(text, {path for path, _, _ in self._found})
         problems = []
         for path, subject, rest in self._found:
             line = line_of(lines, path)
@@ -84,8 +117,19 @@ class Problems:
             problems.append(Problem(dotted(path), line, f"{subject}{on_line}{rest}"))
         problems.sort(key=lambda problem: problem.line or 0)
         if self._more:
-            problems.append(Problem(None, None, f"{self._more} more problems are not listed"))
+            problems.append(Problem(None, None, f"and {self._more:,} more", self._more))
         return problems
+
+
+def _collections(raw: msgspec.Struct, path: Path, free: Set[str]) -> Iterator[tuple[Path, Sized]]:
+    for key in raw.__struct_fields__:
+        value = getattr(raw, key)
+        if key in free and not path:
+            continue
+        if isinstance(value, msgspec.Struct):
+            yield from _collections(value, (*path, key), free)
+        elif isinstance(value, (tuple, list, dict)) and value:
+            yield (*path, key), value
 
 
 def dotted(path: Path) -> str:
@@ -95,7 +139,7 @@ def dotted(path: Path) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            key = one_line(part if len(part) <= 60 else f"{part[:57]}...")
+            key = shown(part if len(part) <= 60 else f"{part[:57]}...")
             text += f".{key}" if text else key
     return text
 

@@ -18,7 +18,7 @@ from spool.formats import toml
 from spool.formats.checking import Problems, convert
 from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable
 from spool.formats.jobkeys import Names
-from spool.formats.jobvalues import one_of
+from spool.formats.jobvalues import different, one_of, trimmed, words
 from spool.formats.toml import Path
 
 V = TypeVar("V")
@@ -31,7 +31,7 @@ UNLIMITED = 1 << 62
 MINIMUM_RESERVE_BYTES = 512 << 20
 
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
-_INDEX = re.compile(r"[0-9]{1,4}")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
 
@@ -105,7 +105,8 @@ def parse(data: bytes) -> Config:
     except InvalidFile as error:
         raise InvalidConfig(WHAT, error.problems) from None
     problems = Problems()
-    config = _config(convert(document, ConfigFile, problems), problems)
+    raw = convert(document, ConfigFile, problems)
+    config = _config(raw, problems) if problems.limited(raw) else Config()
     if problems:
         raise InvalidConfig(WHAT, problems.listed(toml.decode(data, WHAT)))
     return config
@@ -143,11 +144,11 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
         notify=tuple(_rule(table, at, problems) for at, table in enumerate(raw.notify)),
         metrics=None if raw.metrics is UNSET else problems.value(("metrics",), _metrics, raw.metrics, None),
         log_level=_word(raw.log_level, ("log_level",), ("debug", "info", "warning", "error"), problems),
-        other_hosts_gone=raw.other_hosts_gone,
+        other_hosts_gone=_clean(raw.other_hosts_gone, ("other_hosts_gone",), problems),
         gpu=GpuConfig(
             poll_ns=duration(("gpu", "poll"), gpu.poll, least_ns=SECOND_NS // 10),
-            ignore_names=frozenset(ignore.names),
-            ignore_users=frozenset(ignore.users),
+            ignore_names=frozenset(_clean(ignore.names, ("gpu", "ignore_processes", "names"), problems)),
+            ignore_users=frozenset(_clean(ignore.users, ("gpu", "ignore_processes", "users"), problems)),
             ignore_below_bytes=0 if ignore.below is UNSET else size(("gpu", "ignore_processes", "below"), ignore.below),
         ),
         gc=GcConfig(
@@ -199,7 +200,9 @@ def _gpu_use(table: GpuTable, problems: Problems) -> tuple[str, ...] | None:
     for at, gpu in enumerate(table.use):
         if not _INDEX.fullmatch(str(gpu)) and not _UUID.fullmatch(str(gpu)):
             problems.add(("gpu", "use", at), f"{toml.show(gpu)} is neither an index nor the UUID of a GPU")
-    return tuple(dict.fromkeys(str(gpu) for gpu in table.use))
+    used = tuple(str(gpu) for gpu in table.use)
+    problems.value(("gpu", "use"), different, used, None)
+    return used
 
 
 def _contact(name: str, to: Names, problems: Problems) -> tuple[str, ...]:
@@ -208,7 +211,7 @@ def _contact(name: str, to: Names, problems: Problems) -> tuple[str, ...]:
         problems.add(("contacts", name), "is an address itself, and would never be looked up")
     if not addresses or not all(address.strip() for address in addresses):
         problems.add(("contacts", name), "needs an address")
-    return addresses
+    return _clean(addresses, ("contacts", name), problems)
 
 
 def _rule(table: NotifyRuleTable, at: int, problems: Problems) -> NotifyRule:
@@ -217,7 +220,17 @@ def _rule(table: NotifyRuleTable, at: int, problems: Problems) -> NotifyRule:
         problems.add(("notify", at), 'needs "to": where the messages go')
     for event in on:
         problems.value(("notify", at, "on"), lambda word: one_of(word, EVENT_WORDS), event, "")
-    return NotifyRule(to, on, _several(table.users), _several(table.projects), _several(table.names), table.log_lines)
+    users, projects, names = (
+        _clean(_several(stated), ("notify", at, key), problems)
+        for key, stated in (("users", table.users), ("projects", table.projects), ("names", table.names))
+    )
+    return NotifyRule(_clean(to, ("notify", at, "to"), problems), on, users, projects, names, table.log_lines)
+
+
+def _clean(values: tuple[str, ...], path: Path, problems: Problems) -> tuple[str, ...]:
+    """Return *values*, which are taken as they stand: white space around one, or one that comes twice, is a mistake."""
+    problems.value(path, words, values, None)
+    return values
 
 
 def _several(names: Names) -> tuple[str, ...]:
@@ -225,7 +238,7 @@ def _several(names: Names) -> tuple[str, ...]:
 
 
 def _metrics(path: str) -> str:
-    if not path.startswith(("/", "~")):
+    if not trimmed(path).startswith(("/", "~")):
         raise InvalidValue(f"{toml.show(path)} must be an absolute path")
     if not path.endswith(".prom"):
         raise InvalidValue(f"{toml.show(path)} must end with .prom, or node_exporter passes it over")
@@ -254,9 +267,9 @@ def _unlimited(text: str) -> int:
 
 def reserve(text: str) -> Reserve:
     """Return `"5%"` or `"8G"` as what is kept back. Raises InvalidValue."""
-    match = _PERCENT.fullmatch(text.strip())
+    match = _PERCENT.fullmatch(trimmed(text))
     if match is None:
-        if text.strip().endswith("%"):
+        if text.endswith("%"):
             raise InvalidValue(f'{toml.show(text)} is not a percentage, as in "5%"')
         return Reserve(size_bytes=parse_size(text))
     whole, fraction = match.groups()

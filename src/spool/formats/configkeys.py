@@ -78,7 +78,10 @@ class GpuTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
     poll: Annotated[
         Duration,
-        Meta(description="How often others' processes are looked for, while a job with GPUs runs or waits."),
+        Meta(
+            description="How often others' processes are looked for while a job with GPUs runs or waits. "
+            "Each start on GPUs looks again."
+        ),
     ] = "5s"
     ignore_processes: Annotated[
         IgnoreTable, Meta(description="Processes of others that do not keep jobs off a GPU, as an idle notebook.")

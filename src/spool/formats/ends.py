@@ -82,7 +82,7 @@ def parse_result(data: bytes) -> Result:
         started_at_ns=read_at(keys, "started_at"),
         ended_at_ns=read_at(keys, "ended_at"),
         exit_code=optional(keys, "exit_code", int),
-        peak_memory_bytes=optional(keys, "peak_memory_bytes", int),
+        peak_memory_bytes=optional(keys, "peak_memory_bytes", int) or None,  # 0 once stood for unknown
         cpu_time_ns=cpu_time_ns,
         requeues=optional(keys, "requeues", int) or 0,
         again=optional(keys, "again", str),
@@ -239,7 +239,7 @@ def parse_history_line(data: bytes) -> Result:
         started_at_ns=_instant(line.started_at),
         ended_at_ns=_instant(line.ended_at),
         exit_code=_set(line.exit_code),
-        peak_memory_bytes=_set(line.peak_memory_bytes),
+        peak_memory_bytes=_set(line.peak_memory_bytes) or None,
         cpu_time_ns=None if line.cpu_time_ms is UNSET else line.cpu_time_ms * _NS_PER_MS,
         requeues=line.requeues,
         again=_set(line.again),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from spool.core.events import Event
+from spool.formats.state import escaped
 
 
 class _Base(msgspec.Struct, frozen=True):
@@ -27,7 +28,10 @@ _NAMES = tuple((field.name, field.default) for field in fields(Event))
 def render_event(event: Event) -> bytes:
     """Return *event* as one line of JSON. What is unknown is absent."""
     found = {name: value for name, default in _NAMES if (value := getattr(event, name)) != default}
-    return _encoder.encode(found) + b"\n"
+    try:
+        return _encoder.encode(found) + b"\n"
+    except UnicodeEncodeError:  # a file name in a reason
+        return _encoder.encode(escaped(msgspec.to_builtins(found))) + b"\n"
 
 
 def parse_event(line: bytes) -> Event | None:

@@ -8,9 +8,9 @@ from functools import lru_cache
 from sys import intern
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem
+from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem, shown
 from spool.core.executors import EXECUTORS
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
@@ -31,6 +31,8 @@ from spool.formats.checking import Problems, convert
 from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
 from spool.formats.toml import Path
 
+_ANY_LENGTH = frozenset({"command", "matrix", "rows"})  # bounded otherwise: by the kernel, by the number of tasks
+
 _PLAIN_REQUEST = Request()
 _PLAIN_RETRY = Retry()
 
@@ -38,10 +40,17 @@ _PLAIN_RETRY = Retry()
 _request = lru_cache(maxsize=4096)(Request)
 
 
-def parse(data: bytes, *, name: str, default_kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec:
+def parse(
+    data: bytes,
+    *,
+    name: str,
+    default_kill_grace_ns: int = DEFAULT_KILL_GRACE_NS,
+    why_no_path: Callable[[str], str | None] | None = None,
+) -> Spec:
     """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem.
 
-    *default_kill_grace_ns* is the configuration's, for a job that does not say.
+    *default_kill_grace_ns* is the configuration's, for a job that does not say. *why_no_path* says why a path cannot be
+    expanded where the job would run; None if nobody knows that here.
     """
     what = f"job {name}"
     try:
@@ -50,7 +59,13 @@ def parse(data: bytes, *, name: str, default_kill_grace_ns: int = DEFAULT_KILL_G
         raise InvalidJob(what, error.problems) from None
     problems = Problems()
     raw = convert(document, JobFile, problems)
+    if not problems.limited(raw, _ANY_LENGTH):
+        raise InvalidJob(what, problems.listed(toml.decode(data, what)))
     spec = _spec(raw, name, default_kill_grace_ns, problems)
+    if why_no_path is not None:
+        for key, path in (("workdir", spec.workdir), ("stdout", spec.stdout), ("stderr", spec.stderr)):
+            if path and (why := why_no_path(path)) is not None:
+                problems.add((key,), why)
     if problems:
         raise InvalidJob(what, problems.listed(toml.decode(data, what)))
     return spec
@@ -71,9 +86,10 @@ def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
 
 def render_errors(name: str, problems: Sequence[Problem]) -> str:
     """Return the text of `NAME.toml.error`: what is wrong with the job file, in which key and on which line."""
-    head = f"The job {name} cannot run: its file has {len(problems)} problem{'s' if len(problems) != 1 else ''}.\n"
+    count = sum(problem.stands_for for problem in problems)
+    head = f"The job {name} cannot run: its file has {count:,} problem{'s' if count != 1 else ''}.\n"
     tail = "This file goes away when the job file is mended or removed.\n"
-    return head + "".join(f"- {toml.one_line(problem.message)}\n" for problem in problems) + tail
+    return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
 def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problems) -> Spec:
@@ -146,6 +162,7 @@ def _executor(value: str) -> str:
 
 
 def _tags(tags: tuple[str, ...], problems: Problems) -> tuple[str, ...]:
+    problems.value(("tags",), values.different, tags, None)
     return tuple(intern(problems.value(("tags", at), values.label, tag, "")) for at, tag in enumerate(tags))
 
 
@@ -164,7 +181,9 @@ def _wanted(raw: JobFile, problems: Problems) -> Request:
     memory = _amount(raw.memory, "memory", parse_size, problems)
     if memory is None and raw.gpus == 0 and raw.cpus == 1:
         return _PLAIN_REQUEST
-    gpu_type = None if raw.gpu_type is UNSET or raw.gpu_type == "auto" else raw.gpu_type
+    gpu_type = None
+    if raw.gpu_type is not UNSET and raw.gpu_type != "auto":
+        gpu_type = problems.value(("gpu_type",), values.trimmed, raw.gpu_type, None)
     return _request(raw.cpus, memory, raw.gpus, _amount(raw.gpu_memory, "gpu_memory", parse_size, problems), gpu_type)
 
 
@@ -188,11 +207,15 @@ def _signal(text: str, raw: JobFile, time_limit: int | None, problems: Problems)
 
 def _names(listed: Names, path: Path, name: str, problems: Problems) -> tuple[str, ...]:
     alone = isinstance(listed, str)
+    if not listed and not alone:
+        problems.add(path, "is an empty list; name jobs, or leave the key out")
     names: dict[str, None] = {}
     for at, other in enumerate((listed,) if isinstance(listed, str) else listed):
         where = path if alone else (*path, at)
         if other == name:
             problems.add(where, f"{toml.show(other)} is this job itself, which would wait for ever")
+        elif other in names:
+            problems.add(where, f"{toml.show(other)} stands in this list twice")
         names[intern(problems.value(where, values.job_name, other, ""))] = None
     return tuple(names)
 
@@ -201,16 +224,22 @@ def _dependencies(stated: Names | DependsOn, raw: JobFile, name: str, problems: 
     if not isinstance(stated, DependsOn):
         names = _names(stated, ("depends_on",), name, problems)
         return Dependencies(all=names) if names else None
+    if stated == DependsOn() and not problems:
+        problems.add(("depends_on",), 'is an empty table; state "all", "any", "ended", "failed" or "each"')
+
+    def clause(key: str, listed: Names | UnsetType) -> tuple[str, ...]:
+        return () if listed is UNSET else _names(listed, ("depends_on", key), name, problems)
+
     each = None
     if stated.each is not UNSET:
         each = problems.value(("depends_on", "each"), values.job_name, stated.each, "")
         if not of_array(raw):
             problems.add(("depends_on", "each"), "pairs the tasks of two arrays, and this job is none")
     found = Dependencies(
-        all=_names(stated.all, ("depends_on", "all"), name, problems),
-        any=_names(stated.any, ("depends_on", "any"), name, problems),
-        ended=_names(stated.ended, ("depends_on", "ended"), name, problems),
-        failed=_names(stated.failed, ("depends_on", "failed"), name, problems),
+        all=clause("all", stated.all),
+        any=clause("any", stated.any),
+        ended=clause("ended", stated.ended),
+        failed=clause("failed", stated.failed),
         each=each,
     )
     return found if found.names() else None
@@ -252,6 +281,11 @@ def _notify(stated: Names | NotifyTable, problems: Problems) -> Notify:
     on = (table.on,) if isinstance(table.on, str) else table.on
     if not to or not all(address.strip() for address in to):
         problems.add(("notify",), 'needs "to": where the messages go')
+    else:
+        problems.value(("notify",), values.words, to, None)
+    if not on:
+        problems.add(("notify", "on"), "is an empty list, so that nobody is told; name events, or leave the key out")
+    problems.value(("notify", "on"), values.different, on, None)
     for event in on:
         problems.value(("notify", "on"), lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
     return Notify(to, on, table.log_lines)

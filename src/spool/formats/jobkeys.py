@@ -25,10 +25,12 @@ Text = Annotated[str, Meta(min_length=1)]
 class DependsOn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which jobs this one waits for, and how they must have ended. All that is stated must hold."""
 
-    all: Annotated[Names, Meta(description="Every one of these jobs has finished (exit code 0).")] = ()
-    any: Annotated[Names, Meta(description="One of these jobs has finished.")] = ()
-    ended: Annotated[Names, Meta(description="Every one of these jobs has ended, whatever the outcome.")] = ()
-    failed: Annotated[Names, Meta(description="Every one of these jobs has ended badly.")] = ()
+    all: Annotated[Names, Meta(description="Every one of these jobs has finished (exit code 0).")] | UnsetType = UNSET
+    any: Annotated[Names, Meta(description="One of these jobs has finished.")] | UnsetType = UNSET
+    ended: (
+        Annotated[Names, Meta(description="Every one of these jobs has ended, whatever the outcome.")] | UnsetType
+    ) = UNSET
+    failed: Annotated[Names, Meta(description="Every one of these jobs has ended badly.")] | UnsetType = UNSET
     each: (
         Annotated[str, Meta(description="An array of the same indices: each task waits for the one of its own index.")]
         | UnsetType

@@ -71,11 +71,37 @@ def positive(amount: int, text: str) -> int:
     return amount
 
 
+def trimmed(value: str) -> str:
+    """Return *value* if it has no white space around it, which nobody sees and nobody means."""
+    bare = value.strip()
+    if value and not bare:
+        raise InvalidValue(f"{show(value)} is nothing but white space")
+    if value != bare:
+        raise InvalidValue(f"{show(value)} has white space around it; write {show(bare)}")
+    return value
+
+
 def label(value: str) -> str:
     """Return *value* if it can name a group, a project or a tag: one line of 1-100 characters that can be shown."""
     if not value.strip() or len(value) > 100 or not value.isprintable():
         raise InvalidValue(f"{show(value)} must be 1-100 characters on one line")
-    return value
+    return trimmed(value)
+
+
+def words(values: tuple[str, ...]) -> None:
+    """Check names or addresses that are used as they stand: none has white space around it, and each comes once."""
+    for value in values:
+        trimmed(value)
+    different(values)
+
+
+def different(values: Iterable[str | int]) -> None:
+    """Check that no value of a list stands in it twice: one of the two was meant to be another."""
+    seen: set[str | int] = set()
+    for value in values:
+        if value in seen:
+            raise InvalidValue(f"names {show(value)} twice")
+        seen.add(value)
 
 
 def job_name(value: str) -> str:
@@ -124,14 +150,21 @@ def variable(key: str, value: str) -> None:
 
 def shell(value: str) -> str:
     """Return *value* if it is the absolute path of a shell."""
-    if value.startswith("/"):
+    if trimmed(value).startswith("/"):
         return value
     raise InvalidValue(f'{show(value)} must be an absolute path, as in "/bin/{value.rpartition("/")[2] or "sh"}"')
 
 
+def _path(value: str) -> str:
+    """Return *value* if it is not blank. A path may begin and end with white space: names of files do."""
+    if not value.strip():
+        raise InvalidValue(f"{show(value)} is nothing but white space")
+    return value
+
+
 def workdir(value: str) -> str:
     """Return *value* if it does not depend on a current directory, which a job file has not."""
-    if value[0] in "/~${":
+    if _path(value)[0] in "/~${":
         return value
     raise InvalidValue(
         f"{show(value)} is relative, and a job file has no current directory; "
@@ -141,7 +174,7 @@ def workdir(value: str) -> str:
 
 def output_path(value: str) -> str:
     """Return *value* if every `%` in it is `%n`, `%r`, `%a` or `%%`."""
-    for match in re.finditer(r"%(.?)", value):
+    for match in re.finditer(r"%(.?)", _path(value)):
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
@@ -151,17 +184,23 @@ def output_path(value: str) -> str:
 
 def warning_signal(value: str) -> WarningSignal:
     """Return `"USR1@60s"` as a signal and how long before the limit it is sent; 60 seconds if not stated."""
-    name, at, before = value.partition("@")
-    name = name.strip().upper().removeprefix("SIG")
+    name, at, before = trimmed(value).partition("@")
+    name = name.upper().removeprefix("SIG")
     if name in ("KILL", "STOP"):
         raise InvalidValue(f"{show(value)}: no program can take {name} as a warning; use USR1 or TERM")
     if name not in WARNING_SIGNALS:
         raise InvalidValue(f'{show(value)} is not a signal and a duration, as in "USR1@60s"')
-    return WarningSignal(name, parse_duration(before) if at else DEFAULT_WARNING_NS)
+    before_ns = parse_duration(before) if at else DEFAULT_WARNING_NS
+    if before_ns == 0:
+        raise InvalidValue(f'{show(value)} is no warning before the limit; write how long before, as in "USR1@60s"')
+    return WarningSignal(name, before_ns)
 
 
 def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
     """Return the outcomes and exit codes after which a run is tried again."""
+    if not values:
+        raise InvalidValue("is an empty list, so that nothing is tried again; leave the key out, or name outcomes")
+    different(values)
     for value in values:
         if isinstance(value, int):
             if not 1 <= value <= 255:
@@ -179,7 +218,7 @@ def moment_or_delay(value: object) -> tuple[int | None, int | None]:
     A date and time without an offset is the machine's local time, as for `at`; its seconds may be left out.
     """
     if isinstance(value, str):
-        text = value.strip()
+        text = trimmed(value)
         if _MOMENT.fullmatch(text):
             try:
                 return instant_ns(datetime.fromisoformat(text.upper())), None

@@ -38,6 +38,17 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started", gc=Fa
     at_ns: int
 
 
+class Stopping(msgspec.Struct, frozen=True, array_like=True, tag="stopping", gc=False):
+    """A run is being stopped, and the record `stop` of its metadir cannot be written."""
+
+    job: str
+    run: int
+    kind: str
+    by: str
+    at_ns: int
+    reason: str = ""
+
+
 class Over(msgspec.Struct, frozen=True, array_like=True, tag="over", gc=False):
     """A run is over and its paperwork is done."""
 
@@ -54,7 +65,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
     over: bool = False
 
 
-Line = Waits | Left | Started | Over | Told
+Line = Waits | Left | Started | Stopping | Over | Told
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 

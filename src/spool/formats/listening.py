@@ -29,10 +29,14 @@ class More(msgspec.Struct, frozen=True, tag="more", tag_field="is"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="is"):
-    """Whether what the event says may be done."""
+    """Whether what the event says may be done.
+
+    Who is asked has been told before of all about the same job that stands before *after* among the events.
+    """
 
     number: int
     event: Event
+    after: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="is"):

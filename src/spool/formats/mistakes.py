@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from spool.core.errors import InvalidValue
 from spool.formats.checking import Problems
 from spool.formats.toml import Path, show
+
+K = TypeVar("K")
 
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?P<at> - at `.*`)?$")
 _INDEX = re.compile(r"\[([0-9]+)\]")
@@ -26,7 +29,7 @@ _TYPE_WORDS = {
 
 def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, problems: Problems) -> dict[str, Any]:
     """Return the part of *document* that fits *kind*, required keys filled in, and note the rest."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     good: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         if field.required:
@@ -47,13 +50,13 @@ def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, pr
             elif inner is None and isinstance(value, dict) and (each := _struct_of_values(hint)) is not None:
                 value = {
                     name: salvage(entry, each, (*path, key, name), problems)
-                    for name, entry in value.items()
+                    for name, entry in _told(value.items(), each, problems)
                     if _is_table(entry, (*path, key, name), problems)
                 }
             elif isinstance(value, list) and (each := _struct_of_items(hint)) is not None:
                 value = [
                     salvage(entry, each, (*path, key, at), problems)
-                    for at, entry in enumerate(value)
+                    for at, entry in _told(enumerate(value), each, problems)
                     if _is_table(entry, (*path, key, at), problems)
                 ]
             else:
@@ -62,6 +65,23 @@ def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, pr
                 continue
         good[key] = value
     return good
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _told(entries: Iterable[tuple[K, Any]], each: type[msgspec.Struct], problems: Problems) -> Iterator[tuple[K, Any]]:
+    """Yield the *entries* that are to be taken apart; once enough is told, what does not fit *each* is only counted."""
+    for key, entry in entries:
+        if problems.full:
+            try:
+                msgspec.convert(entry, each)
+            except msgspec.ValidationError:
+                problems.count()
+            continue
+        yield key, entry
 
 
 def _is_table(entry: object, path: Path, problems: Problems) -> bool:

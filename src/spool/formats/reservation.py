@@ -12,7 +12,7 @@ from spool.core.model import Reservation
 from spool.core.units import parse_duration
 from spool.formats import toml
 from spool.formats.checking import Duration, Problems, convert
-from spool.formats.jobvalues import label, moment_or_delay
+from spool.formats.jobvalues import different, label, moment_or_delay
 
 _LATEST_NS = (1 << 63) - 1
 
@@ -55,6 +55,8 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
         raise InvalidReservation(what, error.problems) from None
     problems = Problems()
     raw = convert(document, ReservationFile, problems)
+    if not problems.limited(raw):
+        raise InvalidReservation(what, problems.listed(toml.decode(data, what)))
     found = _reservation(raw, name, created_at_ns, problems)
     if problems:
         raise InvalidReservation(what, problems.listed(toml.decode(data, what)))
@@ -133,7 +135,8 @@ def _gpus(stated: int | list[int]) -> tuple[int | None, tuple[int, ...]]:
     for index in stated:
         if not 0 <= index < 10_000:
             raise InvalidValue(f"{toml.show(index)} is no index of a GPU")
-    return None, tuple(sorted(set(stated)))
+    different(stated)
+    return None, tuple(sorted(stated))
 
 
 def _moment(stated: object) -> int:

@@ -5,7 +5,13 @@ A reader takes the keys that it knows and passes over the others, so that the fi
 
 from __future__ import annotations
 
-from msgspec import DecodeError, Struct, field, json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import DecodeError, Struct, field, json, to_builtins
+
+from spool.core.model import ForeignProcess, Gpu
 
 
 class JobView(Struct, frozen=True, kw_only=True):
@@ -13,6 +19,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
     state: str
     reason: str = ""
+    problem: str = ""  # what troubles it, and what to do; it is tried again by itself
     run: int | None = None
     attempt: int = 1
     priority: int | None = None
@@ -36,9 +43,63 @@ class GpuView(Struct, frozen=True, kw_only=True):
     name: str = ""
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
+    mig: bool = False
+    utilisation_percent: int | None = None
+    memory_utilisation_percent: int | None = None
     problem: str | None = None
     jobs: tuple[str, ...] = ()  # that it was given to
-    foreign: tuple[int, ...] = ()  # pids of processes of nobody's run
+    taken_bytes: dict[str, int] = field(default_factory=dict)  # what jobs have of its memory, where known
+    foreign_processes: tuple[ForeignProcess, ...] = ()
+
+    @staticmethod
+    def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
+        """Return what is told of *gpu*, which was given to *jobs*."""
+        return GpuView(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            memory_total_bytes=gpu.memory_total_bytes,
+            memory_free_bytes=gpu.memory_free_bytes,
+            mig=gpu.mig,
+            utilisation_percent=gpu.utilisation_percent,
+            memory_utilisation_percent=gpu.memory_utilisation_percent,
+            problem=gpu.problem,
+            jobs=tuple(jobs),
+            taken_bytes=dict(gpu.taken_bytes),
+            foreign_processes=gpu.foreign,
+        )
+
+    def gpu(self) -> Gpu:
+        """Return the GPU that this tells of."""
+        return Gpu(
+            uuid=self.uuid,
+            index=self.index,
+            name=self.name,
+            memory_total_bytes=self.memory_total_bytes,
+            memory_free_bytes=self.memory_free_bytes,
+            mig=self.mig,
+            utilisation_percent=self.utilisation_percent,
+            memory_utilisation_percent=self.memory_utilisation_percent,
+            problem=self.problem,
+            taken_bytes=tuple(sorted(self.taken_bytes.items())),
+            foreign=self.foreign_processes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpusTold:
+    """What a dispatcher has seen of the GPUs, and when NVML was asked for it."""
+
+    gpus: tuple[Gpu, ...]
+    problem: str | None
+    at_ns: int
+
+
+class RefusalView(Struct, frozen=True, kw_only=True):
+    """What the machine has refused a job, and until when that is not tried again."""
+
+    why: str
+    until_ns: int
 
 
 class MachineView(Struct, frozen=True, kw_only=True):
@@ -49,7 +110,15 @@ class MachineView(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_free_bytes: int
     gpu_problem: str | None = None
+    gpus_at_ns: int | None = None  # when NVML was asked for what stands here; None: nothing is known of them
     gpus: tuple[GpuView, ...] = ()
+    refusal: str = ""  # why nothing is started on it now
+
+    def told(self) -> GpusTold | None:
+        """Return what this says of the GPUs, None if it says nothing."""
+        if self.gpus_at_ns is None:
+            return None
+        return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
 class PassesView(Struct, frozen=True, kw_only=True):
@@ -79,6 +148,7 @@ class StateView(Struct, frozen=True, kw_only=True):
     events_lost: int = 0  # how often the kernel dropped file events
     errors: int = 0  # that this dispatcher has logged
     jobs: dict[str, JobView] = field(default_factory=dict)
+    refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs that the machine did not let begin
 
 
 _decoder = json.Decoder(StateView)
@@ -86,8 +156,20 @@ _encoder = json.Encoder()
 
 
 def render_state(view: StateView) -> bytes:
-    """Return the text of `state.json`."""
-    return _encoder.encode(view)
+    """Return the text of `state.json`. A name that is not UTF-8 is told with what UTF-8 cannot hold escaped."""
+    try:
+        return _encoder.encode(view)
+    except UnicodeEncodeError:
+        return _encoder.encode(escaped(to_builtins(view)))
+
+
+def escaped(value: Any) -> Any:
+    """Return *value*, of plain lists and dictionaries, with what UTF-8 cannot hold escaped in every text."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {escaped(key): escaped(item) for key, item in value.items()}
+    return [escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def parse_state(data: bytes) -> StateView | None:

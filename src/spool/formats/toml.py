@@ -2,21 +2,24 @@
 
 `read` accepts what TOML 1.0 allows, less what no file of a spool may hold: more than `MAX_BYTES`, an encoding other
 than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that it can only
-be meant to do harm. Every refusal is one `InvalidFile` that names the line.
+be meant to do harm. Every refusal is one `InvalidFile` that names the line. What could keep the parser busy for long is
+refused before the parser sees it: what is left takes at most half a second, and that only a file of 1 MiB.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 # The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
 import tomli
 
-from spool.core.errors import InvalidFile, Problem
+from spool.core.errors import InvalidFile, Problem, shown
 
 Path = tuple[str | int, ...]
 """Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
@@ -26,6 +29,11 @@ MAX_KEY_PARTS = 16
 
 MAX_BYTES = 1 << 20
 """A larger file is refused unread: eight times the longest command that the kernel takes, and read in half a second."""
+
+MAX_DEPTH = 32
+"""Lists and inline tables stand in each other at most so deep. No file of a spool needs more than three."""
+
+_LARGE = 1 << 16  # characters: more of them may become so many objects that the collector of garbage is in the way
 
 _BOM = b"\xef\xbb\xbf"
 _POSITION = re.compile(r"^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$", re.DOTALL)
@@ -40,9 +48,13 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     text = decode(data, what)
     if text.count(".") >= MAX_KEY_PARTS and _has_long_key(text):
         raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
+    if text.count("[") + text.count("{") > MAX_DEPTH and (line := _too_deep(text)) is not None:
+        why = f"not readable on line {line}: lists and tables are nested more than {MAX_DEPTH} deep"
+        raise InvalidFile(what, [Problem(None, line, why)])
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
-        document = tomli.loads(text)
+        with _uncollected(text):
+            document = tomli.loads(text)
         bad = _find_bad(document) if suspicious else None
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
@@ -63,6 +75,25 @@ def _has_long_key(text: str) -> bool:
     from spool.formats.lines import has_long_key  # here, for hardly any file has so many dots
 
     return has_long_key(text, MAX_KEY_PARTS)
+
+
+def _too_deep(text: str) -> int | None:
+    from spool.formats.lines import too_deep  # here, for few files have so many brackets
+
+    return too_deep(text, MAX_DEPTH)
+
+
+@contextmanager
+def _uncollected(text: str) -> Iterator[None]:
+    """Collect no garbage while a large *text* is parsed: there is none, and the search takes five times as long."""
+    if len(text) < _LARGE or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def decode(data: bytes, what: str) -> str:
@@ -134,7 +165,8 @@ def write(document: Mapping[str, Any]) -> bytes:
     text = tomli_w.dumps(document)
     if "\\n" in text and "\\r" not in text:
         text = tomli_w.dumps(document, multiline_strings=True)
-    return text.encode()
+    text.encode()  # or it raises, and a surrogate is not escaped into something else
+    return shown(text, "\n\t").encode()  # what is left of such characters stands in strings
 
 
 _PLAIN = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]*')
@@ -150,17 +182,12 @@ def quote(text: str) -> str:
     return '"' + _ESCAPE.sub(lambda match: _SHORT.get(match.group()) or f"\\u{ord(match.group()):04X}", clean) + '"'
 
 
-def one_line(text: str) -> str:
-    """Return *text* with everything escaped that a terminal would not show as it is."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def show(value: object) -> str:
     """Return *value* as short text for an error message, the way the file would have it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        text = one_line(quote(value))
+        text = shown(quote(value))
         return text if len(text) <= 60 else f'{text[:56]}..."'
     if isinstance(value, (int, float)):
         return str(value) if abs(value) < 1e18 else "a huge number"

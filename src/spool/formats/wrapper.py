@@ -18,12 +18,16 @@ What the script does, in its order, and what it leaves behind (docs/FORMAT.md ha
   well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
 * `status`, and then `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
   full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
+* Where the machine refuses it a process before the command has begun, `refused` instead, and the exit code is
+  `REFUSED`. A shell ends when it cannot fork; what it does then is done by its trap of EXIT. Where a text that comes
+  after the command is refused, the command's exit code stands, and the log says what was left out.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
@@ -37,6 +41,9 @@ ALREADY_STARTED = 17
 
 NO_JID = 73
 """The wrapper's exit code when it could not create `jid`, or not find out who it is: it has run nothing."""
+
+REFUSED = 75
+"""The wrapper's exit code when the machine refused a process before the command had begun; `refused` says which."""
 
 OWN_VARIABLES = (
     "SPOOL_DIR",
@@ -71,6 +78,12 @@ _SPECIAL = re.compile(
 )
 _MEBIBYTE = 1 << 20
 _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
+_MOST_BYTES = 6 << 20  # of all of them together, however large the stack may be
+_POINTER_BYTES = 8  # which the kernel counts for each
+_SLACK_BYTES = 4 << 10  # for what the wrapper and env add
+
+
+_TEXTS = ("init", "prolog", "prep", "end", "epilog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ class Surroundings:
     env_program: str = "env"
     reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
     terminal: bool = False  # stdin is a terminal of the run's own
+    open_files: int | None = None  # how many the run may have open; None: as many as the wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,7 @@ class Assignments:
     end: str | None = None
     prolog: str | None = None
     epilog: str | None = None
+    umask: int = 0o022  # the command's; that of the records never lets others write them
     cgroup: str | None = None  # the cgroup.procs file that the wrapper enters before anything is run
 
 
@@ -139,7 +154,7 @@ def render(assignments: Assignments) -> bytes:
     """Return the text of `run.sh`.
 
     Raises InvalidValue for what no process can be given: an empty command, a NUL byte, more than 128 KiB in one
-    argument or variable.
+    argument or variable, or more of them than the kernel takes.
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
@@ -158,6 +173,7 @@ def _hole(a: Assignments) -> str:
     words = (a.shell, "-c", _not_an_option(a.command)) if isinstance(a.command, str) else a.command
     if not words or not words[0] or a.command == "":
         raise InvalidValue(cannot("run", "the command", "it is empty"))
+    _check_size(a, words)
     log = f"{a.metadir}/{JOB_LOG}"
     values = {
         "metadir": a.metadir,
@@ -175,10 +191,13 @@ def _hole(a: Assignments) -> str:
         "env": around.env_program,
         "reset": around.reset or "",
         "terminal": "yes" if around.terminal else "",
+        "files": "" if around.open_files is None else str(around.open_files),
     }
     values |= {
         name: _not_an_option(text) for name, text in (("init", a.init), ("prep", a.prep), ("end", a.end)) if text
     }
+    if ~a.umask & 0o022:
+        values["umask"] = f"{a.umask:04o}"
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}
     lines = [f"spool_{name}={_quote(value)}" for name, value in values.items()]
@@ -190,6 +209,27 @@ def _hole(a: Assignments) -> str:
     lines.append("}")
     lines.append(" ".join(["set --", *map(_quote, words)]))
     return "\n".join(lines) + "\n"
+
+
+def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
+    """Raise InvalidValue if no program of the run can be executed, for the size of its arguments and environment."""
+    texts = (("command", words), *((name, (a.shell, "-c", getattr(a, name) or "")) for name in _TEXTS))
+    name, longest = max(((name, _bytes_of(words)) for name, words in texts), key=lambda pair: pair[1])
+    own = _bytes_of(f"{key}={value}" for key, value in a.environment.items())
+    if longest + own <= _SLACK_BYTES:
+        return
+    inherited = _bytes_of(f"{key}={value}" for key, value in os.environ.items() if key not in a.environment)
+    most = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES)
+    if longest + own + inherited + _SLACK_BYTES > most:
+        why = (
+            f"its arguments and environment take {longest + own + inherited} bytes, and the kernel takes {most} at most"
+        )
+        raise InvalidValue(cannot("run", f"the {name}", why, remedy="put them into a file"))
+
+
+def _bytes_of(words: Iterable[str]) -> int:
+    """Return what the kernel counts for *words*."""
+    return sum(len(word.encode("utf-8", "surrogateescape")) + 1 + _POINTER_BYTES for word in words)
 
 
 @lru_cache(maxsize=1024)

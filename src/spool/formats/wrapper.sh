@@ -4,6 +4,7 @@
 # assignments between the two lines of dashes. It may be run by hand. docs/FORMAT.md has its records.
 #
 # It starts no process of its own unless something is amiss: each would cost as much as a small job.
+# shellcheck disable=SC2317  # traps call functions, and end the script in more places than one
 set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
 unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
@@ -21,6 +22,8 @@ spool_cgroup='' # the cgroup.procs file to enter, if any
 spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
 spool_reset=''
 spool_terminal='' # yes: stdin is a terminal of this run's own
+spool_umask=''    # of the command, where the records would be writable by others under it
+spool_files=''    # how many files the job may have open, where this shell was given another number
 spool_odd='' # yes: spool_environment hands variables to env that not every shell can export
 spool_environment() { spool_exec "$@"; }
 
@@ -28,10 +31,19 @@ spool_environment() { spool_exec "$@"; }
 # --- end of assignments ---
 
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
+spool_phase='' spool_before='' spool_done='' spool_tries=0
 
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
+    ${spool_umask:+umask go-w}
+    if spool_in_the_way "$1"; then return 1; fi
     printf '%s\n' "$2" > "$spool_metadir/$1"
+}
+
+# spool_in_the_way NAME: true if what lies in the place of a record is no file: to open a FIFO would take for ever.
+spool_in_the_way() {
+    if [ -h "$spool_metadir/$1" ]; then return 0; fi
+    [ -e "$spool_metadir/$1" ] && [ ! -f "$spool_metadir/$1" ]
 }
 
 # spool_fail CODE WHY: the run ends with CODE, and the record `error` says why.
@@ -45,10 +57,12 @@ spool_fail() {
 # not notice the signal, but looks for the record before it turns into the command.
 # A run whose terminal was taken away is cut off: it ends without an exit code, which is to be lost. What the
 # terminal's keys raise, it has sent to the child already, and a second one would break off what that cleans up.
-# shellcheck disable=SC2317  # the traps call it
 spool_signal() {
     spool_interrupted=yes
-    if [ "$1" = HUP ] && [ -n "$spool_terminal" ] && [ ! -t 0 ]; then exit "$2"; fi
+    if [ "$1" = HUP ] && [ -n "$spool_terminal" ] && [ ! -t 0 ]; then
+        trap - EXIT
+        exit "$2"
+    fi
     if [ "$2" -ne 0 ]; then
         spool_ended=$2 spool_pending=$1
         spool_record signal "$1"
@@ -146,6 +160,7 @@ spool_exec() {
     fi
     case $spool_program in
     -*) spool_odd=yes ;; # not every exec knows the argument `--`
+    /bin/sh) trap 'spool_not_executed "$spool_program"' EXIT ;;
     esac
     if [ -n "$spool_reset$spool_odd" ]; then
         # Without a language to load env starts in four fifths of the time; the command gets its own back.
@@ -155,13 +170,24 @@ spool_exec() {
             set -- -u LC_ALL -- "$@"
         fi
         export LC_ALL=C
+        trap 'spool_not_executed "$spool_env"' EXIT
         exec "$spool_env" ${spool_reset:+"$spool_reset"} "$@"
     fi
     exec "$@"
 }
 
+# spool_not_executed PROGRAM: the end of a child that could not turn into a program which is known to be sound.
+spool_not_executed() {
+    trap - EXIT
+    if [ -z "$spool_late" ]; then
+        spool_record refused "cannot start the $spool_phase: the machine cannot execute $1"
+    fi
+    exit 75
+}
+
 # spool_enter ARGUMENT...: the first step of a child.
 spool_enter() {
+    ${spool_umask:+umask "$spool_umask"}
     if [ -n "$spool_late" ]; then
         export SPOOL_EXIT_CODE="$spool_result"
     elif [ -e "$spool_metadir/stop" ] || [ -e "$spool_metadir/signal" ]; then
@@ -172,9 +198,10 @@ spool_enter() {
 
 # spool_run PHASE PROGRAM ARGUMENT...: run a child and wait for it; its exit code is left in spool_code.
 spool_run() {
-    spool_phase=$1 spool_program=$2 spool_code=$spool_ended
-    shift
+    spool_program=$2 spool_code=$spool_ended
     if [ -z "$spool_late" ] && [ "$spool_ended" -ne 0 ]; then return; fi
+    spool_before=$! spool_phase=$1
+    shift
     # shellcheck disable=SC2016  # for that shell to expand
     case $spool_program in
     *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
@@ -207,6 +234,9 @@ spool_run() {
         break
     done
     spool_child=''
+    if [ "$spool_code" -eq 75 ] && [ -z "$spool_late" ] && [ -e "$spool_metadir/refused" ]; then
+        spool_go_back
+    fi
 }
 
 # spool_into DIRECTORY: enter it; if that fails, spool_why says why.
@@ -249,6 +279,7 @@ spool_after() {
 # spool_phases COMMAND...: everything between the first record and the last.
 spool_phases() {
     spool_opened=yes
+    ${spool_umask:+umask go-w}
     if ! spool_into "$spool_workdir"; then
         spool_fail 125 "cannot enter the workdir: $spool_workdir: $spool_why"
         return
@@ -259,6 +290,7 @@ spool_phases() {
     if [ "$spool_code" -eq 0 ]; then
         spool_run command "$@"
     fi
+    spool_done=yes
     if [ -n "$spool_end" ]; then spool_after end "$spool_end"; fi
     if [ -n "$spool_epilog" ]; then spool_after epilog "$spool_epilog"; fi
 }
@@ -268,18 +300,31 @@ spool_parent() {
     [ -d "${1%/*}" ] || mkdir -p -- "${1%/*}"
 }
 
-# spool_with_outputs COMMAND...: open what the children write to, as 4 and 5, and go on.
+# spool_within FUNCTION ARGUMENT...: open what the children read, as 3, and what they write to, as 4 and 5, and go on.
+spool_within() {
+    if [ -n "$spool_stdin" ]; then
+        { spool_with_outputs "$@"; } 3< "$spool_stdin"
+    else
+        { spool_with_outputs "$@"; } 3<&0
+    fi
+}
+
+# spool_with_outputs FUNCTION ARGUMENT...: the second half of that.
 spool_with_outputs() {
     if [ -z "$spool_stdout" ]; then
-        { spool_phases "$@"; } 4>&1
+        { "$@"; } 4>&1
         return
     fi
+    case $spool_stdout:$spool_stderr in
+    "$spool_metadir"/* | *:"$spool_metadir"/*) ;;
+    *) ${spool_umask:+umask "$spool_umask"} ;; # they are the job's own
+    esac
     spool_parent "$spool_stdout"
     if [ -z "$spool_stderr" ]; then
-        { spool_phases "$@"; } 4>> "$spool_stdout" 5>&4
+        { "$@"; } 4>> "$spool_stdout" 5>&4
     else
         spool_parent "$spool_stderr"
-        { spool_phases "$@"; } 4>> "$spool_stdout" 5>> "$spool_stderr"
+        { "$@"; } 4>> "$spool_stdout" 5>> "$spool_stderr"
     fi
 }
 
@@ -301,6 +346,68 @@ spool_not_opened() {
     spool_fail 125 "cannot open $2: $1: $spool_why"
 }
 
+# spool_leave: a shell to which the machine refuses a process ends there and then (bash after 15 seconds), and this is
+# what it does last. Whether the command has begun says `$!`: it is another one as soon as the process is there.
+spool_leave() {
+    trap - EXIT
+    if [ -n "$spool_done" ]; then
+        if [ -n "$spool_late" ]; then
+            spool_code=$spool_result
+            spool_within spool_say "the $spool_phase was not run: the machine refused a process for it"
+        fi
+        spool_finish
+    elif [ "$spool_phase" != command ] || [ "$!" = "$spool_before" ]; then
+        spool_record refused "cannot start ${spool_phase:+the }${spool_phase:-it}: the machine refuses another process"
+        spool_go_back
+    fi
+}
+
+# spool_go_back: end without an exit code. Nothing of the command has begun, and the record `refused` says so.
+spool_go_back() {
+    trap - EXIT
+    spool_record status queued
+    spool_code=75
+    if [ -n "$spool_announced" ] && [ -n "$spool_epilog" ]; then spool_within spool_after epilog "$spool_epilog"; fi
+    exit 75
+}
+
+# spool_say TEXT: tell whoever reads the log.
+spool_say() {
+    printf 'spool: %s\n' "$1" >&5
+}
+
+# spool_finish: the last records, and the end.
+spool_finish() {
+    spool_done=yes spool_late=''
+    if [ "$spool_code" -ne 0 ] || spool_in_the_way status; then
+        spool_record status failed
+    else
+        # Over "running" as it stands there: a file that was cut to nothing is written to the disk as soon as it is
+        # closed (ext4), which costs more than all the other records.
+        printf '%s\n' finished 1<> "$spool_metadir/status"
+    fi
+    # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
+    # this goes on without a pause; `command` keeps the shell alive then.
+    spool_ended=0
+    until spool_record rc "$spool_code"; do
+        if [ ! -d "$spool_metadir" ] || [ -e "$spool_metadir/stop" ] || [ "$spool_ended" -ne 0 ]; then break; fi
+        command eval 'sleep 1'
+        spool_tries=$((spool_tries + 1))
+        # Whoever has put something else in its place had half a minute to take it away.
+        if [ "$spool_tries" -ge 30 ] && spool_in_the_way rc; then
+            command eval 'mv -f -- "$spool_metadir/rc" "$spool_metadir/rc.aside"'
+        fi
+    done
+    # A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says
+    # when it has shown the last of them; the terminal goes with this process.
+    if [ -n "$spool_terminal" ]; then
+        exec 6>&-
+        read -r spool_line <&7
+    fi
+    trap - EXIT
+    exit "$spool_code"
+}
+
 # What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
 exec 5>&2 2> /dev/null
 
@@ -308,6 +415,8 @@ if [ "$spool_told" != ready ]; then spool_listen; fi
 
 # Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
 spool_identify || exit 73
+${spool_umask:+umask go-w}
+if [ -e "$spool_metadir/jid" ]; then exit 17; fi
 set -C
 {
     spool_created=yes
@@ -329,33 +438,12 @@ esac
 if [ -n "$spool_cgroup" ]; then
     printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
 fi
-if [ -n "$spool_stdin" ]; then
-    { spool_with_outputs "$@"; } 3< "$spool_stdin"
-else
-    { spool_with_outputs "$@"; } 3<&0
-fi
+trap spool_leave EXIT
+# shellcheck disable=SC3045  # every shell that may run this has the soft limit
+if [ -n "$spool_files" ]; then ulimit -S -n "$spool_files"; fi
+spool_within spool_phases "$@"
 if [ -z "$spool_opened" ]; then
     spool_not_opened "$spool_stdout" stdout || spool_not_opened "$spool_stderr" stderr ||
         spool_fail 125 'cannot open stdin, stdout or stderr: is the disk full?'
 fi
-
-if [ "$spool_code" -eq 0 ]; then
-    # Over "running" as it stands there: a file that was cut to nothing is written to the disk as soon as it is closed
-    # (ext4), which costs more than all the other records.
-    printf '%s\n' finished 1<> "$spool_metadir/status"
-else
-    spool_record status failed
-fi
-# The exit code must not be lost to a disk that is full for a while.
-spool_ended=0
-until spool_record rc "$spool_code"; do
-    if [ ! -d "$spool_metadir" ] || [ "$spool_ended" -ne 0 ]; then break; fi
-    sleep 1
-done
-# A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says when
-# it has shown the last of them; the terminal goes with this process.
-if [ -n "$spool_terminal" ]; then
-    exec 6>&-
-    read -r spool_line <&7
-fi
-exit "$spool_code"
+spool_finish

@@ -135,9 +135,23 @@ class _Families:
         for name, text, values in (
             ("gpu_usable", "Whether the GPU can be given to jobs.", [gpu.problem is None for gpu in gpus]),
             ("gpu_jobs", "Jobs that were given the GPU.", [len(gpu.jobs) for gpu in gpus]),
-            ("gpu_foreign_processes", "Processes on the GPU that are no job's.", [len(gpu.foreign) for gpu in gpus]),
+            (
+                "gpu_foreign_processes",
+                "Processes on the GPU that are no job's.",
+                [len(gpu.foreign_processes) for gpu in gpus],
+            ),
             ("gpu_memory_bytes", "Memory of the GPU.", [gpu.memory_total_bytes for gpu in gpus]),
             ("gpu_memory_used_bytes", "Memory of the GPU that somebody has.", [_used(gpu) for gpu in gpus]),
+            (
+                "gpu_utilisation_ratio",
+                "The part of the time in which the GPU computed.",
+                [_ratio(gpu.utilisation_percent) for gpu in gpus],
+            ),
+            (
+                "gpu_memory_utilisation_ratio",
+                "The part of the time in which the GPU read or wrote its memory.",
+                [_ratio(gpu.memory_utilisation_percent) for gpu in gpus],
+            ),
         ):
             known = [({"uuid": gpu.uuid}, value) for gpu, value in zip(gpus, values, strict=True) if value is not None]
             yield self._gauge(name, text, known)
@@ -181,6 +195,10 @@ class _Families:
             buckets.append(("+Inf", sum(histogram.counts)))
             family.add_metric([self._numbers.spool_dir, *of.values()], buckets, histogram.sum_ns / SECOND_NS)
         return family
+
+
+def _ratio(percent: int | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _used(gpu: GpuView) -> int | None:

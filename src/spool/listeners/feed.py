@@ -45,13 +45,13 @@ class Feed:
         with self._wake:
             self._news = True
             self._limit = limit
-            self._wake.notify()
+            self._wake.notify_all()
 
     def leave(self, within_s: float) -> None:
         """Have it leave when it has told all, and *within_s* at the latest."""
         with self._wake:
             self._leave_at = time.monotonic() + within_s
-            self._wake.notify()
+            self._wake.notify_all()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has come."""
@@ -63,6 +63,27 @@ class Feed:
         """All before this is done."""
         with self._wake:
             return next(iter(self._open), self._read_to)
+
+    def last_about(self, job: str, position: int) -> int | None:
+        """Return where the last event about *job* before *position* stands that is not done with; None: nowhere."""
+        inbox, last, at = self._inbox.another(), None, self.position
+        try:
+            while at < position and (found := inbox.read(at)):
+                for one in found:
+                    if one.at < position and one.event is not None and one.event.job == job:
+                        last = one.at if self._listener.wants(one.event.name) else last
+                at = found[-1].end
+        except OSError:
+            return None
+        finally:
+            inbox.close()
+        return last
+
+    def wait_for(self, at: int, timeout_s: float) -> bool:
+        """Wait until the event that stands there is done with; from any thread. Return whether that is so."""
+        with self._wake:
+            self._wake.wait_for(lambda: self.position > at or self._leave_at is not None, timeout_s)
+            return self.position > at
 
     def _run(self) -> None:
         try:
@@ -109,6 +130,7 @@ class Feed:
                 self._hear(event, one.at)
         with self._wake:
             self._read_to = one.end
+            self._wake.notify_all()
         self._tries = 0
 
     def _may_be_told(self, event: Event, at: int) -> bool:
@@ -132,7 +154,7 @@ class Feed:
             with self._wake:
                 self._open.pop(at, None)
                 if self._leave_at is not None or len(self._open) == MOST_OPEN - 1:
-                    self._wake.notify()
+                    self._wake.notify_all()
 
         try:
             self._listener.hear(event, done)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from spool.core.errors import shown
+
 # What systemd's journal makes of the first characters of a line (sd-daemon(3)).
 _LEVELS = {
     logging.DEBUG: "<7>",
@@ -24,7 +26,9 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return _LEVELS.get(record.levelno, "<6>") + text.replace("\n", " ") if self._journald else text
+        if self._journald:
+            return _LEVELS.get(record.levelno, "<6>") + shown(text.replace("\n", " "))
+        return shown(text, "\n\t")
 
 
 def set_up_logging(level: str, *, journald: bool) -> None:

@@ -26,6 +26,7 @@ from spool.core.model import SECOND_NS
 from spool.formats.listening import Ask, Busy, Hello, Kinds, More, read_told, render
 from spool.listeners import CAREFUL, KINDS, Listener, by_kind
 from spool.listeners.answers import Answers
+from spool.listeners.base import Begin
 from spool.listeners.current import Current
 from spool.listeners.deaf import Deaf
 from spool.listeners.feed import Feed
@@ -68,7 +69,7 @@ class _Process:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._answers = Answers(self._listeners, self._say)
+        self._answers = Answers(self._listeners, self._say, self._catch_up)
         self._text = b""
 
     def run(self) -> int:
@@ -106,8 +107,9 @@ class _Process:
                 case Kinds(kinds):
                     self._wanted |= set(kinds)
                     self._make()
-                case Ask(number, event):
-                    self._answers.ask(number, event)
+                case Ask() as question:
+                    self._go_on()  # whoever is asked is told of the job first
+                    self._answers.ask(question)
                 case More(position):
                     self._position = position
                 case None:
@@ -115,6 +117,15 @@ class _Process:
         for feed in self._feeds.values():
             feed.more(self._position)
         return True
+
+    def _catch_up(self, kind: str, job: str | None, position: int, begin: Begin) -> None:
+        """Wait until a listener has heard all about *job* before *position*, no longer than one hook may take."""
+        feed = self._feeds.get(kind)  # none while the process of an earlier dispatcher tells its last events
+        if feed is not None and job is not None and (last := feed.last_about(job, position)) is not None:
+            limit_ns = self._config().hook_time_limit_ns
+            begin(limit_ns)
+            if not feed.wait_for(last, limit_ns / SECOND_NS):
+                log.warning("%s is asked about job %s though it has not heard all about it", kind, job)
 
     def _say(self, line: bytes) -> None:
         if not self._is_socket:

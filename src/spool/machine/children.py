@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from collections.abc import Iterable
@@ -37,21 +36,6 @@ def become_subreaper(*, on: bool = True) -> bool:
         return False
     result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
     return result == 0
-
-
-def keep_descriptors() -> None:
-    """Let no child of this process inherit what it has open beyond the first three descriptors.
-
-    Whoever started it may have left a pipe or a lock open, which would be held as long as any child lives.
-    """
-    try:
-        names = os.listdir(f"{PROC}/self/fd")
-    except OSError:  # no /proc: then nothing can be started either
-        return
-    for fd in map(int, names):
-        if fd > 2:
-            with contextlib.suppress(OSError):  # that of the listing is closed by now
-                os.set_inheritable(fd, False)
 
 
 def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:

@@ -71,6 +71,9 @@ class Roster:
             foreign=use.foreign,
             problem=device.problem or use.problem,
             taken_bytes=use.taken_bytes,
+            mig=device.parent is not None,
+            utilisation_percent=device.utilisation_percent,
+            memory_utilisation_percent=device.memory_utilisation_percent,
         )
 
     def _free_index(self, wanted: int) -> int:
@@ -80,4 +83,6 @@ class Roster:
 
 
 def _blind(known: _Known, problem: str) -> _Known:
-    return replace(known, gpu=replace(known.gpu, memory_free_bytes=None, foreign=(), taken_bytes=(), problem=problem))
+    was = known.gpu
+    gpu = Gpu(was.uuid, was.index, was.name, was.memory_total_bytes, None, problem=problem, mig=was.mig)
+    return replace(known, gpu=gpu)

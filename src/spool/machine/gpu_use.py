@@ -4,22 +4,22 @@ Two ways to tell. Where pids mean here what they mean to NVML, each process is a
 do not: NVML gives the pids of the host, and the same number may be a process of ours that has nothing to do with a
 GPU. There, and where NVML cannot list processes, the memory alone tells: what is used while none of our runs is on
 the GPU is somebody else's, and what comes on top of that while one is there is ours.
+
+Memory that no living process accounts for is somebody's all the same: of another namespace, hidden, or just ended.
+That is judged by one answer of NVML's alone, so that everybody who asks comes to the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from spool.core.model import SECOND_NS, ForeignProcess
+from spool.core.model import ForeignProcess
 from spool.machine import identity
 from spool.machine.nvml import Device
 
 QUIET_BYTES = 256 << 20
 """Used memory that no process accounts for is somebody's above this: drivers and displays hold a little always."""
-
-GONE_GRACE_NS = 10 * SECOND_NS
-"""For so long a process that has ended may stay in NVML's list before somebody else is taken to keep its memory."""
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
@@ -106,37 +106,40 @@ class UseReader:
         self.pids_mean_something = pids_mean_something
         self.ignore = ignore or Ignore()
         self._who = who
-        self._gone_since: dict[tuple[str, int], int] = {}
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
-    def read(self, device: Device, ours: Ours, asked: Ours, now_ns: int) -> Use:
+    def read(self, device: Device, ours: Ours, asked: Ours) -> Use:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
+        now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
-            return self._by_process(device, device.processes, ours, now_ns)
-        return self._by_memory(device, ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {}))
+            return self._by_process(device, device.processes, ours, now.keys() | before.keys())
+        return self._by_memory(device, now, before)
 
     def _by_process(
-        self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, now_ns: int
+        self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
     ) -> Use:
         foreign: list[ForeignProcess] = []
+        ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
-        gone: dict[tuple[str, int], int] = {}
+        living: list[int | None] = []
         for pid, used in processes:
             job = ours.job_of(pid)
-            if job is not None:
-                if used is not None:
+            found = self._who(pid) if job not in here else None
+            if job in here:
+                if job is not None and used is not None:
                     taken[job] = taken.get(job, 0) + used
-                continue
-            found = self._who(pid)
-            if found is None:
-                key = (device.uuid, pid)
-                gone[key] = min(now_ns, self._gone_since.get(key, now_ns))
-                if now_ns - gone[key] < GONE_GRACE_NS:
-                    continue
+            elif found is None:
                 # Commonly a child that was forked with the device open, as data loaders are, and outlived its parent.
-                found = ("ended, its memory still held", None)
-            foreign.append(ForeignProcess(pid, found[0], used, found[1]))
-        self._gone_since = {key: at for key, at in self._gone_since.items() if key[0] != device.uuid} | gone
+                ended.append(ForeignProcess(pid, "ended, its memory still held", used))
+                continue
+            else:
+                foreign.append(ForeignProcess(pid, found[0], used, found[1], job))
+            living.append(used)
+        if not here:  # else what is left over may be a run's of ours, also of one that has just left
+            left = _left_over(device, living)
+            if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
+                foreign += ended
+            foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
         return Use(self._counted(foreign), tuple(sorted(taken.items())))
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> Use:
@@ -147,18 +150,30 @@ class UseReader:
             return Use(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
         if used is not None:
             self._others_bytes[device.uuid] = used
-        name = "unknown" if self.pids_mean_something else "in another pid namespace"
-        if device.processes:
-            return Use(self._counted([ForeignProcess(pid, name, memory) for pid, memory in device.processes]))
-        if used is not None and used > QUIET_BYTES:
-            # Pid 0 is how the kernel itself writes a process that a pid namespace cannot see.
-            return Use(self._counted([ForeignProcess(0, name, used)]))
-        if used is None and device.processes is None:
+        elif device.processes is None:
             return Use(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
-        return Use()
+        name = "unknown" if self.pids_mean_something else "in another pid namespace"
+        foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
+        foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
+        return Use(self._counted(foreign))
 
     def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
         return tuple(process for process in processes if not self.ignore.covers(process))
+
+
+def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
+    """Return how much of the memory in use none of the processes of these *sizes* has; None is unknown."""
+    known = [device.drawing_bytes, *sizes]
+    if device.used_bytes is None or None in known:
+        return None
+    return max(0, device.used_bytes - sum(size or 0 for size in known))
+
+
+def _unseen(device: Device, sizes: Iterable[int | None], name: str) -> list[ForeignProcess]:
+    """Return what stands for the memory in use that nobody accounts for, nothing where it is little or unknown."""
+    left = _left_over(device, sizes)
+    # Pid 0 is how the kernel itself writes a process that a pid namespace cannot see.
+    return [ForeignProcess(0, name, left)] if left is not None and left > QUIET_BYTES else []
 
 
 def _shared_out(used_bytes: int, granted: Mapping[str, int | None]) -> tuple[tuple[str, int], ...]:

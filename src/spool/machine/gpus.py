@@ -29,10 +29,12 @@ MAX_AGE_NS = 5 * SECOND_NS
 """How old an answer may be before a look asks again."""
 
 PATIENCE_NS = SECOND_NS // 4
-"""How long looks wait, all together, for one answer. A driver that is well answers within some milliseconds."""
+"""How long looks wait, all together, for one answer, and a start for its own. A driver that is well needs some ms."""
 
 LIMIT_NS = 10 * SECOND_NS
 """After so long without an answer NVML is said to hang. Starting up eight idle GPUs may take some seconds."""
+
+NO_ANSWER = "NVML has not answered yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,11 @@ class GpuWatcher:
             self._uses.ignore = ignore
         self._limit_ns = limit_ns
         self._roster = Roster()
-        self._look = GpuLook(problem="NVML has not answered yet")
+        self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # the last question, answered or not
-        self._asked_for = Ours()
+        self._asked_for = self._answered_for = Ours()
+        self.asked = 0  # so many questions
+        self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
     @property
@@ -116,6 +120,15 @@ class GpuWatcher:
             self._receive(now_ns, ours, max(0, patience_ns - self._waited_ns))
         return self._look
 
+    def was_ours(self, uuid: str) -> bool:
+        """Return whether a run of ours had that GPU when the last answer was asked for, which then cannot clear it."""
+        return uuid in self._answered_for.on
+
+    def doubt(self) -> GpuLook:
+        """Take what is known for unknown, until the open question is answered."""
+        self._say(NO_ANSWER)
+        return self._look
+
     def close(self) -> None:
         """End the process that asks. The watcher cannot be used any more."""
         self._helper.close()
@@ -132,6 +145,7 @@ class GpuWatcher:
 
     def _ask(self, now_ns: int, ours: Ours) -> None:
         self._asked_at_ns, self._asked_for, self._waited_ns = now_ns, ours, 0
+        self.asked += 1
         trouble = self._helper.ask()
         if trouble is not None:
             self._fail(trouble)
@@ -141,16 +155,17 @@ class GpuWatcher:
         sample = self._helper.receive(wait_ns)
         self._waited_ns += time.monotonic_ns() - began_ns
         if sample is not None:
-            self._take_in(sample, now_ns, ours)
+            self._take_in(sample, ours)
         elif max(now_ns - (self._asked_at_ns or now_ns), self._waited_ns) >= self._limit_ns:
             self._helper.stop()
             self._fail(f"NVML hangs: no answer within {self._limit_ns / SECOND_NS:g} s")
 
-    def _take_in(self, sample: Sample, now_ns: int, ours: Ours) -> None:
+    def _take_in(self, sample: Sample, ours: Ours) -> None:
+        self.answered, self._answered_for = self.asked, self._asked_for
         if sample.failure is not None:
             self._fail(f"NVML: {sample.failure}")
         elif not sample.missing:
-            notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for, now_ns))
+            notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
             self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)
             if self._roster.absent():
                 self._helper.stop()  # a GPU that comes back is listed only by an NVML that starts after that
@@ -160,8 +175,12 @@ class GpuWatcher:
             self._look = GpuLook(seen_at_ns=self._asked_at_ns)
 
     def _fail(self, problem: str) -> None:
+        self.answered = self.asked
+        self._say(problem)
+
+    def _say(self, problem: str) -> None:
         self._roster.blind(problem)
-        self._look = GpuLook(self._roster.gpus(), problem, seen_at_ns=self._look.seen_at_ns)
+        self._look = GpuLook(self._roster.gpus(), problem, seen_at_ns=self._asked_at_ns)
 
 
 def main() -> int:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from spool.core.model import Gpu, Machine
 from spool.machine import cgroups
 
 MINIMUM_RESERVE_BYTES = 512 << 20
+_SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,17 @@ def less_reserve(total_bytes: int, reserve_bytes: int | None = None) -> int:
     return max(0, total_bytes - reserve)
 
 
+def umask() -> int:
+    """Return the umask of this process."""
+    with suppress(OSError), open("/proc/self/status", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    found = os.umask(0o077)  # a kernel before 4.7
+    os.umask(found)
+    return found
+
+
 def disk_free_bytes(directory: Path) -> int | None:
     """Return the bytes that an ordinary user can still write beside *directory*; None if that cannot be asked."""
     try:
@@ -43,6 +57,33 @@ def disk_free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return at.f_bavail * at.f_frsize
+
+
+def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
+    """Return the type of the file system that holds *path*, "" if it cannot be told."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields = line.split(" ")
+                point = fields[1].encode().decode("unicode_escape", errors="replace") if len(fields) > 2 else ""
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if point and inside and len(point) >= len(best):
+                    best, kind = point, fields[2]
+    except OSError:
+        return ""
+    return kind
+
+
+def is_shared_between_hosts(file_system: str) -> bool:
+    """Whether changes of files on such a file system may be made by another host, and then raise no event here."""
+    return file_system.startswith(_SHARED)
+
+
+def local_zone() -> tzinfo:
+    """Return the zone in which people on this machine are told instants; it changes with summer time."""
+    return datetime.now().astimezone().tzinfo or UTC
 
 
 def affinity() -> int:

@@ -13,6 +13,7 @@ from functools import cache
 
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
+from spool.machine import descriptors
 
 PROC = "/proc"
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -47,6 +48,10 @@ class Stat:
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file of /proc in as few system calls as possible. Raises OSError."""
+    return descriptors.certainly(lambda: _read(path))
+
+
+def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(fd, 65536)
@@ -62,7 +67,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
-    """Return what /proc/PID/stat says, or None if there is no such process.
+    """Return what /proc/PID/stat says, or None if there is no such process. Raises OSError where that is unknown.
 
     The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
     """
@@ -88,7 +93,9 @@ def _stat_fields(pid: int, proc: str) -> list[bytes] | None:
     """Return the fields from the third on."""
     try:
         text = read_bytes(f"{proc}/{pid}/stat")
-    except OSError:  # ENOENT before, ESRCH after the file was opened
+    except OSError as error:  # ENOENT before, ESRCH after the file was opened
+        if descriptors.is_shortage(error):
+            raise
         return None
     fields = text[text.rfind(b")") + 2 :].split()
     return fields if len(fields) >= 22 else None
@@ -163,21 +170,3 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
     if stat is None or stat.dead or stat.start_ticks != jid.start_ticks:
         return Liveness.GONE
     return Liveness.ALIVE
-
-
-class MachineProber:
-    """What a look at a spool asks of this machine. *gone_hosts*: those of which the user says that they are no more."""
-
-    def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
-        self._gone_hosts = gone_hosts
-
-    def boot_id(self) -> str:
-        """Return the id of this boot."""
-        return boot_id()
-
-    def liveness(self, jid: Jid) -> Liveness:
-        """Return what became of the process *jid*; on a host that is no more, nothing is alive."""
-        found = liveness(jid)
-        if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
-            return Liveness.REBOOTED
-        return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from spool.machine.identity import PROC, TICK_NS, read_bytes, read_stat
 
@@ -48,18 +47,6 @@ def cpu_time_ns(pids: Iterable[int], *, proc: str = PROC) -> int:
             own = stat.user_ticks + stat.system_ticks
             total += (own + stat.children_user_ticks + stat.children_system_ticks) * TICK_NS
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """The most that was ever seen of a run. Zero until something was seen."""
-
-    peak_memory_bytes: int = 0
-    cpu_time_ns: int = 0
-
-    def seen(self, memory_bytes: int, cpu_time_ns: int) -> Used:
-        """Return what is known after one more look: both only grow, although processes go and take theirs along."""
-        return Used(max(self.peak_memory_bytes, memory_bytes), max(self.cpu_time_ns, cpu_time_ns))
 
 
 def _rss_bytes(pid: int, proc: str) -> int:

@@ -14,7 +14,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -39,6 +39,9 @@ class Device:
     free_bytes: int | None = None
     used_bytes: int | None = None  # without what the driver keeps for itself, where NVML tells these apart
     processes: tuple[tuple[int, int | None], ...] | None = None  # (pid, bytes); None: NVML cannot list them
+    drawing_bytes: int | None = 0  # what processes have that only draw, as a display server's; None: unknown
+    utilisation_percent: int | None = None
+    memory_utilisation_percent: int | None = None
     parent: str | None = None  # UUID of the GPU that a MIG instance is a part of
     problem: str | None = None
 
@@ -132,7 +135,22 @@ class _Nvml:
         name = self._ask(self.py.nvmlDeviceGetName, handle) or ""
         total, free, used = self._memory(handle)
         processes = self._processes(handle)
-        return Device(uuid, index, bus, name, total, free, used, processes, parent, self._problem_so_far())
+        computing, moving = self._utilisation(handle)
+        return Device(
+            uuid=uuid,
+            index=index,
+            bus=bus,
+            name=name,
+            total_bytes=total,
+            free_bytes=free,
+            used_bytes=used,
+            processes=processes,
+            drawing_bytes=self._drawing(handle, dict(processes or ())),
+            utilisation_percent=computing,
+            memory_utilisation_percent=moving,
+            parent=parent,
+            problem=self._problem_so_far(),
+        )
 
     def _problem_so_far(self) -> str | None:
         """Return the first error since the last call of this."""
@@ -184,6 +202,24 @@ class _Nvml:
             before = found.get(process.pid)
             found[process.pid] = used if before is None else max(before, used or 0)
         return tuple(sorted(found.items()))
+
+    def _drawing(self, handle: Any, computing: Mapping[int, int | None]) -> int | None:
+        """Return what the processes have that draw and do not compute; None if one of them does not tell."""
+        py, found = self.py, []
+        for ask in (py.nvmlDeviceGetGraphicsRunningProcesses_v3, py.nvmlDeviceGetGraphicsRunningProcesses_v2):
+            with suppress(py.NVMLError):  # older than 510; and a MIG instance, which cannot draw, knows neither
+                found = ask(handle)
+                break
+        sizes = [_bytes(process.usedGpuMemory) for process in found if process.pid not in computing]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def _utilisation(self, handle: Any) -> tuple[int | None, int | None]:
+        """Return in how much of the time it computed, and moved memory, in percent. It is for show: no error counts."""
+        try:
+            rates = self.py.nvmlDeviceGetUtilizationRates(handle)
+        except self.py.NVMLError:  # a MIG instance has none
+            return None, None
+        return int(rates.gpu), int(rates.memory)
 
 
 def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:

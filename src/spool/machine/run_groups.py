@@ -80,8 +80,8 @@ class RunGroup:
         return self._number("memory.current")
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most that it ever had; None on kernels before 5.19, which do not tell."""
-        return self._number("memory.peak")
+        """Return the most that it ever had; None on kernels before 5.19, which do not tell, and if it had none."""
+        return self._number("memory.peak") or None
 
     def oom_kills(self) -> int | None:
         """Return how many of its processes the kernel has killed for memory; None if that cannot be read."""

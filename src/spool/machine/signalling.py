@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spool.machine.descriptors import is_shortage
 from spool.machine.identity import read_stat
 
 _INIT = 1
@@ -27,7 +29,7 @@ class Sent:
 
     signalled: frozenset[Process] = frozenset()
     gone: frozenset[Process] = frozenset()  # ended before
-    refused: frozenset[Process] = frozenset()  # not ours to signal: another user's, pid 1, this process
+    refused: frozenset[Process] = frozenset()  # another user's, pid 1, this process; or it could not be told who it is
 
 
 def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
@@ -47,7 +49,7 @@ def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = 
             found = _send(process, number)
         except ProcessLookupError:
             found = False
-        except PermissionError:
+        except OSError:  # also where it is not known who has that pid: for want of memory, and for a moment
             refused.add(process)
             continue
         (signalled if found else gone).add(process)
@@ -61,7 +63,11 @@ def _parents_first(processes: Iterable[Process]) -> list[Process]:
     end without its trap.
     """
     processes = list(processes)
-    parents = {pid: stat.parent for pid in {process.pid for process in processes} if (stat := read_stat(pid))}
+    parents: dict[int, int] = {}
+    for pid in {process.pid for process in processes}:
+        with contextlib.suppress(OSError):
+            if (stat := read_stat(pid)) is not None:
+                parents[pid] = stat.parent
     order: list[int] = []
     seen: set[int] = set()
     for pid in parents:
@@ -76,11 +82,11 @@ def _parents_first(processes: Iterable[Process]) -> list[Process]:
 
 
 def _send(process: Process, number: int) -> bool:
-    """Signal the process; False if it is another one by now. Raises ProcessLookupError, PermissionError."""
+    """Signal the process; False if it is another one by now. Raises OSError."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EMFILE, errno.ENFILE):
+        if error.errno != errno.ENOSYS and not is_shortage(error):
             raise
         # Without a descriptor there is a moment between the check and the signal; a run that cannot be ended is worse.
         if not _is(process):

@@ -25,15 +25,20 @@ whoever ends a run walks again until nothing is found.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spool.core.layout import Layout
+from spool.core.layout import JOBS, Layout
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
+from spool.machine import identity
+from spool.machine.descriptors import certainly, is_shortage
 from spool.machine.identity import PROC, Stat, boot_id, pid_namespace, read_bytes, read_stat
 from spool.machine.signalling import Process
 
 _MOST_LISTS = 20
+_SEEN_FOR_NS = 100_000_000  # how long a walk answers whoever asks of one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
 HOOK_MARK = "SPOOL_HOOK"
@@ -74,6 +79,7 @@ def scan(
     """Return the processes of each run, by (job, run), in one walk over /proc.
 
     Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
+    Raises OSError where the machine has too little left for a whole look: what was not seen is not gone.
     *me* is the pid of this process, if not the real one.
     """
     runs = list(wanted)
@@ -92,7 +98,7 @@ class _Walk:
         looked_at: set[str] = set()
         # Who forks and ends at once is never there when it is looked for, but its child is, in a list made after that.
         for _ in range(_MOST_LISTS):
-            new = {name for name in os.listdir(proc) if name.isdigit()} - looked_at
+            new = {name for name in certainly(lambda: os.listdir(proc)) if name.isdigit()} - looked_at
             if not new:
                 break
             looked_at |= new
@@ -196,7 +202,9 @@ class _Walk:
             if os.stat(f"{self._proc}/{pid}").st_uid != self._uid:
                 return None
             environment = read_bytes(f"{self._proc}/{pid}/environ")
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise
             return None
         if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None
@@ -226,6 +234,55 @@ def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
         return None
     mark = _mark_in(environment, _RealPaths({spool_dir: spool_dir}))
     return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
+
+
+def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
+    """Return the runs of the spool at that real path that have processes, as far as mark and output tell.
+
+    For who only shows it. Who ends a run asks `scan`, which knows its session and its descendants too.
+    """
+    found, real = set(), _RealPaths({spool_dir: spool_dir})
+    runs = f"{Layout(spool_dir).at(JOBS)}/"
+    for entry in os.listdir(proc):
+        stat = read_stat(int(entry), proc=proc) if entry.isdigit() else None
+        if stat is None or stat.dead:
+            continue
+        try:
+            mark = _mark_in(read_bytes(f"{proc}/{entry}/environ"), real)
+            if mark is None:
+                outputs = {os.path.dirname(os.readlink(f"{proc}/{entry}/fd/{number}")) for number in (1, 2)}
+                here = [path.removeprefix(runs).partition("/") for path in outputs if path.startswith(runs)]
+                mark = next(((spool_dir, name, run) for name, _, run in here), None)
+        except OSError:  # somebody else's, gone, or without outputs
+            continue
+        if mark is not None and mark[0] == spool_dir and mark[2].isdecimal() and mark[2] != "0":
+            found.add((mark[1], int(mark[2])))
+    return frozenset(found)
+
+
+class MachineProber:
+    """What a look at a spool asks of this machine. *gone_hosts*: those of which the user says that they are no more."""
+
+    def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
+        self._gone_hosts = gone_hosts
+        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # of which spool, when, what
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        return identity.boot_id()
+
+    def liveness(self, jid: Jid) -> Liveness:
+        """Return what became of the process *jid*; on a host that is no more, nothing is alive."""
+        found = identity.liveness(jid)
+        if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
+            return Liveness.REBOOTED
+        return found
+
+    def has_left_processes(self, root: str, name: str, run: int) -> bool:
+        """Whether there are processes of a run of the spool at *root*; one walk over /proc answers for all runs."""
+        if self._walked is None or self._walked[0] != root or time.monotonic_ns() - self._walked[1] > _SEEN_FOR_NS:
+            self._walked = root, time.monotonic_ns(), runs_with_processes(root)
+        return (name, run) in self._walked[2]
 
 
 class _RealPaths(dict[str, str]):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.store.disk import disk_is_full, same_file
+from spool.store.disk import disk_is_full, same_file, status_of
 from spool.store.locked import LockedSpool
 
 
@@ -34,7 +35,7 @@ class ArrayStore:
         self._layout = spool.layout
         self._serial = 0
         self._rubbish: list[str] = []
-        self._doomed: list[str] = []  # the files of the directory that is being removed
+        self._removing: Iterator[OSError | None] | None = None  # the first of it
 
     def begin(self) -> str:
         """Return a new directory in which an array's metadir is made ready."""
@@ -68,7 +69,7 @@ class ArrayStore:
 
     def abandon(self, staged: str) -> None:
         """Throw away what was being made ready."""
-        self._rubbish += (f"{staged}/{layout.TASKS}", staged)
+        self._rubbish.append(staged)
 
     def unissued(self, name: str, run: int) -> set[str]:
         """Return the tasks that were not issued yet, after completing every issue that was cut off half way.
@@ -94,12 +95,16 @@ class ArrayStore:
         """Move a task to `queued/`, unless a job of its name waits, is held or runs."""
         if any(os.path.lexists(self._layout.job_file(place, task)) for place in (HELD, RUNNING)):
             return Issue.TAKEN
-        source = self._layout.task_file(name, run, task)
+        source, target = self._layout.task_file(name, run, task), self._layout.job_file(QUEUED, task)
         try:
-            self._disk.move(source, self._layout.job_file(QUEUED, task))
+            self._disk.move(source, target)
         except FileExistsError:
+            if status_of(target) is None:
+                raise
             return Issue.TAKEN
         except FileNotFoundError:
+            if status_of(source) is not None:
+                raise
             return Issue.GONE
         return Issue.ISSUED
 
@@ -127,20 +132,15 @@ class ArrayStore:
     def clean(self, until_ns: int) -> bool:
         """Remove what was thrown away until *until_ns*, monotonic; return whether there is more."""
         while self._rubbish:
-            path = self._rubbish[0]
-            if not self._doomed:
-                with suppress(FileNotFoundError):
-                    self._doomed = [f"{path}/{name}" for name in os.listdir(path)]
-            while self._doomed:
+            if self._removing is None:
+                self._removing = self._disk.removing(self._rubbish[0])
+            for error in self._removing:
+                if error is not None and disk_is_full(error):
+                    self._removing = None
+                    raise error
                 if time.monotonic_ns() >= until_ns:
                     return True
-                self._disk.discard(self._doomed[-1])
-                self._doomed.pop()
-            try:
-                self._disk.rmdir(path)
-            except OSError as error:  # what somebody put there stays until the next dispatcher sweeps
-                if disk_is_full(error):
-                    raise
+            self._removing = None  # what could not be removed stays until the next dispatcher sweeps
             del self._rubbish[0]
         return False
 

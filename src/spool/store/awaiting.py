@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
+from spool.store.gathering import standing
 from spool.store.spool import Spool
 
 GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come
+_TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Awaited:
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
         self._waiting = False
         self._absent_since_ns: int | None = None
+        self._again_at_ns = 0  # when to ask again how the tasks of an array stand
         if not spool.places(name) and not spool.runs(name):
             raise NoSuchJob(cannot("wait for", f"job {name}", "no job of that name is in the spool"))
 
@@ -53,7 +56,7 @@ class Awaited:
         result = self._newest()
         if result is not None and result.again is None and (result.run != self._before or not self._waiting):
             if places or self._patience_is_over():
-                return End(name, result.outcome, result.exit_code, result.reason, result.run)
+                return self._ended(result)
             return None
         if result is None and ((spool.latest_run(name) is not None and not places) or spool.is_stopping(name)):
             return None  # its file was taken away, or will be: its run is being stopped
@@ -61,6 +64,19 @@ class Awaited:
             return None
         reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
         return End(name, State.CANCELLED, reason=reason)
+
+    def _ended(self, result: Result) -> End | None:
+        """Return the end that *result* tells of; of an array that of its tasks, None if one of them runs again."""
+        outcome, reason = result.outcome, result.reason
+        if self._spool.array(self.name, result.run) is not None:
+            if time.monotonic_ns() < self._again_at_ns:
+                return None
+            now = standing(self._spool, result)
+            if now.outcome is None:
+                self._again_at_ns = time.monotonic_ns() + _TASKS_EVERY_NS
+                return None
+            outcome, reason = now.outcome, now.reason
+        return End(self.name, outcome, result.exit_code, reason, result.run)
 
     def _goes_on(self, places: list[str]) -> End | None:
         self._absent_since_ns = None

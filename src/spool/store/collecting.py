@@ -1,27 +1,37 @@
 """Removing what is old: metadirs of ended runs, and the records in `done/` of jobs of which nothing else is left.
 
 Safe while a dispatcher lives. Only jobs are touched that have no file but in `done/`, whose newest run has ended for
-good, and that no waiting job depends on. Before a job's newest run goes, its number is written down, so that it is
-never used again.
+good, and that no waiting job depends on. A job's newest run goes last, and only when nothing else of it stays. Before
+that its number is written down, so that it is never used again.
+
+Nothing outside of the spool is removed: no link is followed, and each name is taken away as seen from the open
+directory that holds it. What cannot be looked into or removed costs the rest nothing, and is told.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.errors import InvalidJob, SpoolError, cannot
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
+from spool.core.layout import DONE, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.formats import jobfile, records
-from spool.store.disk import Disk
-from spool.store.spool import Spool, read_bytes
+from spool.store.disk import Disk, open_directory, walk
+from spool.store.spool import Spool, read_record
 
-_LOCK = f"{layout.STAGING}/gc.lock"
+_LOCK = "gc.lock"  # in the staging directory
+_LONG = 400  # of a path, for people
+_RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
+_ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
+
+Step = Callable[[int, int], object]  # is told how many of how many are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class Removal:
 
     runs: tuple[OldRun, ...]
     jobs: tuple[tuple[str, int], ...]
+    problems: tuple[str, ...] = ()  # what could not be looked into, or removed: a line for each
 
     @property
     def size_bytes(self) -> int:
@@ -61,95 +72,279 @@ class Removal:
         return sum(run.size_bytes for run in self.runs)
 
 
-def plan_removal(spool: Spool, keep: Keep, now_ns: int) -> Removal:
+def _nothing(done: int, of: int) -> None:
+    """Tell nobody."""
+
+
+def plan_removal(spool: Spool, keep: Keep, now_ns: int, step: Step = _nothing) -> Removal:
     """Return what *keep* does not keep. Changes nothing."""
-    wanted = _depended_on(spool)
+    problems: list[str] = []
+    wanted = _depended_on(spool, problems)
     chosen: dict[tuple[str, int], OldRun] = {}
     left: list[OldRun] = []
     runs_of: dict[str, list[int]] = {}
     total_bytes = 0
-    for name in sorted({*spool.jobs_with_runs(), *spool.names(DONE)}):
-        runs_of[name] = spool.runs(name)
-        found = _ended_runs(spool, name, runs_of[name]) if _may_go(spool, name, wanted) else []
-        for at, old in enumerate(found):
-            too_old = keep.max_age_ns is not None and now_ns - old.ended_at_ns > keep.max_age_ns
-            too_many = keep.max_runs is not None and len(found) - at > keep.max_runs
-            if too_old or too_many:
-                chosen[name, old.run] = old
-            else:
-                left.append(old)
-        if keep.max_bytes is not None:
-            removable = {old.run for old in found}
-            total_bytes += sum(old.size_bytes for old in found if (name, old.run) not in chosen)
-            total_bytes += sum(_size(spool.layout.metadir(name, run)) for run in runs_of[name] if run not in removable)
-    for old in sorted(left, key=lambda old: old.ended_at_ns) if keep.max_bytes is not None else ():
-        if total_bytes <= (keep.max_bytes or 0):
-            break
-        chosen[old.name, old.run] = old
-        total_bytes -= old.size_bytes
-    jobs = [(name, runs[-1]) for name, runs in runs_of.items() if runs and all((name, run) in chosen for run in runs)]
-    jobs += [(name, 0) for name, runs in runs_of.items() if not runs and _record_is_old(spool, name, keep, now_ns)]
-    return Removal(tuple(sorted(chosen.values(), key=lambda old: (old.name, old.run))), tuple(jobs))
-
-
-def remove(spool: Spool, removal: Removal, disk: Disk | None = None) -> Removal:
-    """Remove what *removal* says and is still so; return what went. Raises SpoolError while another does the same."""
-    disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
-    with _alone(spool, disk):
-        _remember(spool, disk, {name: run for name, run in removal.jobs if run})
-        gone: list[OldRun] = []
-        left_alone: set[str] = set()
-        for old in removal.runs:
-            if old.name in left_alone or not _may_go(spool, old.name, ()):
-                left_alone.add(old.name)
-                continue
-            _remove_metadir(spool, disk, old.name, old.run)
-            gone.append(old)
-        jobs = tuple(job for job in removal.jobs if job[0] not in left_alone and _may_go(spool, job[0], ()))
-        for name, _ in jobs:
-            disk.discard(spool.layout.job_file(DONE, name))
+    with _directories(spool) as at:
+        names = sorted({*filter(layout.valid_name, os.listdir(at[JOBS])), *spool.names(DONE)})
+        for done, name in enumerate(names):
+            step(done, len(names))
             try:
-                disk.rmdir(spool.layout.runs(name))
-            except OSError:
-                continue  # a run has begun meanwhile, or somebody keeps something there
-    return Removal(tuple(gone), jobs)
+                may_go = wanted is not None and _may_go(spool, name, wanted)
+                look = _look(spool, at[JOBS], name, keep, now_ns, may_go=may_go)
+            except OSError as error:
+                problems.append(_cannot("look into", f"job {name}", error, spool.layout.runs(name)))
+                continue
+            if look.runs or may_go:
+                runs_of[name] = look.runs
+            chosen |= {(name, old.run): old for old in look.chosen}
+            left += look.left
+            total_bytes += look.stays_bytes
+    if keep.max_bytes is not None:
+        total_bytes += sum(old.size_bytes for old in left)
+        for old in sorted(left, key=lambda old: old.ended_at_ns):
+            if total_bytes <= keep.max_bytes:
+                break
+            chosen[old.name, old.run] = old
+            total_bytes -= old.size_bytes
+    jobs = []
+    for name, runs in runs_of.items():
+        if runs and all((name, run) in chosen for run in runs):
+            jobs.append((name, runs[-1]))
+        elif runs:
+            chosen.pop((name, runs[-1]), None)  # it says what became of the job
+        elif _record_is_old(spool, name, keep, now_ns):
+            jobs.append((name, 0))
+    going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
+    return Removal(tuple(going), tuple(jobs), tuple(problems))
 
 
-def _remove_metadir(spool: Spool, disk: Disk, name: str, run: int) -> None:
-    """Remove a metadir; it goes by one rename first, so that nobody ever sees half of one."""
-    aside = spool.layout.at(f"{layout.STAGING}/{os.getpid()}.gc.{name}.{run}")
-    disk.rename(spool.layout.metadir(name, run), aside)
-    disk.remove_tree(aside)
+def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = _nothing) -> Removal:
+    """Remove what *removal* says and is still so; return what went, and all that went wrong.
+
+    Raises SpoolError while another does the same.
+    """
+    disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
+    disk.ensure_staging()
+    runs_of: dict[str, list[OldRun]] = {}
+    for old in removal.runs:
+        runs_of.setdefault(old.name, []).append(old)
+    last = dict(removal.jobs)
+    jobs = []
+    with _directories(spool) as at, _alone(spool, at[STAGING]):
+        collector = _Collector(spool, disk, at)
+        collector.sweep()
+        collector.remember({name: run for name, run in last.items() if run})
+        done = 0
+        for name in sorted({*runs_of, *last}):
+            going = runs_of.get(name, [])
+            for _ in collector.remove_runs(name, going, whole=name in last):
+                done += 1
+                step(done, len(removal.runs))
+            if name in last and collector.remove_record(name):
+                jobs.append((name, last[name]))
+    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems))
+
+
+class _Collector:
+    """Removes runs and records, and keeps what went and what did not."""
+
+    def __init__(self, spool: Spool, disk: Disk, at: dict[str, int]) -> None:
+        self._spool = spool
+        self._disk = disk
+        self._at = at
+        self._stays: set[str] = set()  # jobs that keep a run which could not be removed
+        self.gone: list[OldRun] = []
+        self.problems: list[str] = []
+
+    def sweep(self) -> None:
+        """Remove what a collector before us moved aside, and did not get removed."""
+        for entry in os.listdir(self._at[STAGING]):
+            if _ASIDE.fullmatch(entry):
+                self._clear(entry)
+
+    def remember(self, last: dict[str, int]) -> None:
+        """Write down the numbers of the newest runs that go, beside those that went before."""
+        if not last:
+            return
+        path = self._spool.layout.at(layout.LAST_RUNS)
+        try:
+            known = json.loads(read_record(path, 1 << 28) or b"{}")
+        except ValueError:
+            known = {}
+        except OSError as error:  # without the numbers in it, some would be given twice
+            raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
+        numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
+        for name, run in last.items():
+            numbers[name] = max(run, numbers.get(name, 0))
+        text = json.dumps(numbers, separators=(",", ":")).encode() + b"\n"
+        staged = self._disk.staged(text, durable=True)
+        try:
+            self._disk.rename(staged, os.path.basename(path), new_at=self._at[JOBS])
+        except OSError as error:
+            with suppress(OSError):
+                self._disk.discard(staged)
+            raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
+        self._disk.sync_directory(self._spool.layout.at(JOBS))
+
+    def remove_runs(self, name: str, runs: Sequence[OldRun], *, whole: bool) -> Iterator[None]:
+        """Remove these runs of a job, a step each; the last one of a *whole* job only if all others are gone."""
+        if not runs:
+            return
+        self._stays.add(name)  # until all is done
+        if not _may_go(self._spool, name, ()):
+            return
+        try:
+            at = open_directory(name, self._at[JOBS])
+        except OSError as error:
+            self.problems.append(_cannot("remove", f"runs of job {name}", error, self._spool.layout.runs(name)))
+            return
+        stays = False
+        try:
+            for old in runs:
+                if (stays and whole and old is runs[-1]) or self._goes_on(name):
+                    return
+                # By one rename first, so that nobody ever sees half of one.
+                aside = f"{os.getpid()}.gc.{name}.{old.run}"
+                try:
+                    self._disk.rename(str(old.run), aside, at, self._at[STAGING])
+                except FileNotFoundError:  # somebody else has removed it
+                    pass
+                except OSError as error:
+                    stays = True
+                    where = self._spool.layout.metadir(name, old.run)
+                    self.problems.append(_cannot("remove", f"run {old.run} of job {name}", error, where))
+                else:
+                    self._clear(aside)
+                    self.gone.append(old)
+                yield
+        finally:
+            os.close(at)
+        if not stays:
+            self._stays.discard(name)
+
+    def remove_record(self, name: str) -> bool:
+        """Remove the file of a job of which no run has stayed; return whether it is gone."""
+        if name in self._stays or not _may_go(self._spool, name, ()):
+            return False
+        try:
+            self._disk.discard(layout.file_of(name), self._at[DONE])
+        except OSError as error:
+            where = self._spool.layout.job_file(DONE, name)
+            self.problems.append(_cannot("remove", f"the record of job {name}", error, where))
+            return False
+        with suppress(OSError):  # a run has begun meanwhile, or somebody keeps something there
+            self._disk.rmdir(name, self._at[JOBS])
+        return True
+
+    def _goes_on(self, name: str) -> bool:
+        return any(place != DONE for place in self._spool.places(name))
+
+    def _clear(self, entry: str) -> None:
+        """Remove something in the staging directory."""
+        errors = [error for error in self._disk.removing(entry, self._at[STAGING]) if error is not None]
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            where = f"{self._disk.staging}/{errors[0].filename or entry}"
+            self.problems.append(_cannot("remove", "all of an old run", errors[0], where) + more)
+
+
+@contextmanager
+def _directories(spool: Spool) -> Iterator[dict[str, int]]:
+    """Open the directories of *spool* that matter here, none of them by a link."""
+    at: dict[str, int] = {}
+    root = -1
+    try:
+        path = spool.root
+        try:
+            root = open_directory(path)
+            for name in (JOBS, DONE, STAGING):
+                path = spool.layout.at(name)
+                with suppress(FileNotFoundError):
+                    at[name] = open_directory(name, root)
+            if missing := [name for name in (JOBS, DONE) if name not in at]:
+                raise SpoolUnusable(
+                    cannot("clean up", spool.root, f"{missing[0]} is missing", remedy="`spool init` makes it")
+                )
+        except OSError as error:
+            raise SpoolUnusable(_cannot("clean up", spool.root, error, path)) from None
+        yield at
+    finally:
+        for fd in (root, *at.values()):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
+    """Return a line about what an error has kept from being done. Jobs may have called their files anything."""
+    why, remedy = error.strerror or str(error), None
+    if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(where):
+        why, remedy = "it is a link", "remove or replace it by hand"
+    if len(where) > _LONG:
+        where = f"{where[: _LONG // 2]}...{where[-_LONG // 2 :]}"
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in where)
+    return cannot(verb, thing, why, where=shown, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What there is of one job."""
+
+    runs: list[int]
+    chosen: list[OldRun]  # too old, or too many
+    left: list[OldRun]  # these may go too, where room is wanted; the sizes are told where that matters
+    stays_bytes: int
+
+
+def _look(spool: Spool, jobs: int, name: str, keep: Keep, now_ns: int, *, may_go: bool) -> _Look:
+    """Look at the runs of a job."""
+    try:
+        at = open_directory(name, jobs)
+    except FileNotFoundError:
+        return _Look([], [], [], 0)
+    sized = keep.max_bytes is not None
+    try:
+        runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
+        looked_at = runs if may_go else []
+        ended = [(run, at_ns) for run in looked_at if (at_ns := _ended_at_ns(spool, name, run, at)) is not None]
+        chosen: list[OldRun] = []
+        left: list[OldRun] = []
+        for index, (run, at_ns) in enumerate(ended):
+            too_old = keep.max_age_ns is not None and now_ns - at_ns > keep.max_age_ns
+            too_many = keep.max_runs is not None and len(ended) - index > keep.max_runs
+            goes = too_old or too_many
+            size_bytes = _size(str(run), at) if goes or sized else 0
+            (chosen if goes else left).append(OldRun(name, run, at_ns, size_bytes))
+        removable = {run for run, _ in ended}
+        stays_bytes = sum(_size(str(run), at) for run in runs if run not in removable) if sized else 0
+        return _Look(runs, chosen, left, stays_bytes)
+    finally:
+        os.close(at)
+
+
+def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
+    """Return when a run has ended, or was taken back before it began; None if it has not."""
+    result = spool.result(name, run)
+    if result is not None and result.ended_at_ns:
+        return result.ended_at_ns
+    if result is None and spool.record(name, run, layout.JID) != records.VOID_JID:
+        return None
+    try:
+        return os.stat(str(run), dir_fd=at, follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
     """Whether a job has ended for good and nobody waits for it."""
     if any(place != DONE for place in spool.places(name)):
         return False
-    if name in wanted or any(name.startswith(f"{array}_") for array in wanted):
+    if name in wanted or any(name[:at] in wanted for at, char in enumerate(name) if char == "_"):
         return False
     run = spool.latest_run(name)
     if run is None:
         return True
     result = spool.result(name, run)
     return result is not None and result.again is None
-
-
-def _ended_runs(spool: Spool, name: str, runs: list[int]) -> list[OldRun]:
-    """Return the runs of a job that have ended, and those that never began."""
-    found = []
-    for run in runs:
-        result = spool.result(name, run)
-        metadir = spool.layout.metadir(name, run)
-        try:
-            changed_ns = os.stat(metadir).st_mtime_ns
-        except OSError:
-            continue
-        if result is not None:
-            found.append(OldRun(name, run, result.ended_at_ns or changed_ns, _size(metadir)))
-        elif spool.record(name, run, layout.JID) == records.VOID_JID:
-            found.append(OldRun(name, run, changed_ns, _size(metadir)))
-    return found
 
 
 def _record_is_old(spool: Spool, name: str, keep: Keep, now_ns: int) -> bool:
@@ -162,12 +357,22 @@ def _record_is_old(spool: Spool, name: str, keep: Keep, now_ns: int) -> bool:
         return False
 
 
-def _depended_on(spool: Spool) -> set[str]:
-    """Return the names that jobs which wait or are held depend on, and the arrays in progress."""
+def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
+    """Return the names that jobs which wait or are held depend on, and the arrays in progress.
+
+    None where one of those jobs cannot be read: it may depend on anything, so that nothing may go.
+    """
     names: set[str] = set()
+    complete = True
     for place in (QUEUED, HELD):
         for name in spool.names(place):
-            text = spool.job_text(place, name)
+            try:
+                text = spool.job_text(place, name)
+            except OSError as error:
+                where = spool.layout.job_file(place, name)
+                problems.append(_cannot("see what", f"job {name} depends on", error, where) + "; nothing is removed")
+                complete = False
+                continue
             if text is None or b"depends_on" not in text:
                 continue
             try:
@@ -179,32 +384,24 @@ def _depended_on(spool: Spool) -> set[str]:
     # An array in progress counts how its tasks have ended.
     for place in (RUNNING, HELD):
         for name in spool.names(place):
-            run = spool.latest_run(name)
-            if run is not None and spool.array(name, run) is not None:
+            try:
+                run = spool.latest_run(name)
+                if run is not None and spool.array(name, run) is not None:
+                    names.add(name)
+            except OSError:  # it may be one
                 names.add(name)
-    return names
-
-
-def _remember(spool: Spool, disk: Disk, last: dict[str, int]) -> None:
-    """Write down the numbers of the newest runs that go, beside those that went before."""
-    if not last:
-        return
-    path = spool.layout.at(layout.LAST_RUNS)
-    try:
-        known = json.loads(read_bytes(path, 1 << 28) or b"{}")
-    except ValueError:
-        known = {}
-    numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
-    for name, run in last.items():
-        numbers[name] = max(run, numbers.get(name, 0))
-    disk.put(path, json.dumps(numbers, separators=(",", ":")).encode() + b"\n", durable=True)
+    return names if complete else None
 
 
 @contextmanager
-def _alone(spool: Spool, disk: Disk) -> Iterator[None]:
+def _alone(spool: Spool, staging: int) -> Iterator[None]:
     """Keep another collector out."""
-    disk.ensure_staging()
-    fd = os.open(spool.layout.at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(_LOCK, flags, 0o600, dir_fd=staging)
+    except OSError as error:
+        where = spool.layout.at(f"{STAGING}/{_LOCK}")
+        raise SpoolUnusable(_cannot("clean up", spool.root, error, where)) from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,15 +412,11 @@ def _alone(spool: Spool, disk: Disk) -> Iterator[None]:
         os.close(fd)
 
 
-def _size(path: str) -> int:
-    """Return how much room a metadir takes on the disk."""
+def _size(name: str, at: int) -> int:
+    """Return how much room something in the directory *at* takes on the disk."""
     size = 0
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    size += _size(entry.path)
-    except OSError:
-        return size
+    with suppress(OSError):
+        for found in walk(name, at):
+            with suppress(OSError):
+                size += os.stat(found.name, dir_fd=found.at, follow_symlinks=False).st_blocks * 512
     return size

@@ -9,11 +9,37 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+_REMEDIES = {
+    errno.EACCES: "allow access to it, see chmod(1) and chown(1)",
+    errno.EPERM: "allow access to it, see chmod(1) and chown(1)",
+    errno.EROFS: "mount the file system for writing",
+    errno.EIO: "check the disk, `dmesg` says more",
+    errno.ESTALE: "mount the network file system again",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "close files of other programs",
+    errno.ENOMEM: "free memory",
+    errno.EAGAIN: "end processes, or raise their limit (`ulimit -u`)",
+    errno.ENAMETOOLONG: "use a shorter path for the spool",
+    errno.ENOENT: "put back what was removed",
+}
+_IN_THE_WAY = "move what is in the way to another place"
+_KINDS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY, errno.ENXIO, errno.ESPIPE)
+
+
+class SpoolTrouble(OSError):  # noqa: N818  (like the errors of core/errors.py)
+    """An error with a file that belongs to the spool as a whole: its journal, its history, its events."""
 
 
 class Disk:
@@ -50,9 +76,18 @@ class Disk:
                 os.ftruncate(fd, os.fstat(fd).st_size - (len(data) - len(view)))
                 raise
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename *old* to *new*, replacing a file of that name."""
-        os.rename(old, new)
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Make the file *path* hold *data* in the blocks that it has: no room is asked for. A crash may mix the two."""
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            _write_all(fd, data)
+            os.ftruncate(fd, len(data))
+        finally:
+            os.close(fd)
+
+    def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
+        """Rename *old* to *new*, replacing a file of that name; each as seen from the directory that its `_at` is."""
+        os.rename(old, new, src_dir_fd=old_at, dst_dir_fd=new_at)
 
     def rename_new(self, old: str, new: str) -> bool:
         """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: the file system cannot."""
@@ -64,17 +99,17 @@ class Disk:
         """Give *old* a second name; FileExistsError if *new* exists."""
         os.link(old, new, follow_symlinks=False)
 
-    def unlink(self, path: str) -> None:
-        """Take a name away; FileNotFoundError if it is gone already."""
-        os.unlink(path)
+    def unlink(self, path: str, at: int | None = None) -> None:
+        """Take a name away, as seen from the directory *at*; FileNotFoundError if it is gone already."""
+        os.unlink(path, dir_fd=at)
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
         """Create a directory; FileExistsError if there is one."""
         os.mkdir(path, mode)
 
-    def rmdir(self, path: str) -> None:
-        """Remove an empty directory."""
-        os.rmdir(path)
+    def rmdir(self, path: str, at: int | None = None) -> None:
+        """Remove an empty directory, as seen from the directory *at*."""
+        os.rmdir(path, dir_fd=at)
 
     def sync_file(self, path: str) -> None:
         """Wait until the file's content is on the disk."""
@@ -186,10 +221,10 @@ class Disk:
             self.rename(aside, f"{path}.{time.time_ns()}")
         return False
 
-    def discard(self, path: str) -> bool:
+    def discard(self, path: str, at: int | None = None) -> bool:
         """Take a name away if it is there; return whether it was."""
         try:
-            self.unlink(path)
+            self.unlink(path, at)
         except FileNotFoundError:
             return False
         return True
@@ -208,20 +243,46 @@ class Disk:
             self.ensure_directory(self.staging)
         return os.path.isdir(self.staging)
 
-    def remove_tree(self, path: str) -> None:
-        """Remove a directory with all that is in it; links are removed, never followed."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            with os.scandir(fd) as entries:
-                found = [(f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
-        finally:
-            os.close(fd)
-        for name, is_directory in found:
-            if is_directory:
-                self.remove_tree(name)
-            else:
-                self.discard(name)
-        self.rmdir(path)
+    def remove_tree(self, path: str, at: int | None = None) -> None:
+        """Remove *path*, if it is there, with all that is in it; links are removed, never followed.
+
+        What cannot be removed stays, and the rest goes all the same; then the first error is raised.
+        """
+        first: OSError | None = None
+        for error in self.removing(path, at):
+            first = first or error
+        if first is not None:
+            raise first
+
+    def removing(self, path: str, at: int | None = None) -> Iterator[OSError | None]:
+        """Remove *path* as `remove_tree` does, one change a step: yield None, or why something stays, naming it.
+
+        It may be given up between two steps. Each name is taken away as seen from the open directory that holds it,
+        so nothing outside goes, whatever is swapped for a link meanwhile.
+        """
+        found = walk(path, at)
+        stays = 0  # the depth of something that could not be removed, and keeps what it lies in
+        while True:
+            try:
+                one = next(found, None)
+            except OSError as error:  # it cannot go on from where it is
+                yield error
+                return
+            if one is None:
+                return
+            if one.is_directory and stays == one.depth + 1:
+                stays = one.depth
+                continue
+            told: OSError | None = None
+            try:
+                (self.rmdir if one.is_directory else self.unlink)(one.name, one.at)
+            except FileNotFoundError:
+                pass
+            except OSError as failed:
+                why = one.error or failed
+                stays = one.depth
+                told = OSError(why.errno, why.strerror, one.path)
+            yield told
 
     def sync_directories(self, paths: Iterable[str]) -> None:
         """Sync each of *paths*; one that is gone is passed over."""
@@ -236,30 +297,182 @@ class Disk:
         return f"{self.staging}/{self._pid}.{self._serial}"
 
 
-def same_file(one: str, other: str) -> bool:
-    """Whether two names are of one file."""
+class Found:
+    """Something that `walk` has come upon. Of use until the next is asked for."""
+
+    __slots__ = ("_levels", "at", "depth", "error", "is_directory", "name")
+
+    def __init__(self, name: str, at: int, levels: list[_Level], error: OSError | None, *, is_directory: bool) -> None:
+        self.name = name
+        self.at = at  # the directory that holds it, open
+        self.depth = len(levels)  # 1 for what was asked for
+        self.is_directory = is_directory
+        self.error = error  # why nobody can look into this directory
+        self._levels = levels
+
+    @property
+    def path(self) -> str:
+        """Where it is, for people."""
+        return "/".join([*(level.name for level in self._levels[: self.depth]), self.name])
+
+
+class _Level:
+    """A directory on the way down from the one that holds what was asked for."""
+
+    __slots__ = ("below", "identity", "name")
+
+    def __init__(self, name: str, identity: tuple[int, int], below: list[tuple[str, bool]]) -> None:
+        self.name = name
+        self.identity = identity
+        self.below = below  # what is still to be looked at, and whether it may be a directory
+
+
+def walk(path: str, at: int | None = None) -> Iterator[Found]:
+    """Yield *path*, as seen from the directory *at*, and all that is in it; a directory after all that it holds.
+
+    Nothing that is swapped meanwhile leads out of it: links are not followed, other file systems not entered, and the
+    way up must lead where the way down came from, or OSError. Two descriptors are open, however deep it goes.
+    """
+    folder, name = os.path.split(path)
     try:
-        return is_name_of(os.lstat(one), other)
-    except OSError:
-        return False
+        here = open_directory(folder or ".", at)
+    except FileNotFoundError:
+        return
+    try:
+        levels = [_Level(folder, _identity(here), [(name, True)])]
+        while True:
+            level = levels[-1]
+            if not level.below:
+                levels.pop()
+                if not levels:
+                    return
+                below, here = here, os.open("..", _DIRECTORY, dir_fd=here)
+                os.close(below)
+                found = Found(level.name, here, levels, None, is_directory=True)
+                if _identity(here) != levels[-1].identity:
+                    raise OSError(errno.ESTALE, "somebody has moved it meanwhile", found.path)
+                yield found
+                continue
+            name, enter = level.below.pop()
+            error = None
+            if enter:
+                try:
+                    fd, names = _looked_into(name, here, level.identity[0])
+                except OSError as failed:
+                    # Where a link or a file has taken its place, that is what is there.
+                    enter = failed.errno not in (errno.ENOTDIR, errno.ELOOP)
+                    error = failed if enter else None
+                else:
+                    os.close(here)
+                    here = fd
+                    levels.append(_Level(name, _identity(here), names))
+                    continue
+            yield Found(name, here, levels, error, is_directory=enter)
+    finally:
+        os.close(here)
+
+
+def _looked_into(name: str, at: int, device: int) -> tuple[int, list[tuple[str, bool]]]:
+    """Open a directory that can be left again, and list it."""
+    fd = open_directory(name, at)
+    try:
+        if os.fstat(fd).st_dev != device:
+            raise OSError(errno.EXDEV, "another file system is mounted there")
+        os.stat("..", dir_fd=fd)
+        with os.scandir(fd) as entries:
+            return fd, [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def open_directory(path: str, at: int | None = None) -> int:
+    """Open a directory, as seen from the directory *at*, and return the descriptor; OSError of a link to one."""
+    return os.open(path, _DIRECTORY, dir_fd=at)
+
+
+@contextmanager
+def of_the_spool(path: str) -> Iterator[None]:
+    """Raise every OSError of the block as a SpoolTrouble with *path*."""
+    try:
+        yield
+    except SpoolTrouble:
+        raise
+    except OSError as error:
+        raise SpoolTrouble(error.errno, error.strerror or str(error), path) from error
+
+
+def status_of(path: str) -> os.stat_result | None:
+    """Return the status of what has the name *path*, None if nothing has. Raises OSError if nobody can tell."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
+    """Return the content of a file, None if it is not there. Never blocks.
+
+    Raises OSError for what cannot be read, and for what is no regular file. A link is followed.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if status_of(path) is None:
+            return None
+        raise  # a link that leads nowhere
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EEXIST, "it is no regular file")
+        parts = []
+        while limit > 0 and (part := os.read(fd, min(limit, 1 << 20))):
+            parts.append(part)
+            limit -= len(part)
+        return b"".join(parts)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+
+
+def remedy_for(error: OSError) -> str:
+    """Return what a person can do about an error of the file system."""
+    return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "see to that file")
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names are of one file. Raises OSError if nobody can tell."""
+    status = status_of(one)
+    return status is not None and is_name_of(status, other)
 
 
 def is_name_of(status: os.stat_result, path: str) -> bool:
-    """Whether *path* is a name of the file that *status* is of."""
-    try:
-        return os.path.samestat(status, os.lstat(path))
-    except OSError:
-        return False
+    """Whether *path* is a name of the file that *status* is of. Raises OSError if nobody can tell."""
+    found = status_of(path)
+    return found is not None and os.path.samestat(status, found)
 
 
 def open_log(path: str) -> int:
-    """Open an append-only log of the spool and return the descriptor."""
-    return os.open(path, _APPEND, 0o600)
+    """Open an append-only log of the spool and return the descriptor. Raises SpoolTrouble."""
+    with of_the_spool(path):
+        fd = os.open(path, _APPEND | os.O_NONBLOCK, 0o600)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise SpoolTrouble(errno.EEXIST, "it is no regular file", path)
 
 
 def disk_is_full(error: OSError) -> bool:
     """Whether *error* says that there is no room for more."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    from spool.core.errors import NO_ROOM  # `spool submit` starts faster without
+
+    return error.errno in NO_ROOM
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spool.core import layout
 from spool.core.events import Event
@@ -30,8 +30,10 @@ class Inbox:
     """The reader's end, for one listener."""
 
     def __init__(self, root: str, kind: str, disk: Disk) -> None:
-        self._path = Layout(root).at(layout.EVENTS)
-        self._cursor = Layout(root).cursor(kind)
+        self._root, self._kind = root, kind
+        self._layout = Layout(root)
+        self._path = self._layout.at(layout.EVENTS)
+        self._cursor = self._layout.cursor(kind)
         self._disk = disk
         self._fd: int | None = None
         self._base = 0
@@ -39,6 +41,10 @@ class Inbox:
         cursor = parse_cursor(read_bytes(self._cursor))
         self.position, self.tries = cursor if cursor is not None else (0, 0)
         self._saved: tuple[int, int] | None = cursor
+
+    def another(self) -> Inbox:
+        """Return one that reads the same, for another thread."""
+        return Inbox(self._root, self._kind, self._disk)
 
     def read(self, position: int) -> list[Found]:
         """Return some of the whole lines that stand at *position* and after it."""
@@ -56,9 +62,19 @@ class Inbox:
         found = []
         for line in whole.split(b"\n") if whole else ():
             end = position + len(line) + 1
-            found.append(Found(parse_event(line) if line else None, position, end))
+            found.append(Found(self._here(parse_event(line)) if line else None, position, end))
             position = end
         return found
+
+    def _here(self, event: Event | None) -> Event | None:
+        """Return *event* with the paths of this spool: it may have been moved since that was told."""
+        root = self._layout.root
+        if event is None or event.spool_dir == root:
+            return event
+        metadir = event.metadir
+        if metadir is not None and event.job is not None and event.run is not None:
+            metadir = self._layout.metadir(event.job, event.run)
+        return replace(event, spool_dir=root, metadir=metadir)
 
     def save(self, position: int, tries: int = 0) -> None:
         """Write down that all before *position* is done, and how often what stands there was begun."""

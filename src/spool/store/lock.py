@@ -1,27 +1,198 @@
-"""One dispatcher for each spool: an flock on `.lock`, held for life; the file is never unlinked (FORMAT 1.9).
+"""One dispatcher for each spool: an flock on `.lock`, held for life; spool never unlinks that file (FORMAT 1.9).
 
 The kernel lets go of it when the process ends, however it ends. The descriptor is closed on exec, so no job
 inherits the lock.
+
+Somebody else may delete `.lock`, or replace it. Then a second dispatcher could lock the new file. So the directory of
+the spool is locked too, and first: nobody can put another one in its place unnoticed. Where others may read the
+directory but not write it, it is left unlocked, or any of them could keep every dispatcher away.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+import stat
+import time
+from contextlib import suppress
+from enum import Enum
 
-from spool.core.errors import LockHeld
+_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_POLL_S = 0.02
+_PATIENCE_S = 1.0
+_BEING_DELETED_S = 0.5  # so long a deletion of the whole spool may take from `.lock` on
 
-if TYPE_CHECKING:
-    from filelock import UnixFileLock
+
+class Service(Enum):
+    """Whether a dispatcher serves a spool."""
+
+    NONE = "none does"
+    SERVED = "one does"
+    ASTRAY = "one does, but its .lock was deleted or replaced"
+
+
+def service(path: str) -> Service:
+    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that lives shortly."""
+    is_locked = _is_locked(path, os.O_RDONLY | _FILE)
+    if is_locked:
+        return Service.SERVED
+    root = os.path.dirname(path)
+    try:
+        guarded = _may_be_guarded(os.stat(root)) and _is_locked(root, _DIRECTORY)
+    except OSError:
+        guarded = False
+    if not guarded:
+        return Service.NONE
+    # A member of a group whose spool it is may not open the file of another.
+    return Service.SERVED if is_locked is None and os.path.isfile(path) else Service.ASTRAY
 
 
 def dispatcher_lives(path: str) -> bool:
-    """Whether some process holds the lock *path*. Without filelock, which costs a short-lived command its start."""
+    """Whether a dispatcher serves the spool whose lock is *path*."""
+    return service(path) is not Service.NONE
+
+
+class Lock:
+    """The lock of a spool while it is held; `hold` takes it."""
+
+    def __init__(self, path: str, wait_s: float) -> None:
+        self.path = path
+        self.held = False
+        self.trouble: OSError | None = None  # why the last try to make `.lock` anew failed
+        self._missed_at_s: float | None = None
+        deadline = time.monotonic() + wait_s
+        self._root = os.open(os.path.dirname(path), _DIRECTORY)
+        try:
+            status = os.fstat(self._root)
+            self._guarded = _may_be_guarded(status)
+            if self._guarded:
+                _lock(self._root, path, deadline)
+            self._file = _locked_file(path, deadline)
+        except BaseException:
+            os.close(self._root)
+            raise
+        self._of_root = status.st_dev, status.st_ino
+        self._of_file = _identity(os.fstat(self._file))
+        self.held = True
+
+    def keep(self, *, renew: bool = True) -> bool:
+        """Make `.lock` anew if it was deleted or replaced; return whether that was done now.
+
+        Raises SpoolUnusable, and the lock is held no longer, if the spool's directory is gone or another one, or if
+        another dispatcher may hold the new file. What cannot be told, or made, now is left to the next call, and
+        `trouble` says why. Without *renew* nothing is made.
+        """
+        root = os.path.dirname(self.path)
+        try:
+            if _identity(os.stat(root)) != self._of_root:
+                self._lost("another directory has taken its place")
+        except (FileNotFoundError, NotADirectoryError):
+            self._lost("the directory is gone")
+        except OSError:
+            return False
+        try:
+            if _identity(os.lstat(self.path)) == self._of_file:
+                self._missed_at_s = self.trouble = None
+                return False
+        except FileNotFoundError:
+            if not os.path.isdir(f"{root}/queued"):
+                self._lost("it is being deleted")
+        except OSError:
+            return False
+        now = time.monotonic()
+        self._missed_at_s = self._missed_at_s or now
+        if self._guarded and now - self._missed_at_s < _BEING_DELETED_S:
+            return False
+        return renew and self._renew(now)
+
+    def _renew(self, now: float) -> bool:
+        from spool.core.errors import LockHeld
+
+        try:
+            file = _locked_file(self.path, now + _PATIENCE_S)
+        except LockHeld:
+            self._lost("its .lock was replaced, and another dispatcher holds the new one")
+        except OSError as error:
+            self.trouble = error
+            return False
+        os.close(self._file)
+        self._file, self._of_file = file, _identity(os.fstat(file))
+        self._missed_at_s = self.trouble = None
+        return True
+
+    def _lost(self, why: str) -> None:
+        from spool.core.errors import SpoolUnusable, cannot
+
+        self.held = False
+        raise SpoolUnusable(
+            cannot("go on serving", os.path.dirname(self.path), why, remedy="what runs goes on; this dispatcher leaves")
+        )
+
+    def release(self) -> None:
+        """Let go of it."""
+        self.held = False
+        for fd in (self._file, self._root):
+            os.close(fd)
+
+
+def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
+    """Take the lock for the life of this process and return it.
+
+    A command that looks whether a dispatcher lives holds the lock for a moment, so a little waiting is part of
+    taking it. Raises LockHeld if another dispatcher has it, and OSError if no file can be made there.
+    """
+    return Lock(path, wait_s)
+
+
+def _locked_file(path: str, deadline: float) -> int:
+    while True:
+        # Looked at first: whoever opens and closes a FIFO wakes all who watch the directory, this dispatcher too.
+        with suppress(FileNotFoundError):
+            _check(os.lstat(path), path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | _FILE, 0o600)
+        try:
+            _check(os.fstat(fd), path)
+            _lock(fd, path, deadline)
+            if is_there(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # somebody has deleted or replaced it meanwhile
+
+
+def _check(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileExistsError(errno.EEXIST, "it is no regular file", path)
+
+
+def is_there(fd: int, path: str) -> bool:
+    """Whether *path* is a name of the open file *fd*."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        return _identity(os.lstat(path)) == _identity(os.fstat(fd))
+    except FileNotFoundError:
         return False
+
+
+def _lock(fd: int, path: str, deadline: float) -> None:
+    from filelock import lock_descriptor
+
+    from spool.core.errors import LockHeld
+
+    while not lock_descriptor(fd, blocking=False):
+        if time.monotonic() >= deadline:
+            raise LockHeld(path)
+        time.sleep(_POLL_S)
+
+
+def _is_locked(path: str, flags: int) -> bool | None:
+    """Whether somebody holds the lock of *path*; None if that cannot be told."""
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -31,17 +202,10 @@ def dispatcher_lives(path: str) -> bool:
     return False
 
 
-def hold(path: str, wait_s: float = 1.0) -> UnixFileLock:
-    """Take the lock for the life of this process and return it.
+def _may_be_guarded(root: os.stat_result) -> bool:
+    """Whether all who may read the directory, and so could lock it, may write it too."""
+    return all(not root.st_mode & reads or root.st_mode & writes for reads, writes in ((0o40, 0o20), (0o4, 0o2)))
 
-    A command that looks whether a dispatcher lives holds the lock for a moment, so a little waiting is part of
-    taking it. Raises LockHeld if another dispatcher has it.
-    """
-    from filelock import Timeout, UnixFileLock
 
-    lock = UnixFileLock(path, mode=0o600)
-    try:
-        lock.acquire(timeout=wait_s, poll_interval=0.02)
-    except Timeout:
-        raise LockHeld(path) from None
-    return lock
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -13,16 +14,16 @@ import msgspec.json
 
 from spool.core import layout
 from spool.formats import records
-from spool.store.disk import Disk, disk_is_full, is_name_of, same_file
+from spool.store.disk import Disk, disk_is_full, is_name_of, of_the_spool, open_directory, same_file, status_of
 from spool.store.lock import hold
-from spool.store.spool import Spool, read_bytes
+from spool.store.spool import Spool, read_bytes, read_record
 
 if TYPE_CHECKING:
-    from filelock import UnixFileLock
-
     from spool.core.model import Stop
+    from spool.store.lock import Lock
 
 
+_SPARE_BYTES = 4096  # a block
 CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more if the machine is busy
 
 _STAGED = re.compile(  # what a process of that pid stages, or `spool gc` moves aside
@@ -35,17 +36,35 @@ class LockedSpool(Spool):
 
     def __init__(self, root: str, disk: Disk | None = None, *, wait_s: float = 1.0) -> None:
         super().__init__(root)
-        self._lock: UnixFileLock | None = hold(self.layout.at(layout.LOCK), wait_s)
+        self._lock: Lock | None = hold(self.layout.at(layout.LOCK), wait_s)
         self.disk = disk if disk is not None else Disk(self.layout.at(layout.STAGING))
         self._last_runs: dict[str, int] = {}
         self._last_runs_seen: tuple[int, int] | None = None
         self._staged = 0
+        self._spares: list[str] = []  # files that hold room
 
     def release(self) -> None:
         """Let go of the lock; the object is of no use afterwards."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the lock is held: nothing may be changed any more when `keep` has found that it is not."""
+        return self._lock is not None and self._lock.held
+
+    def keep(self, *, renew: bool = True) -> bool:
+        """See to it that the lock is held, and return whether `.lock` was made anew. Raises SpoolUnusable: leave.
+
+        Without *renew* a `.lock` that is missing is left so.
+        """
+        return self._lock is not None and self._lock.keep(renew=renew)
+
+    @property
+    def lock_trouble(self) -> OSError | None:
+        """Why `.lock` could not be made anew, None if nothing is wrong."""
+        return self._lock.trouble if self._lock is not None else None
 
     # Starting: each method is one step of the protocol in docs/FORMAT.md 5.
 
@@ -112,8 +131,11 @@ class LockedSpool(Spool):
         try:
             self.disk.move(queued, running)
             status = os.lstat(running)
-        except (FileNotFoundError, FileExistsError):  # also if somebody has taken it out again at once
+        except FileExistsError:
+            _present(running)
             return False
+        except FileNotFoundError:  # also if somebody has taken it out again at once
+            return _absent(queued)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
         # Of two names one is about to go away, and nobody can tell which.
         if changed or is_name_of(status, self.layout.job_file(layout.HELD, name)):
@@ -132,12 +154,16 @@ class LockedSpool(Spool):
     def take_jid(self, name: str, run: int) -> bool:
         """Settle a run whose wrapper has not spoken: take its `jid`. True: it never started and never will.
 
-        Without its metadir, which somebody removed, no wrapper can create one either.
+        Without its metadir, which somebody removed, no wrapper can create one either. Where another record
+        shows that the run has begun, somebody removed its `jid`, which is not taken then.
         """
+        if self.has_begun(name, run):
+            return False
         try:
             # By a link, so that it is never there in part: a part of one is a wrapper's.
             self.disk.publish(self.layout.record(name, run, layout.JID), records.VOID_JID)
         except FileExistsError:
+            _present(self.layout.record(name, run, layout.JID))
             return False
         except FileNotFoundError:
             return True
@@ -147,16 +173,41 @@ class LockedSpool(Spool):
 
     def order_stop(self, name: str, run: int, stop: Stop) -> bool:
         """Record that a run is to be stopped; False if somebody has ordered that before."""
+        path, data = self.layout.record(name, run, layout.STOP), records.render_stop(stop)
         try:
-            self.disk.publish(self.layout.record(name, run, layout.STOP), records.render_stop(stop))
+            self.disk.publish(path, data)
         except FileExistsError:
+            _present(path)
             return False
         except FileNotFoundError:  # somebody removed the metadir: it is stopped without a record
             return True
-        except OSError as error:  # no room for a record is no reason to let it go on
-            if not disk_is_full(error):
+        except OSError as error:
+            if not disk_is_full(error) or not self._spares or len(data) > _SPARE_BYTES:
                 raise
+            # It takes a name in a directory that has one to spare, and blocks that were kept for this.
+            self.disk.overwrite(self._spares[-1], data)
+            try:
+                self.disk.link(self._spares[-1], path)
+            except FileExistsError:
+                return False
+            spare = self._spares.pop()  # first: from now on it is the run's
+            with contextlib.suppress(OSError):  # `keep_spares` sees that it has two names
+                self.disk.unlink(spare)
         return True
+
+    def keep_spares(self, number: int) -> None:
+        """Keep room for the stops of that *number* of runs, so that a full disk does not keep them from being recorded.
+
+        Raises OSError where there is none.
+        """
+        if len(self._spares) < number:
+            self.disk.ensure_directory(self.layout.at(layout.ROOM))
+        while len(self._spares) < number:
+            path = f"{self.layout.at(layout.ROOM)}/{len(self._spares)}"
+            if not _is_spare(path):
+                self.disk.discard(path)  # the name only: the file may be the stop of a run
+                self.disk.create(path, b"\n" * _SPARE_BYTES)
+            self._spares.append(path)
 
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write one record of a run; it appears whole, in a new metadir if somebody removed the old one."""
@@ -176,13 +227,18 @@ class LockedSpool(Spool):
             self.disk.put(self.layout.job_file(layout.DONE, name), text)
 
     def put_away(self, name: str, place: str) -> bool:
-        """Move a file from *place* to `done/`; False if it is not there."""
+        """Move a file from *place* to `done/`; False if it is not there, or what is there is no file."""
         file, done = self.layout.job_file(place, name), self.layout.job_file(layout.DONE, name)
+        status = status_of(file)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return False
         try:
             self.disk.rename(file, done)
         except FileNotFoundError:
-            return False
+            return _absent(file)
         except IsADirectoryError:
+            if not os.path.isdir(done):
+                raise
             # None of ours, and in the way. Left where it is the file would run again, so it is put aside, not lost.
             self.disk.rename(file, f"{done}.{time.time_ns()}")
         else:
@@ -201,36 +257,40 @@ class LockedSpool(Spool):
                 return False
             self.disk.move(running, back)
         except FileExistsError:
+            _present(back)
             return self.disk.drop(running, back)  # a move that was cut off between its two halves
         except FileNotFoundError:
-            return False
+            return _absent(running)
         return True
 
     def put_forward(self, name: str, place: str) -> None:
         """Make the claim of a job file in *place* again, after a power cut took it back."""
+        file = self.layout.job_file(place, name)
         try:
-            self.disk.move(self.layout.job_file(place, name), self.layout.job_file(layout.RUNNING, name))
-        except (FileExistsError, FileNotFoundError):
+            self.disk.move(file, self.layout.job_file(layout.RUNNING, name))
+        except FileNotFoundError:
+            _absent(file)
+        except FileExistsError:
             return
 
-    def complete_moves(self) -> None:
-        """Undo or complete every move between `queued/` and `running/` that was cut off between its halves.
+    def complete_move(self, name: str) -> None:
+        """Complete a move of a job between `queued/` and `running/` that was cut off between its halves.
 
         The file has both names then. It is taken for running, and the evidence of its newest run says the rest.
         """
-        for name in self.names(layout.RUNNING):
-            self.disk.drop(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
+        self.disk.drop(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
 
     def sweep_staging(self) -> None:
-        """Remove what processes that are no more left in the staging directory."""
-        for entry in os.listdir(self.disk.staging):
-            match = _STAGED.fullmatch(entry)
-            if match is not None and (int(match[1]) == os.getpid() or not os.path.exists(f"/proc/{match[1]}")):
-                path = f"{self.disk.staging}/{entry}"
-                if os.path.isdir(path) and not os.path.islink(path):
-                    self.disk.remove_tree(path)
-                else:
-                    self.disk.discard(path)
+        """Remove what processes that are no more left in the staging directory; what stays waits for the next one."""
+        staging = open_directory(self.disk.staging)
+        try:
+            for entry in os.listdir(staging):
+                match = _STAGED.fullmatch(entry)
+                if match is not None and (int(match[1]) == os.getpid() or not os.path.exists(f"/proc/{match[1]}")):
+                    for _ in self.disk.removing(entry, staging):
+                        pass
+        finally:
+            os.close(staging)
 
     def pause(self, why: str) -> None:
         """Have nothing started any more until a person deletes `paused`."""
@@ -250,16 +310,37 @@ class LockedSpool(Spool):
     def last_removed_run(self, name: str) -> int:
         """Return the highest run of *name* that was removed, 0 if none was. `spool gc` may work while we live."""
         path = self.layout.at(layout.LAST_RUNS)
-        try:
-            status = os.stat(path)
-        except OSError:
+        status = status_of(path)
+        if status is None:
             return 0
         seen = (status.st_ino, status.st_mtime_ns)
         if seen != self._last_runs_seen:
-            data = read_bytes(path, 1 << 28)
+            with of_the_spool(path):  # without it a number could be given away twice
+                data = read_record(path, 1 << 28)
             try:
                 self._last_runs = msgspec.json.decode(data, type=dict[str, int]) if data else {}
             except msgspec.DecodeError:
                 self._last_runs = {}
             self._last_runs_seen = seen
         return self._last_runs.get(name, 0)
+
+
+def _is_spare(path: str) -> bool:
+    """Whether an earlier dispatcher has made the spare file *path*, whole, and has given it no other name."""
+    status = status_of(path)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    return status.st_nlink == 1 and status.st_size == _SPARE_BYTES
+
+
+def _present(path: str) -> None:
+    """Raise OSError if *path*, which is said to exist, does not."""
+    if status_of(path) is None:
+        raise OSError(errno.ESTALE, "it cannot be created, and is not there", path)
+
+
+def _absent(path: str) -> bool:
+    """Return False for a path that was not found; raise OSError if it is there all the same."""
+    if status_of(path) is not None:
+        raise OSError(errno.ESTALE, "it is there and cannot be found", path)
+    return False

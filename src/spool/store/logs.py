@@ -13,66 +13,84 @@ from collections.abc import Iterable
 
 from spool.core import layout
 from spool.formats import journal
-from spool.store.disk import open_log
+from spool.store.disk import of_the_spool, open_log
 from spool.store.locked import LockedSpool
 from spool.store.outbox import Outbox
-from spool.store.spool import read_bytes
+from spool.store.spool import read_record
 
 GROUP_S = 0.04  # with the sync itself, 50 ms
+AGAIN_S = 1.0  # after a sync that failed
 _COMPACT_LINES = 20_000
 
 
 class Logs:
-    """Appends to the logs of a locked spool. Call from one thread."""
+    """Appends to the logs of a locked spool. Call from one thread. What fails raises SpoolTrouble."""
 
     def __init__(self, spool: LockedSpool, *, strict: bool = False) -> None:
         self._spool = spool
         self._disk = spool.disk
         self.strict = strict
         self.events = Outbox(spool.root, spool.disk)  # opened when somebody listens
-        self._history = open_log(spool.layout.at(layout.HISTORY))
-        self._journal = open_log(spool.layout.at(layout.JOURNAL))
+        self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
+        opened: list[int] = []
+        try:
+            for path in self._paths.values():
+                opened.append(open_log(path))
+                with of_the_spool(path):
+                    self._mend(opened[-1])
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        self._history, self._journal = opened
         self._lines = 0
+        self._replaced = False  # the journal that is open is no longer the one on the disk
         self._dirty = threading.Event()
         self._closing = threading.Event()
         self._torn: set[int] = set()  # logs whose last append did not come to its end
         self._mutex = threading.Lock()  # the journal's descriptor changes when it is compacted
-        self._mend(self._history)
-        self._mend(self._journal)
         self._thread: threading.Thread | None = None
-        self.problem: OSError | None = None  # why the last grouped sync failed
+        self.problem: OSError | None = None  # why the last grouped sync failed; it is tried again
 
     def read_journal(self) -> list[journal.Line]:
         """Return all that the journal says."""
-        lines = list(journal.parse(read_bytes(self._spool.layout.at(layout.JOURNAL), 1 << 31) or b""))
+        path = self._paths[layout.JOURNAL]
+        with of_the_spool(path):
+            lines = list(journal.parse(read_record(path, 1 << 31) or b""))
         self._lines = len(lines)
         return lines
 
     def remember(self, lines: Iterable[journal.Line]) -> None:
         """Append *lines* to the journal."""
         data = journal.render(lines)
+        if self._replaced:
+            self._open_again()
         if data:
-            self._append(self._journal, data)
+            with of_the_spool(self._paths[layout.JOURNAL]):
+                self._append(self._journal, data)
             self._lines += data.count(b"\n")
             self._changed()
 
     def account(self, lines: bytes) -> None:
         """Append whole lines to the history."""
         if lines:
-            self._append(self._history, lines)
+            with of_the_spool(self._paths[layout.HISTORY]):
+                self._append(self._history, lines)
             self._changed()
 
     def tell(self, lines: bytes) -> None:
         """Append whole lines to what the listeners are told."""
-        self.events.append(lines)
+        with of_the_spool(self._spool.layout.at(layout.EVENTS)):
+            self.events.append(lines)
         self._changed()
 
     def sync(self) -> None:
         """Wait until every line is on the disk."""
-        self.events.sync()
-        with self._mutex:
+        with of_the_spool(self._paths[layout.JOURNAL]), self._mutex:
+            self.events.sync()
+            self._disk.sync_log(self._history)  # first: the journal forgets a run whose line is there
             self._disk.sync_log(self._journal)
-            self._disk.sync_log(self._history)
+            self.problem = None
 
     @property
     def long(self) -> bool:
@@ -85,15 +103,23 @@ class Logs:
         What is forgotten must be on the disk in another form first: the names in the state directories.
         """
         places = [self._spool.layout.at(place) for place in (*layout.PLACES, layout.JOBS)]
-        self._disk.sync_directories(places)
-        path = self._spool.layout.at(layout.JOURNAL)
-        self._disk.put(path, journal.render(lines), durable=True)
+        path = self._paths[layout.JOURNAL]
+        with of_the_spool(path):
+            self._disk.sync_log(self._history)
+            self._disk.sync_directories(places)
+            self._disk.put(path, journal.render(lines), durable=True)
+        self._replaced = True
+        # Twice what is live may gather before the next time: the cost stays in proportion to the work.
+        self._lines = -len(lines)
+        self._open_again()
+
+    def _open_again(self) -> None:
+        """Go over to the journal that has replaced the one that is open. Until then nothing can be remembered."""
+        new = open_log(self._paths[layout.JOURNAL])
         with self._mutex:
             os.close(self._journal)
             self._torn.discard(self._journal)
-            self._journal = open_log(path)
-        # Twice what is live may gather before the next time: the cost stays in proportion to the work.
-        self._lines = -len(lines)
+            self._journal, self._replaced = new, False
 
     def close(self) -> None:
         """Sync and close both logs."""
@@ -101,10 +127,12 @@ class Logs:
         self._dirty.set()
         if self._thread is not None:
             self._thread.join()
-        self.sync()
-        os.close(self._journal)
-        os.close(self._history)
-        self.events.close()
+        try:
+            self.sync()
+        finally:
+            os.close(self._journal)
+            os.close(self._history)
+            self.events.close()
 
     def _append(self, fd: int, data: bytes) -> None:
         """Append whole lines; after an append that failed half way the next begins a line of its own."""
@@ -127,13 +155,14 @@ class Logs:
     def _sync_groups(self) -> None:
         while not self._closing.is_set():
             self._dirty.wait()
-            if self._closing.wait(GROUP_S):
+            if self._closing.wait(GROUP_S if self.problem is None else AGAIN_S):
                 return
             self._dirty.clear()
             try:
                 self.sync()
             except OSError as error:
                 self.problem = error
+                self._dirty.set()
 
     def _mend(self, fd: int) -> None:
         """End a last line that a power cut or a full disk left short, so that the next one begins a line."""

@@ -14,8 +14,8 @@ import time
 from spool.core import layout
 from spool.core.layout import Layout
 from spool.formats.events import parse_base, parse_cursor, render_base, render_cursor
-from spool.store.disk import Disk, open_log
-from spool.store.spool import read_bytes
+from spool.store.disk import Disk, of_the_spool, open_log
+from spool.store.spool import read_bytes, read_record
 
 _MOST = 1 << 30  # of the file that is read at once
 LONG_BYTES = 1 << 20  # worth cutting
@@ -102,7 +102,8 @@ class Outbox:
         if read - self._base < self._size // 2 and not too_much:
             return 0
         path = self._layout.at(layout.EVENTS)
-        events = (read_bytes(path, _MOST) or b"")[self._head :]
+        with of_the_spool(path):
+            events = (read_record(path, _MOST) or b"")[self._head :]
         keep = read
         if too_much:
             keep = self._base + events.find(b"\n", end - MOST_BYTES // 2 - self._base) + 1
@@ -124,7 +125,8 @@ class Outbox:
         if self._fd is not None:
             return self._fd
         path = self._layout.at(layout.EVENTS)
-        data = read_bytes(path, _MOST)
+        with of_the_spool(path):  # what cannot be read must not be replaced
+            data = read_record(path, _MOST)
         base = parse_base(data) if data else None
         if data is None or base is None:
             # No position was ever given away that is greater: a file holds fewer bytes than it is nanoseconds old.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 
 from spool.core import layout
@@ -34,6 +35,20 @@ class Done(StrEnum):
     STOPPING = "is being stopped"
 
 
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What was done to the job file in `place`. `beside` are the places of other files of that name."""
+
+    done: Done
+    place: str
+    beside: tuple[str, ...] = ()
+
+    def told(self, name: str, words: str | None = None) -> str:
+        """Return what was done, or *words* for it, for people: of which file, where the name has several."""
+        what = f"{name} ({self.place}/)" if self.beside else name
+        return f"{what} {words or self.done}"
+
+
 class Requests:
     """The requests of one user."""
 
@@ -43,17 +58,17 @@ class Requests:
         self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
         self._user = user
 
-    def hold(self, name: str) -> Done:
+    def hold(self, name: str) -> Act:
         """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
         running = Done.HELD if self._is_array(name) else Done.STOPPED_AND_HELD  # the tasks that run go on
         moves = {QUEUED: Done.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD)
 
-    def release(self, name: str) -> Done:
+    def release(self, name: str) -> Act:
         """Let a held job run: `mv held/NAME.toml queued/`."""
         return self._move("release", name, {HELD: Done.RELEASED}, QUEUED)
 
-    def requeue(self, name: str) -> Done:
+    def requeue(self, name: str) -> Act:
         """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`."""
         if RUNNING in self._spool.places(name) and self._is_array(name):
             failed = f"`spool ls '{name}_*' -s failed -q | xargs spool requeue` runs those again that failed"
@@ -62,25 +77,27 @@ class Requests:
         moves = {RUNNING: Done.STOPPED_AND_QUEUED, DONE: Done.QUEUED_AGAIN}
         return self._move("requeue", name, moves, QUEUED)
 
-    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> Done:
-        """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; both where a second one waits.
+    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Act, ...]:
+        """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; each of them where the name has several.
 
         Of a running one it is recorded who did that and why. Raises NoSuchJob, or SpoolError if it has ended.
         """
-        done: Done | None = None
+        found: dict[str, Done] = {}
+        files: dict[str, int] = {}
         for _ in range(_TRIES):
-            places = self._spool.places(name)
-            if QUEUED not in places and HELD not in places and RUNNING not in places:
-                if done is not None:
-                    return done
-                raise self._not_there("cancel", name, places)
+            places = [place for place in self._spool.places(name) if place != DONE]
+            if not places:
+                if found:  # between the two halves of the dispatcher's move one file has two names
+                    return _acts({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
+                raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
-                return Done.STOPPING if RUNNING in places else Done.CANCELLED
+                return _acts({place: Done.STOPPING if place == RUNNING else Done.CANCELLED for place in places})
+            files.update((place, self._inode(place, name)) for place in places)
             for place in (QUEUED, HELD):
                 if place in places and self._file_away(name, place):
-                    done = done or Done.CANCELLED
+                    found[place] = Done.CANCELLED
             if RUNNING in places and self._stop(name, reason):
-                done = Done.STOPPING
+                found[RUNNING] = Done.STOPPING
         raise SpoolError(cannot("cancel", f"job {name}", "it is moved again and again by somebody else"))
 
     def pause(self, reason: str = "") -> bool:
@@ -118,7 +135,7 @@ class Requests:
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None
 
-    def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Done:
+    def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Act:
         """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
         target = self._layout.job_file(into, name)
         for _ in range(_TRIES):
@@ -137,7 +154,8 @@ class Requests:
                         cannot(verb, f"job {name}", why, remedy="cancel or rename that one first")
                     ) from None
                 continue
-            return moves[source]
+            beside = tuple(place for place in places if place not in (source, DONE))
+            return Act(moves[source], source, beside)
         raise SpoolError(cannot(verb, f"job {name}", "it is moved again and again by somebody else"))
 
     def _file_away(self, name: str, place: str) -> bool:
@@ -148,13 +166,20 @@ class Requests:
             return False
         return True
 
+    def _inode(self, place: str, name: str) -> int:
+        try:
+            return os.lstat(self._layout.job_file(place, name)).st_ino
+        except FileNotFoundError:
+            return 0
+
     def _stop(self, name: str, reason: str) -> bool:
         """Record who cancels the newest run, and take its file out of `running/`; False if that was gone."""
-        run = self._spool.latest_run(name)
-        if run is not None:
-            stop = Stop(StopKind.CANCEL, self._user, time.time_ns(), reason)
-            # If it is being stopped already, it will not go on after that without its file.
-            with suppress(FileExistsError, FileNotFoundError):
+        # If it is being stopped already, it will not go on after that without its file. Where nothing can be recorded
+        # (the disk is full, the metadir is damaged) the deletion alone says it, and not who and why.
+        with suppress(OSError):
+            run = self._spool.latest_run(name)
+            if run is not None:
+                stop = Stop(StopKind.CANCEL, self._user, time.time_ns(), reason)
                 self._disk.publish(self._layout.record(name, run, layout.STOP), records.render_stop(stop))
         return self._disk.discard(self._layout.job_file(RUNNING, name))
 
@@ -178,3 +203,9 @@ class Requests:
             remedy_then = f"`spool wait {name}` returns when it has ended"
             return SpoolError(cannot(verb, thing, "it is being stopped", remedy=remedy_then))
         return SpoolError(cannot(verb, thing, words[place], remedy=remedy.get((verb, place))))
+
+
+def _acts(done: dict[str, Done]) -> tuple[Act, ...]:
+    """Return what was done in each place, the run first."""
+    places = [place for place in (RUNNING, QUEUED, HELD) if place in done]
+    return tuple(Act(done[place], place, tuple(other for other in places if other != place)) for place in places)

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from spool.core import layout
-from spool.core.errors import InvalidRecord, SpoolUnusable
+from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
-from spool.core.model import SECOND_NS, Jid, Result, Stop
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, Result, Spec, Stop
 from spool.formats import ends, records
 from spool.formats.tasks import ArrayRecord, parse_array
-from spool.store.lock import dispatcher_lives
+from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
+from spool.store.lock import Service, service
 
 T = TypeVar("T")
 
 _MAX_RECORD = 4 << 20
+_MOST_TOLD = 20
+_UNTOLD = "the machine did not let its command begin"  # and the disk had no room for the reason
+_RUN = re.compile(r"[1-9][0-9]{0,8}")
+_OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 
 
 class Spool:
-    """The look at a spool. Every read takes the disk as it is at that moment; what is missing is None."""
+    """The look at a spool. Every read takes the disk as it is at that moment; what is missing is None.
+
+    What is there and cannot be read raises OSError: nothing may be concluded from it. A record that is something else
+    than a file (a directory, a link, a FIFO) says as little as an empty one.
+    """
 
     def __init__(self, root: str) -> None:
         self.layout = Layout(os.path.realpath(root))  # one spool, one mark on its processes, whatever it was called
@@ -47,7 +60,7 @@ class Spool:
 
     def places(self, name: str) -> list[str]:
         """Return the state directories in which job *name* has a file now."""
-        return [place for place in layout.PLACES if os.path.lexists(self.layout.job_file(place, name))]
+        return [place for place in layout.PLACES if status_of(self.layout.job_file(place, name)) is not None]
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """Whether the file of that inode lies under job *name* in one of *places*.
@@ -55,25 +68,23 @@ class Spool:
         With *mtime_ns* it is told from a new file that was given the inode of a deleted one, as happens at once.
         """
         for place in places:
-            try:
-                status = os.lstat(self.layout.job_file(place, name))
-            except OSError:
-                continue
-            if status.st_ino == inode and mtime_ns in (None, status.st_mtime_ns):
+            status = status_of(self.layout.job_file(place, name))
+            if status is not None and status.st_ino == inode and mtime_ns in (None, status.st_mtime_ns):
                 return True
         return False
 
     def untouched(self, inode: int, name: str, place: str, since_ns: int) -> bool:
         """Whether the file of that inode lies under job *name* in *place* and was last moved or changed before."""
-        try:
-            status = os.lstat(self.layout.job_file(place, name))
-        except OSError:
-            return False
-        return status.st_ino == inode and status.st_ctime_ns <= since_ns
+        status = status_of(self.layout.job_file(place, name))
+        return status is not None and status.st_ino == inode and status.st_ctime_ns <= since_ns
 
     def job_text(self, place: str, name: str) -> bytes | None:
         """Return the bytes of a job file, None if it is not there."""
-        return read_bytes(self.layout.job_file(place, name))
+        return read_record(self.layout.job_file(place, name))
+
+    def job_spec(self, place: str, name: str, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
+        """Return what a job file says, None if it is not there or not valid. *kill_grace_ns* is the configured one."""
+        return _spec(self.job_text(place, name), name, kill_grace_ns)
 
     def problem_text(self, name: str) -> str | None:
         """Return what `NAME.toml.error` says of a bad job file."""
@@ -87,8 +98,8 @@ class Spool:
     def runs(self, name: str) -> list[int]:
         """Return the numbers of the runs of job *name*, ascending."""
         try:
-            return sorted(int(run) for run in os.listdir(self.layout.runs(name)) if run.isdecimal())
-        except (FileNotFoundError, NotADirectoryError):
+            return sorted(int(run) for run in os.listdir(self.layout.runs(name)) if _RUN.fullmatch(run))
+        except FileNotFoundError:
             return []
 
     def jobs_with_runs(self) -> list[str]:
@@ -106,13 +117,19 @@ class Spool:
         return None
 
     def is_stopping(self, name: str) -> bool:
-        """Whether the newest run of job *name* was ordered to stop, and its end is not recorded yet."""
+        """Whether the newest run of job *name* was ordered to stop or left its exit code, and no end is recorded."""
         run = self.latest_run(name)
-        return run is not None and self.stop(name, run) is not None and self.result(name, run) is None
+        if run is None or self.result(name, run) is not None:
+            return False
+        return self.stop(name, run) is not None or self.exit_code(name, run) is not None
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
-        return read_bytes(self.layout.record(name, run, record))
+        return read_record(self.layout.record(name, run, record))
+
+    def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
+        """Return what a run's copy of its job file says, None if that was lost. *kill_grace_ns* is the default."""
+        return _spec(self.record(name, run, layout.SPEC_COPY), name, kill_grace_ns)
 
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
@@ -138,6 +155,16 @@ class Spool:
         """Return why the wrapper could not run the command."""
         data = self.record(name, run, layout.FAILURE)
         return data.decode("utf-8", "replace").strip() or None if data else None
+
+    def refusal(self, name: str, run: int) -> str | None:
+        """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
+        data = self.record(name, run, layout.REFUSED)
+        return None if data is None else data.decode("utf-8", "replace").strip() or _UNTOLD
+
+    def has_begun(self, name: str, run: int) -> bool:
+        """Whether a record shows that a run has begun, whatever became of its jid."""
+        traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
+        return any(status_of(self.layout.record(name, run, trace)) is not None for trace in traces)
 
     def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
         """Return a record's value. One that a power cut left empty or senseless says as little as none at all."""
@@ -167,7 +194,8 @@ class Spool:
                 grant = self.grant(name, run)
                 host = grant.host if grant is not None else None
                 if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
-                    pass
+                    if self.has_begun(name, run):  # somebody has removed the jid
+                        liveness = Liveness.GONE
                 elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:
                     liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         else:
@@ -181,11 +209,15 @@ class Spool:
             stop=stop.kind if stop else None,
             recorded=result.outcome if result else None,
             grace=True,
+            refused=rc is None and self.refusal(name, run) is not None,
         )
 
     def prove(self, name: str, run: int, prober: Prober) -> Proof:
-        """Return what the evidence of a run proves now."""
-        return prove(self.evidence(name, run, prober))
+        """Return what the evidence of a run proves now, the processes that outlived its wrapper among it."""
+        evidence = self.evidence(name, run, prober)
+        if evidence.liveness is Liveness.GONE and evidence.recorded is None:
+            evidence = replace(evidence, remains=prober.has_left_processes(self.root, name, run))
+        return prove(evidence)
 
     def accounted(self, result: Result) -> bool:
         """Whether the history has the line of *result* already."""
@@ -197,7 +229,7 @@ class Spool:
 
     def accounts_since(self, since_ns: int | None) -> Iterator[Result]:
         """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest first."""
-        for line in history_lines(self.root):
+        for line in self.history():
             try:
                 known = ends.parse_history_line(line)
             except InvalidRecord:
@@ -206,16 +238,137 @@ class Spool:
                 return
             yield known
 
+    # What belongs to the spool as a whole.
+
+    @property
+    def strict(self) -> Spool:
+        """The same spool as one that raises every error."""
+        return self
+
+    def note(self, error: OSError, where: str) -> None:
+        """Take note of an error with *where* that its reader has made the best of."""
+
+    def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
+        """Return the content of a file of the spool itself, None if it is not there."""
+        return read_file(self.layout.at(name), limit)
+
+    def history(self) -> Iterator[bytes]:
+        """Yield the lines of the accounting, newest first."""
+        return history_lines(self.root)
+
     # The dispatcher.
+
+    def service(self) -> Service:
+        """Return whether a dispatcher serves this spool now, and whether something has become of its lock."""
+        return service(self.layout.at(layout.LOCK))
 
     def dispatcher_lives(self) -> bool:
         """Whether a dispatcher serves this spool now."""
-        return dispatcher_lives(self.layout.at(layout.LOCK))
+        return self.service() is not Service.NONE
 
     @property
     def paused(self) -> bool:
         """Whether nothing is to start."""
         return os.path.lexists(self.layout.at(layout.PAUSED))
+
+    @property
+    def paused_at_ns(self) -> int | None:
+        """Since when nothing is to start; None if it may."""
+        try:
+            return os.lstat(self.layout.at(layout.PAUSED)).st_ctime_ns
+        except OSError:
+            return None
+
+
+class Forbearing(Spool):
+    """The look of a command that lists: what cannot be read counts as absent, and `unread` remembers it.
+
+    This is the one place where a command catches an error of reading; all others end the command.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.unread: dict[str, OSError] = {}
+        self._strict = Spool(self.root)
+
+    def told(self, most: int = 5) -> list[str]:
+        """Return what could not be read, a line for each; of many the first and their number."""
+        lines = [unreadable(error, where) for where, error in self.unread.items()]
+        more = len(lines) - most
+        return lines[:most] + ([f"{more} more things cannot be read: `spool doctor` looks at all"] if more > 0 else [])
+
+    def attempt(self, read: Callable[[], T], instead: T, where: str) -> T:
+        """Return what *read* finds, *instead* if it finds an error; that is remembered as one of *where*."""
+        try:
+            return read()
+        except OSError as error:
+            self.note(error, where)
+            return instead
+
+    @property
+    def strict(self) -> Spool:
+        """The same spool as one that raises every error."""
+        return self._strict
+
+    def note(self, error: OSError, where: str) -> None:
+        """Remember an error."""
+        self.unread.setdefault(_named(error, where), error)
+
+    def names(self, place: str) -> list[str]:
+        """As a Spool does."""
+        return self.attempt(lambda: super(Forbearing, self).names(place), [], self.layout.at(place))
+
+    def places(self, name: str) -> list[str]:
+        """As a Spool does, each place by itself."""
+        found = [(place, self.layout.job_file(place, name)) for place in layout.PLACES]
+        return [place for place, path in found if self.attempt(lambda path=path: status_of(path), None, path)]  # type: ignore[misc]
+
+    def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
+        """As a Spool does."""
+        return self.attempt(lambda: super(Forbearing, self).holds(inode, name, *places, mtime_ns=mtime_ns), False, name)
+
+    def job_text(self, place: str, name: str) -> bytes | None:
+        """As a Spool does."""
+        path = self.layout.job_file(place, name)
+        return self.attempt(lambda: super(Forbearing, self).job_text(place, name), None, path)
+
+    def runs(self, name: str) -> list[int]:
+        """As a Spool does."""
+        return self.attempt(lambda: super(Forbearing, self).runs(name), [], self.layout.runs(name))
+
+    def has_begun(self, name: str, run: int) -> bool:
+        """As a Spool does."""
+        where = self.layout.metadir(name, run)
+        return self.attempt(lambda: super(Forbearing, self).has_begun(name, run), False, where)
+
+    def jobs_with_runs(self) -> list[str]:
+        """As a Spool does."""
+        return self.attempt(super().jobs_with_runs, [], self.layout.at(layout.JOBS))
+
+    def record(self, name: str, run: int, record: str) -> bytes | None:
+        """As a Spool does."""
+        path = self.layout.record(name, run, record)
+        return self.attempt(lambda: super(Forbearing, self).record(name, run, record), None, path)
+
+    def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
+        """As a Spool does."""
+        return self.attempt(lambda: super(Forbearing, self).file(name, limit), None, self.layout.at(name))
+
+    def history(self) -> Iterator[bytes]:
+        """As a Spool does, as far as it can be read."""
+        try:
+            yield from super().history()
+        except OSError as error:
+            self.note(error, self.layout.at(layout.HISTORY))
+
+
+def unreadable(error: OSError, where: str) -> str:
+    """Return in words that something cannot be read: what *error* names, else *where*."""
+    return cannot("read", _named(error, where), error.strerror or str(error), remedy=remedy_for(error))
+
+
+def _named(error: OSError, where: str) -> str:
+    return error.filename if isinstance(error.filename, str) else where
 
 
 class Prober(Protocol):
@@ -226,6 +379,53 @@ class Prober(Protocol):
 
     def liveness(self, jid: Jid) -> Liveness:
         """Return what became of the process *jid*."""
+
+    def has_left_processes(self, root: str, name: str, run: int) -> bool:
+        """Whether there are processes of a run of the spool at *root* whose wrapper is gone."""
+
+
+def _spec(text: bytes | None, name: str, kill_grace_ns: int) -> Spec | None:
+    from spool.formats import jobfile  # what most commands need not load
+
+    try:
+        return jobfile.parse(text, name=name, default_kill_grace_ns=kill_grace_ns) if text else None
+    except InvalidJob:
+        return None
+
+
+def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
+    """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
+
+    Never blocks, follows no link. Raises OSError if it is there and cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        if status_of(path) is None:
+            return None
+        raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return b""
+        raise
+    try:
+        data = os.read(fd, 65536)
+        if len(data) == 65536:
+            while len(data) < limit and (more := os.read(fd, 1 << 20)):
+                data += more
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
+            return b""
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+    return data
+
+
+def _is_regular(path: str) -> bool:
+    status = status_of(path)
+    return status is None or stat.S_ISREG(status.st_mode)
 
 
 def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
@@ -247,17 +447,24 @@ def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
 
 
 def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
-    """Yield the lines of the accounting, newest first, without a torn last one."""
+    """Yield the lines of the accounting, newest first, without a torn last one. Raises SpoolTrouble."""
+    path = f"{root}/{layout.HISTORY}"
     try:
-        fd = os.open(f"{root}/{layout.HISTORY}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise SpoolTrouble(error.errno, error.strerror, path) from error
     try:
-        end = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SpoolTrouble(errno.EEXIST, "it is no regular file", path)
+        end = status.st_size
         tail = b""
         while end > 0:
             start = max(0, end - block)
-            text = os.pread(fd, end - start, start) + tail
+            with of_the_spool(path):
+                text = os.pread(fd, end - start, start) + tail
             end = start
             lines = text.split(b"\n")
             tail = lines[0]

@@ -6,12 +6,11 @@ A submitting program runs for a few hundredths of a second, most of which would 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterable
 
 from spool.core import layout
-from spool.core.layout import HELD, QUEUED, Layout
+from spool.core.layout import HELD, QUEUED, RUNNING, Layout
 from spool.store.disk import Disk
 
 README_TEXT = """\
@@ -49,18 +48,26 @@ def is_spool(root: str) -> bool:
     return os.path.isdir(f"{root}/{QUEUED}")
 
 
-def make_spool(root: str) -> bool:
-    """Make what is missing of the spool at *root*, mode 0700; return whether there was none. Raises OSError.
+def was_spool(root: str) -> bool:
+    """Whether there is a spool at *root*, though it may be damaged."""
+    return os.path.lexists(f"{root}/{QUEUED}") or os.path.lexists(f"{root}/{layout.LOCK}")
 
+
+def make_spool(root: str) -> bool:
+    """Make what is missing of the spool at *root*, mode 0700; return whether there was none.
+
+    Raises OSError, its `filename` the one that is wrong.
     What is there stays as it is. The new names are on the disk when this returns.
     """
-    made = not is_spool(root)
+    made = not was_spool(root)
     place = Layout(os.path.realpath(root))
     os.makedirs(os.path.dirname(place.root), exist_ok=True)
     disk = Disk(place.at(layout.STAGING))
     changed = disk.ensure_directory(place.root)
     for name in layout.DIRECTORIES:
         changed = disk.ensure_directory(place.at(name)) or changed
+        if not os.path.isdir(place.at(name)):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.at(name))
     if not os.path.lexists(place.at(layout.README)):
         disk.put(place.at(layout.README), README_TEXT.encode())
         changed = True
@@ -70,9 +77,9 @@ def make_spool(root: str) -> bool:
 
 
 def where_taken(root: str, name: str) -> str | None:
-    """Return the state directory in which a job *name* waits or is held, None if the name is free to submit."""
+    """Return the state directory in which a job *name* waits, is held or runs, None if the name is free to submit."""
     place = Layout(root)
-    return next((at for at in (QUEUED, HELD) if os.path.lexists(place.job_file(at, name))), None)
+    return next((at for at in (QUEUED, HELD, RUNNING) if os.path.lexists(place.job_file(at, name))), None)
 
 
 def ever_used(root: str, name: str) -> bool:
@@ -86,8 +93,9 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
     """Put each (name, text) of *jobs* into `queued/`, or `held/`: whole, and on the disk when this returns.
 
     Raises FileExistsError, its `filename` the one that is in the way, if a job of that name waits or is held; with
-    *replace* that one is replaced. A job that runs or has ended is never in the way. What was put before the error
-    stays. `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, but for the disk.
+    *replace* that one is replaced. A job that runs or has ended is not in the way here: `where_taken` tells of one that
+    runs. What was put before the error stays. `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, but for
+    the disk.
     """
     place = Layout(root)
     disk = Disk(place.at(layout.STAGING))
@@ -115,21 +123,3 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
     finally:
         # One sync for all of them: it is what makes a submission slow.
         disk.sync_directories(place.at(at) for at in touched)
-
-
-def is_served(root: str) -> bool:
-    """Whether a dispatcher serves the spool *root* now: whether `.lock` is locked.
-
-    `spool.store.lock` has the same question beside the lock itself, for programs that can afford its imports.
-    """
-    try:
-        fd = os.open(f"{root}/{layout.LOCK}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -102,7 +102,7 @@ class Tail:
 def outputs(spool: Spool, name: str, run: int) -> Outputs:
     """Return where a run's output goes; stdout is always a path."""
     script = spool.record(name, run, layout.WRAPPER)
-    found = outputs_of(script) if script else None
+    found = outputs_of(script, spool.layout.metadir(name, run)) if script else None
     log = spool.layout.record(name, run, layout.JOB_LOG)
     if found is None:
         return Outputs(log, None)

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from spool.core import layout
+from spool.store.disk import status_of
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
 _LEASE_LASTS_NS = 1_000_000_000  # for certain; the kernel breaks one after /proc/sys/fs/lease-break-time, 45 s
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_OTHER_KINDS = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -46,22 +47,26 @@ class Seen:
     uid: int
     data: bytes
 
-    def same_as(self, status: os.stat_result) -> bool:
-        """Whether *status* is still of the file that was read."""
-        return (self.inode, self.mtime_ns, self.size) == (status.st_ino, status.st_mtime_ns, status.st_size)
-
 
 def read_whole(path: str) -> Seen | NotWhole:
-    """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks."""
+    """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks.
+
+    Raises OSError where that cannot be told now (the disk, the network file system): what was seen before still counts.
+    """
     try:
         fd = _open(path)
     except FileNotFoundError:
-        return NotWhole.GONE
+        if status_of(path) is None:
+            return NotWhole.GONE
+        if os.path.islink(path):  # that leads nowhere
+            return NotWhole.NOT_OURS
+        raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
     except OSError as error:
-        if error.errno in _NO_ROOM:  # for another open file, now: it is looked at again, and keeps its place
-            return NotWhole.WRITING
-        # ELOOP: a link. ENXIO: a socket. EACCES: somebody else's business until it is made readable.
-        return NotWhole.UNREADABLE if error.errno == errno.EACCES else NotWhole.NOT_OURS
+        if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
+            return NotWhole.UNREADABLE
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return NotWhole.NOT_OURS
+        raise
     try:
         begun = time.monotonic_ns()
         keeps_out = _keep_writers_out(fd)  # first: what is seen after it stays as it is
@@ -83,21 +88,11 @@ def read_whole(path: str) -> Seen | NotWhole:
         return Seen(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
     except BlockingIOError:
         return NotWhole.WRITING
-    except OSError:
-        return NotWhole.UNREADABLE
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(fd)
-
-
-def is_gone(path: str) -> bool:
-    """Whether nothing is there; False if nobody can tell."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def is_open_in_editor(directory: str, name: str, marks: set[str] | None = None) -> bool:
@@ -114,6 +109,11 @@ def in_order_of_making(directory: str) -> list[str]:
     """Return the names in a directory by inode: about as they came, and as they lie on the disk. Raises OSError."""
     with os.scandir(directory) as entries:
         return [name for _, name in sorted((entry.inode(), entry.name) for entry in entries)]
+
+
+def _is_regular(path: str) -> bool:
+    status = status_of(path)
+    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def _open(path: str) -> int:

@@ -38,8 +38,8 @@ class FaultyDisk(Disk):
 
     *cut_at*: the number, counted from 1, of the change before which the power goes; that change and all after it
     raise :class:`PowerCut`. *fail_at*: the number of the change that raises OSError with *error* instead of
-    happening, and with *fail_for* so many from there on. *torn*: where the change that is hit writes data, half of it
-    is written first.
+    happening, and with *fail_for* that many from there on; with *only*, those of these names. *torn*: where the change
+    that is hit writes data, half of it is written first.
 
     Only the thread that made the disk is counted: what a background thread syncs depends on timing, and a cut
     must not. After a cut a background thread's changes are passed over in silence, as of a process that is dead.
@@ -54,8 +54,10 @@ class FaultyDisk(Disk):
         fail_at: int | None = None,
         fail_for: int = 1,
         error: int = errno.ENOSPC,
+        only: frozenset[str] | None = None,
     ) -> None:
         super().__init__(staging)
+        self.only = only
         self.cut_at = cut_at
         self.torn = torn
         self.fail_at = fail_at
@@ -84,10 +86,15 @@ class FaultyDisk(Disk):
         if self._happens("append", _path_of(fd), half=lambda: super(FaultyDisk, self).append(fd, _half(data))):
             super().append(fd, data)
 
-    def rename(self, old: str, new: str) -> None:
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Write over a file, unless the fault is here."""
+        if self._happens("overwrite", path):
+            super().overwrite(path, data)
+
+    def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
         """Rename, unless the fault is here."""
-        if self._happens("rename", old, new):
-            super().rename(old, new)
+        if self._happens("rename", path_at(old, old_at), path_at(new, new_at)):
+            super().rename(old, new, old_at, new_at)
 
     def rename_new(self, old: str, new: str) -> bool:
         """Rename without replacing, unless the fault is here."""
@@ -98,20 +105,20 @@ class FaultyDisk(Disk):
         if self._happens("link", old, new):
             super().link(old, new)
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, at: int | None = None) -> None:
         """Take a name away, unless the fault is here."""
-        if self._happens("unlink", path):
-            super().unlink(path)
+        if self._happens("unlink", path_at(path, at)):
+            super().unlink(path, at)
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
         """Create a directory, unless the fault is here."""
         if self._happens("mkdir", path):
             super().mkdir(path, mode)
 
-    def rmdir(self, path: str) -> None:
+    def rmdir(self, path: str, at: int | None = None) -> None:
         """Remove a directory, unless the fault is here."""
-        if self._happens("rmdir", path):
-            super().rmdir(path)
+        if self._happens("rmdir", path_at(path, at)):
+            super().rmdir(path, at)
 
     def sync_file(self, path: str) -> None:
         """Sync a file, unless the fault is here."""
@@ -140,7 +147,8 @@ class FaultyDisk(Disk):
             if self.torn and half is not None and not was_cut:
                 half()
             raise PowerCut(f"power cut before change {self.count}: {name} {' '.join(paths)}")
-        if self.fail_at is not None and 0 <= self.count - self.fail_at < self.fail_for:
+        here = self.fail_at is not None and 0 <= self.count - self.fail_at < self.fail_for
+        if here and (self.only is None or name in self.only):
             if self.torn and half is not None:
                 half()
             raise OSError(self.error, os.strerror(self.error), paths[0])
@@ -172,9 +180,105 @@ def cut_off(action: Callable[[], object]) -> bool:
     return False
 
 
+def path_at(path: str, at: int | None) -> str:
+    """Return where *path* is, as seen from the open directory *at*."""
+    return path if at is None else f"{_path_of(at)}/{path}"
+
+
 def _half(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
 def _path_of(fd: int) -> str:
-    return os.readlink(f"/proc/self/fd/{fd}")
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # longer than any path may be
+        return f"(descriptor {fd})"
+
+
+class PathFaults:
+    """Fails the operations of :mod:`os` on the paths of one thing, reading ones too, as a broken file system does.
+
+    While it is `active`, every operation on a path that *concerns* returns true for is recorded in `met`, as its name
+    and the path, and those that `choose` named fail. `renameat2` counts as "rename", and what is done to a
+    descriptor as done to its path.
+    """
+
+    READING = ("open", "read", "lstat", "stat", "listdir", "scandir")
+    CHANGING = ("write", "link", "rename", "unlink", "mkdir", "rmdir", "utime", "chmod")
+
+    def __init__(self, concerns: Callable[[str], bool]) -> None:
+        self._concerns = concerns
+        self.active = True  # whether operations are recorded, and fail
+        self.met: list[tuple[str, str]] = []
+        self.raised = 0
+        self._chosen: tuple[str, str] | None = None
+        self._begun = False
+        self._error = 0
+        self._times = 0
+        self._saved: dict[str, Callable[..., object]] = {}
+
+    def choose(self, operation: str, path: str, error: int, *, times: int) -> None:
+        """Have *operation* on *path* fail with the errno *error*, that many *times* from `begin` on."""
+        self._chosen, self._error, self._times = (operation, path), error, times
+
+    def begin(self) -> None:
+        """Have what was chosen fail from now on."""
+        self._begun = True
+
+    def heal(self) -> None:
+        """Have nothing fail any more."""
+        self._begun = False
+
+    def __enter__(self) -> PathFaults:
+        """Begin to listen to every operation."""
+        from spool.store import renameat2
+
+        for name in (*self.READING, *self.CHANGING):
+            self._saved[name] = getattr(os, name)
+            setattr(os, name, self._checked(name, self._saved[name]))
+        self._saved["renameat2"] = renameat2.rename_new
+        renameat2.rename_new = self._checked("rename", renameat2.rename_new)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the operations back."""
+        from spool.store import renameat2
+
+        renameat2.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
+        for name, function in self._saved.items():
+            setattr(os, name, function)
+
+    def _checked(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def checked(*arguments: object, **named: object) -> object:
+            about = arguments[: 2 if name in ("link", "rename") else 1]
+            beside = [named.get("dir_fd"), None]
+            if name in ("link", "rename"):
+                beside = [named.get("src_dir_fd"), named.get("dst_dir_fd")]
+            for path in map(self._path, about, beside):
+                if path is not None and self._concerns(path):
+                    self._meet(name, path)
+            return function(*arguments, **named)
+
+        return checked
+
+    def _path(self, about: object, at: object = None) -> str | None:
+        if isinstance(at, int) and isinstance(about, str):
+            return f"{self._path(at)}/{about}"
+        if isinstance(about, int):
+            try:
+                return str(self._saved_readlink(f"/proc/self/fd/{about}"))
+            except OSError:
+                return None
+        return os.fsdecode(about) if isinstance(about, str | bytes | os.PathLike) else None
+
+    _saved_readlink = staticmethod(os.readlink)
+
+    def _meet(self, name: str, path: str) -> None:
+        if not self.active:
+            return
+        self.met.append((name, path))
+        if self._begun and self._chosen == (name, path) and self._times > 0:
+            self._times -= 1
+            self.raised += 1
+            raise OSError(self._error, os.strerror(self._error), path)

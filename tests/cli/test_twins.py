@@ -1,0 +1,115 @@
+"""Two files of one name: each is visible, and whatever is done says to which."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, asked, put_job
+from spool.core.model import Grant
+from spool.formats import records
+from spool.machine import identity
+
+SECOND = 'command = "second"\ncpus = 1\n'
+
+
+@pytest.fixture
+def twins(spool_root: Path) -> Path:
+    """Have `dup` run, as far as the files tell, and a second file of its name wait."""
+    put_job(spool_root, "dup", 'command = "first"\n', "running")
+    metadir = spool_root / "jobs" / "dup" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text('command = "first"\n')
+    record = records.GrantRecord("dup", 1, grant=Grant(cpus=1), user="me", granted_at_ns=time.time_ns())
+    (metadir / "grant.toml").write_bytes(records.render_grant(record))
+    jid = identity.of_process(os.getpid())
+    assert jid is not None
+    (metadir / "jid").write_bytes(records.render_jid(jid))
+    return put_job(spool_root, "dup", SECOND)
+
+
+def test_both_files_of_a_name_are_seen(spool: Command, twins: Path) -> None:
+    """Ls has a row for each, info counts both, show has both files, and why tells which of them waits."""
+    rows = asked(spool, "ls", "dup")["jobs"]
+    assert [(row["name"], row["place"]) for row in rows] == [("dup", "running"), ("dup", "queued")]
+    assert rows[1]["reason"] == "another run of this name is running"
+    assert spool("ls").out.count("\ndup ") == 2
+    assert spool("ls", "-q").out == "dup\n"  # a name for each job that a command is for
+    assert sum(asked(spool, "info")["states"].values()) == 2
+    shown = asked(spool, "show", "dup")
+    assert (shown["row"]["place"], shown["file"]) == ("running", 'command = "first"\n')
+    [other] = shown["others"]
+    assert (other["row"]["state"], other["file"], other["path"]) == ("queued", SECOND, str(twins))
+    text = spool("show", "dup").out
+    assert "first" in text
+    assert f"another job of this name, queued: {twins}" in text
+    assert "second" in text
+    answer = spool("why", "dup").out
+    assert "another run of this name is running" in answer
+    assert "queued/dup.toml" in answer
+
+
+def test_a_held_file_beside_a_waiting_one_is_seen(spool: Command, spool_root: Path) -> None:
+    """Of two files dropped by hand into queued/ and held/ both are listed, and why names the one that it tells of."""
+    put_job(spool_root, "dup", SECOND)
+    put_job(spool_root, "dup", 'command = "first"\n', "held")
+    assert [row["state"] for row in asked(spool, "ls")["jobs"]] == ["queued", "held"]
+    assert asked(spool, "show", "dup")["others"][0]["row"]["state"] == "held"
+    assert "another job of the name lies in held/" in spool("why", "dup").out
+
+
+def test_two_names_of_one_file_are_one_job(spool: Command, spool_root: Path) -> None:
+    """Between the two halves of a move a file has a name in queued/ and in held/: it is listed once."""
+    os.link(put_job(spool_root, "a"), spool_root / "held" / "a.toml")
+    assert [row["name"] for row in asked(spool, "ls")["jobs"]] == ["a"]
+
+
+def test_cancel_names_each_that_it_cancels(spool: Command, spool_root: Path, twins: Path) -> None:
+    """A name with a run and a file that waits: the run is stopped, the file cancelled, and both are said."""
+    said = spool("cancel", "dup", "--dry-run")
+    assert said.out == "dup (running/) would be stopped; dup (queued/) would be cancelled\n"
+    said = spool("cancel", "dup")
+    assert said.out == "dup (running/) is being stopped; dup (queued/) cancelled\n"
+    assert not twins.exists()
+    assert (spool_root / "jobs" / "dup" / "1" / "stop").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("hold", "dup"), "dup (queued/) held; that in running/ is as it was\n"),
+        (("edit", "dup", "--priority", "3"), "dup (queued/) changed; that in running/ is as it was\n"),
+    ],
+)
+def test_a_request_names_the_file_that_it_is_for(
+    spool: Command, twins: Path, words: tuple[str, ...], told: str
+) -> None:
+    """Hold and edit mean the one that waits, say so, and leave the run alone."""
+    assert spool(*words).out == told
+
+
+def test_release_and_requeue_name_the_file_too(spool: Command, spool_root: Path, twins: Path) -> None:
+    """A release beside a run says which it released; a requeue into a name that waits is refused with what to do."""
+    twins.rename(spool_root / "held" / "dup.toml")
+    assert spool("release", "dup").out == "dup (held/) released; that in running/ is as it was\n"
+    said = spool("requeue", "dup")
+    assert said.code == 1
+    assert "another job of that name is in queued/" in said.err
+
+
+@pytest.mark.parametrize("words", [("submit", "-n", "dup", "--", "true"), ("submit", "-n", "dup", "--cpus=1", "true")])
+def test_a_name_that_runs_is_not_submitted_by_mistake(
+    spool: Command, spool_root: Path, twins: Path, words: tuple[str, ...]
+) -> None:
+    """Both ways to submit refuse it and name a name that is free; --replace has the job wait for the run's end."""
+    twins.unlink()
+    put_job(spool_root, "dup-2", place="done")
+    said = spool(*words)
+    assert (said.code, said.out) == (1, "")
+    assert "a job of that name runs; --name dup-3 is free, and --replace has this one wait for its end" in said.err
+    assert not twins.exists()
+    assert spool("submit", "--replace", *words[1:]).code == 0
+    assert twins.exists()

@@ -1,0 +1,175 @@
+"""What a command sees of a spool is what its dispatcher sees, through whole random lives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.test_random_lives import NAMES, SEED, Life
+from crash.world import World, world_at
+from spool.core import layout
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.model import Machine
+from spool.core.plan import View, decide
+from spool.dispatcher import moves, recover, start, survey
+from spool.dispatcher.loop import Dispatcher
+from spool.store import locked
+from spool.store.spool import Spool
+
+MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
+LIVES = int(os.environ.get("LIVES", "12"))
+
+
+def facts(view: View, arrays: Any) -> dict[str, object]:
+    """Return all of a view that decides. Left out is what no file says.
+
+    * `executor_problem`: that a start was tried in vain, which is tried again after the next look;
+    * `protected`: for whom room was left by the plan before; without it `decide` may choose anew;
+    * `usage`, which is compared where it matters, by the plan;
+    * a cancel that somebody is asked about: the order to stop lies on the disk, and the run goes on.
+    """
+    return {
+        "running": {run.name: run for run in view.running},
+        "queue": {name: replace(view.queue[name], executor_problem=None) for name in view.queue},
+        "held": {name: replace(job, executor_problem=None) for name, job in view.held.items()},
+        "arrays": {name: (array.names, array.held, array.unissued) for name, array in arrays.items()},
+        "held_arrays": view.held_arrays,
+        "reservations": view.reservations,
+        "paused": view.paused,
+        "zone": str(view.zone),
+    }
+
+
+def plan(view: View, now_ns: int, policy: Any) -> dict[str, object]:
+    """Return what is decided, with every reason."""
+    made = decide(view, now_ns, policy)
+    names = [*view.queue, *view.held]
+    return {
+        "starts": made.starts,
+        "endings": made.endings,
+        "noes": {name: [reason.code for reason in made.all_noes(name)] for name in names},
+        "expected": {name: made.expected_start(name) for name in names},
+    }
+
+
+def compare(world: World, now: Dispatcher) -> None:
+    """Assert that a look at the files sees what the dispatcher sees, and decides the same."""
+    clock, policy = now.clock(), now.settings.config.policy
+    machine = Machine(cpus=world.cpus, memory_bytes=1 << 30)
+    own = now.acting.view(machine, clock, None)
+    seen = survey.survey(Spool(str(world.root)), clock)
+    same(facts(seen.view, seen.table.arrays), facts(own, now.table.arrays))
+    assert seen.policy == policy
+    if all(job.executor_problem is None for job in (*own.queue.values(), *own.held.values())):
+        same(plan(replace(seen.view, machine=machine), clock, policy), plan(own, clock, policy))
+
+
+def same(files: dict[str, object], own: dict[str, object]) -> None:
+    """Assert that both are equal, and name what is not."""
+    for key, value in files.items():
+        other = own[key]
+        if isinstance(value, dict) and isinstance(other, dict):
+            for name in value.keys() | other.keys():
+                assert not (why := difference(value.get(name), other.get(name))), f"{key} {name}: {why}"
+        assert value == other, key
+
+
+def difference(files: object, own: object) -> str:
+    """Return in which fields two values differ."""
+    if files == own or type(files) is not type(own) or not is_dataclass(files):
+        return "" if files == own else f"{files}, and of its own: {own}"
+    names = [each.name for each in fields(files)]
+    pairs = [(name, getattr(files, name), getattr(own, name)) for name in names]
+    return "; ".join(f"{name} {one}, and of its own: {other}" for name, one, other in pairs if one != other)
+
+
+class Watched(Life):
+    """A life with arrays, leftovers, dependencies, reservations and pauses, in which all views are compared."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.session.survives_errors = False
+        self.session.after_turn = self._compare
+        self.compared = 0
+        self._cuts = -1
+
+    def _compare(self) -> None:
+        cuts = self.session.cuts + len(self.session.errors)
+        if self.session.now is not None and cuts == self._cuts:
+            compare(self.world, self.session.now)
+            self.compared += 1
+        self._cuts = cuts
+
+    def submit(self, name: str) -> None:
+        """Submit a job of any kind."""
+        users = self.session.users
+        if not all(self._free(place, name) for place in (QUEUED, HELD)) or self.random.random() < 0.4:
+            super().submit(name)
+            return
+        line = self.random.choice(
+            (
+                'scheduling_timeout = "1h"',
+                'time_limit = "1h"',
+                'start_after = "1h"',
+                f'depends_on = ["{self.random.choice(NAMES)}"]',
+                'array = "0-2"',
+                'memory = "700M"',
+                "priority = 20",
+            )
+        )
+        place = HELD if self.random.random() < 0.1 else QUEUED
+        users.submit(name, self.random.choice(("leave", "hang", "ok", "fail")), line, place=place)
+
+    def move(self, name: str) -> None:
+        """Move a file; or hold an array, pause, or keep a GPU for somebody."""
+        root, deed = self.world.root, self.random.randrange(6)
+        if deed == 0:
+            path = root / layout.PAUSED
+            path.unlink() if path.exists() else path.touch()
+        elif deed == 1:
+            end = self.random.choice(("2100-01-01 00:00", "2101-01-01 00:00"))
+            text = f'user = "{name}"\ngpus = [{self.random.randrange(3)}]\nend = "{end}"\n'
+            staged = root / ".tmp" / f"user.{name}"
+            staged.write_text(text)
+            os.rename(staged, root / RESERVATIONS / f"{name}.toml")
+        else:
+            old, new = self.random.choice(MOVES)
+            if new == DONE or self._free(new, name):
+                self.told.append(f"    {old} -> {new}")
+                self.session.users.move(name, old, new)
+
+    def live(self, events: int) -> None:
+        """Do so many things."""
+        for _ in range(events):
+            name = self.random.choice(NAMES)
+            deed = self.random.choice((self.submit, self.submit, self.move, self.move, self.remove, self.kill))
+            self.told.append(f"{deed.__name__} {name}")
+            deed(name)
+            self.session.turns(self.random.randint(1, 3))
+        self.session.end()
+
+
+def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each pass of a random life the files say the same runs, queue, arrays, reservations and plan."""
+    print(f"LIVES_SEED={SEED}")
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(start, "SILENT_NS", 0)
+    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
+    for number in range(LIVES):
+        with world_at(tmp_path / f"{number}", monkeypatch) as world:
+            monkeypatch.setattr(survey, "MachineProber", lambda _, world=world: world)
+            (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\n')
+            life = Watched(world, SEED + number)
+            try:
+                life.live(30)
+                assert life.compared
+            except BaseException as error:
+                told = "\n".join(life.told)
+                raise AssertionError(f"LIVES_SEED={SEED + number} LIVES=1: {error}\n{told}") from error
+            finally:
+                life.session.end()

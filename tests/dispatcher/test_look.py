@@ -1,0 +1,223 @@
+"""A look gives way to what can start, and misses nothing for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.world import Session, ends_of, world_at
+from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.model import Spec
+from spool.dispatcher import moves, sight, survey
+from spool.dispatcher.texts import Texts
+from spool.formats import jobfile
+from spool.store.spool import Spool
+
+MISTAKES = 'command = "ok"\n' + "".join(f"k{at:063} = 1\n" for at in range(1000))
+FORTY = [f"bad{at:02}" for at in range(40)]
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher in a world with an empty spool, whose looks give way after each step."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(sight, "BUDGET_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        made = Session(world)
+        made.looks_at_everything = False
+        made.settle()
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note of which jobs a text is looked into."""
+    found: list[str] = []
+    parse = Texts.parse
+
+    def noted(self: Texts, name: str, data: bytes) -> Spec:
+        found.append(name)
+        return parse(self, name, data)
+
+    monkeypatch.setattr(Texts, "parse", noted)
+    return found
+
+
+def look(session: Session) -> None:
+    """Have the next pass begin to look at everything."""
+    assert session.now is not None
+    session.now.watch.lost = True
+
+
+def put(session: Session, name: str, text: str, place: str = QUEUED) -> Path:
+    """Put a file into a state directory."""
+    path = session.users.path(place, name)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("events", [True, False], ids=["events", "no events"])
+def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed: list[str], events: bool) -> None:
+    """Beside forty of them it starts after one at most; then each of them is told what is wrong."""
+    assert session.now is not None
+    for name in FORTY:
+        put(session, name, MISTAKES)
+    session.users.submit("good", "ok")
+    look(session)
+    if events:
+        session.now.watch.lost = False
+        session.now.watch.hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
+    for _ in range(60):
+        session.turns(1)
+        if "good" in dict(session.world.begun):
+            break
+    assert len([name for name in parsed if name != "good"]) <= 3
+    assert not session.now.idle
+    session.settle()
+    assert session.now.idle
+    assert sorted(set(parsed)) == sorted([*FORTY, "good"])
+    assert len(parsed) == 41
+    for name in FORTY:
+        error = session.users.path(QUEUED, name).with_suffix(".toml.error").read_text()
+        assert error.startswith(f"The job {name} cannot run: its file has 1,000 problems.\n")
+        assert "- and 900 more\n" in error
+    assert ends_of(session.world).places["good"] == (DONE,)
+
+
+def test_the_first_look_of_a_dispatcher_leaves_large_files_for_later(session: Session, parsed: list[str]) -> None:
+    """It sees every other file in one go; what can start does, and a large file that waits keeps its place."""
+    assert session.now is not None
+    put(session, "large", 'command = "ok"\ncpus = 99\n' + "# padding\n" * 10_000)
+    look(session)
+    session.settle()
+    place = session.now.table.jobs["large"].wait
+    session.end()
+    for name in FORTY[:3]:
+        put(session, name, MISTAKES)
+    session.users.submit("good", "ok")
+    parsed.clear()
+    session.turns(2)
+    assert session.now is not None
+    assert "good" in dict(session.world.begun)
+    assert len(parsed) < 1 + 3 + 1
+    session.settle()
+    assert {*FORTY[:3], "large"} <= set(parsed)
+    assert place is not None
+    again = session.now.table.jobs["large"].wait
+    assert again is not None
+    assert again.arrived_at_ns == place.arrived_at_ns
+
+
+def test_what_happens_while_a_look_has_given_way_is_seen(session: Session, parsed: list[str]) -> None:
+    """A file that is mended, removed or moved before its turn has come is taken as it is then."""
+    assert session.now is not None
+    mended, removed, held = (put(session, name, MISTAKES) for name in ("mended", "removed", "held"))
+    put(session, "small", MISTAKES[:100])
+    look(session)
+    for _ in range(3):
+        session.turns(1)
+    assert not parsed or parsed == ["small"]
+    mended.write_text('command = "ok"\n')
+    removed.unlink()
+    held.rename(session.users.path(HELD, "held"))
+    session.settle()
+    look(session)
+    session.settle()
+    assert ends_of(session.world).places["mended"] == (DONE,)
+    assert "removed" not in session.now.table.jobs
+    assert session.now.table.jobs["held"].held is not None
+    assert not session.users.path(QUEUED, "held").with_suffix(".toml.error").exists()
+    assert session.users.path(HELD, "held").with_suffix(".toml.error").exists()
+
+
+def test_a_file_is_not_taken_for_gone_before_a_look_has_seen_the_whole_directory(session: Session) -> None:
+    """Held jobs keep their places however often the look gives way."""
+    for at in range(5):
+        session.users.submit(f"h{at}", "ok", place=HELD)
+    look(session)
+    session.settle()
+    assert session.now is not None
+    before = {name: job.wait for name, job in session.now.table.jobs.items()}
+    for name in FORTY[:5]:
+        put(session, name, MISTAKES)
+    look(session)
+    for _ in range(10):
+        session.turns(1)
+        assert {name: session.now.table.jobs[name].wait for name in before} == before
+
+
+def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plan` and `why` do not find the same mistakes again; a file that has changed since is read."""
+    path = put(session, "bad", MISTAKES)
+    look(session)
+    session.settle()
+    parse, asked = jobfile.parse, list[str]()
+
+    def noted(data: bytes, *, name: str, **given: Any) -> Spec:
+        asked.append(name)
+        return parse(data, name=name, **given)
+
+    monkeypatch.setattr(survey.jobfile, "parse", noted)
+    spool = Spool(str(session.world.root))
+    told = survey.survey(spool).left_out["bad"]
+    assert told.startswith('unknown key "k000')
+    assert told.endswith("; and 900 more")
+    assert not asked
+    while path.stat().st_ctime_ns <= path.with_suffix(".toml.error").stat().st_mtime_ns:
+        path.write_text(MISTAKES + "x = 1\n")
+    assert survey.survey(spool).left_out["bad"].endswith("; and 901 more")
+    assert asked == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            'workdir = "$SPOOL_TEST_UNSET/x"',
+            '"workdir" on line 2: $SPOOL_TEST_UNSET is not set where the dispatcher runs',
+        ),
+        ('stdout = "a.${SPOOL_TEST_UNSET}"', '"stdout" on line 2: ${SPOOL_TEST_UNSET} is not set where'),
+        ('stderr = "~no such user/err"', '"stderr" on line 2: there is no user no such user on this machine'),
+        ('workdir = "$1/a"', '"workdir" on line 2: $1 is not set'),
+        (
+            'array = "0-1"\nworkdir = "/tmp/$SPOOL_TEST_UNSET/{index}"',
+            '"workdir" on line 3: $SPOOL_TEST_UNSET is not set',
+        ),
+        ('rows = [{ x = "$SPOOL_TEST_UNSET" }]\nworkdir = "/tmp/{x}"', "task lost_0: "),
+    ],
+)
+def test_a_path_that_cannot_be_expanded_is_told_and_fails_no_run(session: Session, line: str, why: str) -> None:
+    """A variable that the dispatcher has not, or a user that the machine has not, is known when the file is read."""
+    path = put(session, "lost", f'command = "ok"\n{line}\n')
+    look(session)
+    session.settle()
+    assert not session.world.begun
+    assert why in path.with_suffix(".toml.error").read_text()
+    survey_says = survey.survey(Spool(str(session.world.root))).left_out["lost"]
+    assert why in survey_says or "array" in line or "rows" in line
+
+
+def test_a_path_is_expanded_by_what_the_dispatcher_has(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is set, `~`, and a dollar sign that begins no variable are no mistakes."""
+    monkeypatch.setenv("SPOOL_TEST_SET", "/tmp")
+    for at, given in enumerate(("$SPOOL_TEST_SET/a", "${SPOOL_TEST_SET}", "~/a", "/tmp/a$", "$HOME")):
+        put(session, f"j{at}", f"command = \"ok\"\nworkdir = '{given}'\n")
+    look(session)
+    session.settle()
+    assert {name for name, _ in session.world.begun} == {"j0", "j1", "j2", "j3", "j4"}
+
+
+def test_an_array_whose_tasks_would_fill_the_disk_is_refused(session: Session) -> None:
+    """A hundred thousand copies of a long text are a mistake, told before the first of them is written."""
+    path = put(session, "sweep", f'command = "ok"\nprolog = "{"x" * 20_000}"\narray = "0-99999"\n')
+    look(session)
+    session.settle()
+    told = path.with_suffix(".toml.error").read_text()
+    assert "each of its 100,000 tasks is a file of 19.6 KiB, which is 1.9 GiB together, and may be 1 GiB" in told
+    assert not list(Path(session.world.staging).glob("**/*.toml"))

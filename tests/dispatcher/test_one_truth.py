@@ -1,0 +1,338 @@
+"""What a dispatcher holds true and what a command reads off the files is the same, also where nobody has looked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.world import Session, ends_of, history, world_at
+from spool.core import layout
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.model import Machine
+from spool.core.plan import Plan
+from spool.dispatcher import ailments, limits, moves, survey, watch
+from spool.dispatcher.asking import why
+from spool.dispatcher.booked import booked
+from spool.dispatcher.doctor import Level
+from spool.dispatcher.listing import Lister
+from spool.dispatcher.loop import Dispatcher
+from spool.dispatcher.memory import recall, worth_remembering
+from spool.dispatcher.overview import overview
+from spool.dispatcher.watch import Watch
+from spool.machine import host
+from spool.machine.host import is_shared_between_hosts
+from spool.store import awaiting
+from spool.store.awaiting import Awaited
+from spool.store.spool import Spool
+
+HOUR_S = 3600
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a world with an empty spool, and no dispatcher yet."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        monkeypatch.setattr(survey, "MachineProber", lambda _: world)
+        made = Session(world)
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Give what sets the clock of this process on; what the kernel writes beside a file stays the true time."""
+    real, ahead_ns = time.time_ns, [0]
+
+    def now() -> int:
+        return real() + ahead_ns[0]
+
+    monkeypatch.setattr(time, "time_ns", now)
+    monkeypatch.setitem(Dispatcher.__init__.__kwdefaults__, "clock", now)
+
+    def by(seconds: float) -> None:
+        ahead_ns[0] += int(seconds * 1e9)
+
+    return by
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Give what moves this machine into another zone."""
+
+    def to(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield to
+    monkeypatch.undo()
+    time.tzset()
+
+
+def planned(session: Session) -> Plan:
+    """Return what a command foresees."""
+    return survey.survey(Spool(str(session.world.root))).plan
+
+
+# --- the clock of scheduling_timeout ------------------------------------------------------------------------------
+
+
+def test_a_file_that_waited_without_a_dispatcher_has_waited(session: Session, later: Callable[[float], None]) -> None:
+    """The time in queued/ counts from the arrival of the file, for the first dispatcher that sees it and for `plan`."""
+    session.users.submit("late", "ok", 'scheduling_timeout = "1h"', "cpus = 99")
+    later(2 * HOUR_S)
+    assert [ending.name for ending in planned(session).endings] == ["late"]
+    session.turns(1)
+    assert ends_of(session.world).outcomes["late"] == ("unschedulable 1.0",)
+
+
+def test_a_job_released_while_no_dispatcher_ran_waits_since_then(
+    session: Session, later: Callable[[float], None]
+) -> None:
+    """The time in held/ does not count, that in queued/ does, whoever looked at either."""
+    session.users.submit("kept", "ok", 'scheduling_timeout = "1h"', "cpus = 99", place=HELD)
+    session.turns(1)
+    session.end()
+    session.users.move("kept", HELD, QUEUED)
+    assert not planned(session).endings
+    later(2 * HOUR_S)
+    assert [ending.name for ending in planned(session).endings] == ["kept"]
+    session.turns(1)
+    assert ends_of(session.world).places["kept"] == (DONE,)
+
+
+def test_the_time_of_a_pause_does_not_count_over_restarts(session: Session, later: Callable[[float], None]) -> None:
+    """A pause counts from the file `paused`, not from the dispatcher that saw it first."""
+    (session.world.root / layout.PAUSED).touch()
+    session.users.submit("patient", "ok", 'scheduling_timeout = "1h"', "cpus = 99")
+    session.turns(1)
+    session.end()
+    later(2 * HOUR_S)
+    session.turns(1)
+    (session.world.root / layout.PAUSED).unlink()
+    session.turns(2)
+    assert ends_of(session.world).places["patient"] == (QUEUED,)
+    later(1.1 * HOUR_S)
+    session.turns(1)
+    assert ends_of(session.world).outcomes["patient"] == ("unschedulable 1.0",)
+
+
+def test_a_job_that_came_during_a_pause_waits_since_its_end(session: Session, later: Callable[[float], None]) -> None:
+    """Of a pause that began before a job came, no more is taken off its clock than what it has waited."""
+    (session.world.root / layout.PAUSED).touch()
+    session.turns(1)
+    later(2 * HOUR_S)
+    session.users.submit("new", "ok", 'scheduling_timeout = "1h"', "cpus = 99")
+    session.turns(1)
+    (session.world.root / layout.PAUSED).unlink()
+    session.turns(1)
+    later(1.1 * HOUR_S)
+    session.turns(1)
+    assert ends_of(session.world).outcomes["new"] == ("unschedulable 1.0",)
+
+
+# --- places in the queue ------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Session) -> None:
+    """A job that waits and runs at once, because its run is being stopped, has both in the journal written anew."""
+    session.users.submit("long", "hang")
+    session.turns(2)
+    arrived = session.now.table.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    now = session.now
+    assert now is not None
+    now.stopper.tick = list  # type: ignore[method-assign]
+    session.users.move("long", RUNNING, HELD)
+    session.turns(1)
+    assert now.table.jobs["long"].live is not None
+    assert recall(worth_remembering(now.table, "boot-1")).waits["long"].arrived_at_ns == arrived
+
+
+def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session: Session) -> None:
+    """What is held has a place of its own, and the run that is tried again has that of its submission."""
+    session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    arrived = now.table.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    session.users.submit("twice", "ok", place=HELD)
+    session.turns(3)
+    assert now.table.queue["twice"].arrived_at_ns == arrived
+    assert now.table.queue["twice"].attempt == 2
+
+
+def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
+    """A job that says none gets the kill_grace of the configuration, from whichever dispatcher looks after it."""
+    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "3s"\n')
+    session.users.submit("long", "hang")
+    session.turns(2)
+    session.end()
+    session.turns(1)
+    assert session.now is not None
+    assert [live.spec.kill_grace_ns for live in session.now.table.live.values()] == [3_000_000_000]
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(session: Session) -> None:
+    """`ls`, `why` and `plan` say of one job which file is in the way, keep its room, and answer for all others."""
+    session.users.submit("broken", "hang", "cpus = 2")
+    session.turns(2)
+    session.users.submit("next", "ok", 'depends_on = { ended = ["broken"] }')
+    session.users.submit("other", "ok")
+    session.end()
+    jobs = session.world.root / "jobs"
+    shutil.rmtree(jobs / "broken")
+    (jobs / "broken").touch()
+    spool = Spool(str(session.world.root))
+    rows = {row.name: row for row in Lister(spool).listing().rows}
+    assert rows.keys() == {"broken", "next", "other"}
+    assert "jobs/broken" in rows["broken"].reason
+    seen = survey.survey(spool)
+    assert [(run.name, run.grant.cpus) for run in seen.view.running] == [("broken", 2)]
+    assert "jobs/broken" in seen.left_out["broken"]
+    assert seen.plan.all_noes("next")[0].code == "dependency"
+    assert why(spool, "next").reasons[0].code == "dependency"
+    assert overview(spool).cpus_granted == 2
+
+
+def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is moved to done/ while leftovers are being ended cancels nothing, and is not the end."""
+    monkeypatch.setattr(awaiting, "GRACE_NS", -1)
+    session.users.submit("r", "leave")
+    session.turns(2)
+    now = session.now
+    assert now is not None
+    now.stopper.tick = list  # type: ignore[method-assign]
+    session.users.move("r", RUNNING, DONE)
+    session.turns(1)
+    awaited = Awaited(Spool(str(session.world.root)), "r")
+    assert awaited.look() is None
+    del now.stopper.tick
+    session.settle()
+    end = awaited.look()
+    assert end is not None
+    assert (end.outcome, end.exit_code) == ("finished", 0)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "left"])
+def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: str) -> None:
+    """What a pass decides by and what `plan` and `why` explain by both count on its end within its kill grace."""
+    session.users.submit("r", "leave" if how == "left" else "hang")
+    session.turns(2)
+    now = session.now
+    assert now is not None
+    now.stopper.tick = list  # type: ignore[method-assign]
+    if how == "cancelled":
+        session.users.cancel("r")
+    session.turns(1)
+    own = now.acting.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
+    assert [run.stopping for run in own.running] == [True]
+    assert [run.stopping for run in survey.survey(Spool(str(session.world.root))).view.running] == [True]
+
+
+def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a look finds no process there is no peak, rather than one of 0."""
+    monkeypatch.setattr(limits, "MEMORY_EVERY_NS", 0)
+    session.users.submit("short", "ok", 'memory = "1M"')
+    session.settle()
+    assert [result.peak_memory_bytes for result in history(session.world.root)] == [None]
+    assert "peak" not in (session.world.root / "jobs/short/1/result.toml").read_text()
+
+
+# --- reservations -------------------------------------------------------------------------------------------------
+
+
+def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callable[[str], None]) -> None:
+    """By the indices that there are, with gaps too, in words with the clock times of this place."""
+    zone("Asia/Kolkata")
+    for number, (name, gpus) in enumerate({"first": "[2]", "second": "[1]", "third": "2", "last": "[0]"}.items()):
+        path = session.users.path(RESERVATIONS, name)
+        path.write_text(f'user = "alice"\ngpus = {gpus}\nstart = 2100-01-01T00:00:00Z\nduration = "1h"\n')
+        os.utime(path, ns=(number, number))
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    now.world.gpu_indices = frozenset({0, 2})
+    now.table.version += 1
+    session.turns(1)
+    shelf = booked(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
+    assert now.bookings.standing == shelf.standing
+    assert [one.name for one in shelf.standing] == ["first", "last"]
+    for row in shelf.rows:
+        error = Path(f"{session.users.path(RESERVATIONS, row.name)}{layout.ERROR_SUFFIX}")
+        assert error.exists() != row.stands
+        if not row.stands:
+            assert row.problem in error.read_text()
+    problems = {row.name: row.problem for row in shelf.rows}
+    assert problems["second"] == "there is no GPU 1, the machine has 2 GPUs: 0, 2"
+    assert "05:30" in problems["third"]
+
+
+def test_what_stands_does_not_change_with_the_clock(session: Session) -> None:
+    """A reservation that never stood is not in the way of another one once it is over."""
+    root = session.world.root
+    hours = {"early": (0, 2), "never": (1, 3), "late": (2, 4)}
+    for number, (name, (start, end)) in enumerate(hours.items()):
+        path = root / RESERVATIONS / f"{name}.toml"
+        path.write_text(f'user = "a"\ngpus = [0]\nstart = 2100-01-01T0{start}:00:00Z\nend = 2100-01-01T0{end}:00:00Z\n')
+        os.utime(path, ns=(number, number))
+    for at_ns in (0, 4_102_500_000_000_000_000):
+        standing = booked(Spool(str(root)), None, at_ns).standing
+        assert [one.name for one in standing] == ["early", "late"]
+
+
+def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Session) -> None:
+    """Where there are reservations the GPUs are looked at once, so that `.error` says what `reserve list` says."""
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    assert not now.bookings.ask_for_gpus
+    session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
+    now.sight.next_due_ns = 0
+    session.turns(1)
+    assert now.world.gpus_matter()
+    now.world.gpu_indices = frozenset({0})
+    now.table.version += 1
+    session.turns(1)
+    assert not now.world.gpus_matter()
+    assert "there is no GPU 7" in (session.world.root / RESERVATIONS / "talk.toml.error").read_text()
+
+
+# --- the place and the disk ---------------------------------------------------------------------------------------
+
+
+def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str], None]) -> None:
+    """A dispatcher tells instants in the zone that the machine has now, not in that of its start."""
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    for name, offset in (("Asia/Kolkata", "+0530"), ("UTC", "+0000")):
+        zone(name)
+        view = now.acting.view(Machine(cpus=1, memory_bytes=1), now.clock(), None)
+        assert f"{host.datetime.now(view.zone):%z}" == offset
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "gluster", "glusterfs", "fuse.sshfs", "ext4"]
+)
+def test_whoever_asks_hears_the_same_of_a_file_system(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
+    for module in (watch, ailments):
+        monkeypatch.setattr(module, "file_system_of", lambda _: kind)
+    made = Watch()
+    made.start({QUEUED: str(tmp_path)})
+    made.close()
+    found = list(ailments._file_system(str(tmp_path)))
+    assert is_shared_between_hosts(kind) == (kind != "ext4")
+    assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

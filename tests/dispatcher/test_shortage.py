@@ -1,0 +1,319 @@
+"""What the dispatcher does when the machine refuses what a start needs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crash.world import Session, World, check, ends_of, world_at
+from spool.core import layout
+from spool.core.errors import StartRefused
+from spool.core.lifecycle import Proof, Verdict
+from spool.core.model import SECOND_NS, State
+from spool.dispatcher import recover, survey, table
+from spool.dispatcher.asking import why
+from spool.dispatcher.start import Shortage
+from spool.dispatcher.table import WELCOME, Live
+from spool.executors.base import Launch, Started, refused, sounds_refused
+from spool.formats import records
+from spool.formats.wrapper import NO_JID, REFUSED
+from spool.store.spool import Spool
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher in a world with an empty spool, on a machine with sixty processors."""
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        world.cpus = 60
+        made = Session(world)
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def lasting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the pauses last longer than any test, as soon as there is one."""
+    monkeypatch.setattr(table, "LONGEST_PAUSE_NS", 1 << 60)
+    monkeypatch.setattr(table, "SECOND_NS", 3600 * SECOND_NS)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool]) -> list[str]:
+    """Have the machine refuse starts; return the names of the jobs that were tried."""
+    start, tried = World.start, list[str]()
+
+    def tries(self: World, launch: Launch) -> Started:
+        tried.append(launch.job)
+        if refuses(launch):
+            raise StartRefused("/bin/sh was not started: Resource temporarily unavailable")
+        return start(self, launch)
+
+    monkeypatch.setattr(World, "start", tries)
+    return tried
+
+
+# --- the pauses -----------------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_from_a_second_to_a_minute() -> None:
+    """Each refusal in succession doubles the pause, up to a minute."""
+    refusal, pauses = WELCOME, []
+    for at_ns in range(9):
+        refusal = refusal.again("no process", at_ns)
+        pauses.append((refusal.until_ns - at_ns) // SECOND_NS)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT])
+def test_every_shortage_is_a_refusal(number: int) -> None:
+    """A quota that is full fails no job either, and another program's words for it say the same."""
+    error = OSError(number, os.strerror(number))
+    assert refused(error)
+    assert sounds_refused(f"tmux: {error.strerror}")
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_machine_that_refuses_is_not_asked_by_sixty_jobs(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs find out that the machine refuses every start, and the others wait with that reason, uncounted."""
+    tried = refusing(monkeypatch, lambda _: True)
+    for number in range(60):
+        session.users.submit(f"job-{number}", "ok", "requeue = false")
+    session.settle()
+    assert session.now is not None
+    assert len(tried) == 2
+    assert ends_of(session.world).outcomes == {}
+    plan = session.now.plan
+    assert plan is not None
+    for number in range(60):
+        reason = plan.reason(f"job-{number}")
+        assert reason is not None
+        assert reason.code == "refused"
+        assert reason.text.startswith(
+            "refused: /bin/sh was not started: Resource temporarily unavailable; tried again at"
+        )
+
+
+def test_all_jobs_run_once_the_machine_allows_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused a hundred times has its first attempt before it, and nothing was counted."""
+    left = iter(range(100))
+    refusing(monkeypatch, lambda _: next(left, None) is not None)
+    for number in range(20):
+        session.users.submit(f"job-{number}", "ok", "retry = { max = 1 }")
+    session.settle(patience=2000)
+    ends = ends_of(session.world)
+    assert set(ends.outcomes.values()) == {("finished 1.0",)}
+    assert set(ends.starts.values()) == {1}
+    session.end()
+    check(session.world)
+
+
+@pytest.mark.usefixtures("lasting")
+@pytest.mark.parametrize("how", ["denied", "refused"])
+def test_a_job_that_is_refused_alone_keeps_nobody_waiting(session: Session, how: str) -> None:
+    """What the machine refuses to one job only is that job's own trouble."""
+    session.users.submit("a-first", f"{how} until 9", "priority = 9")
+    for number in range(5):
+        session.users.submit(f"job-{number}", "ok")
+    session.settle()
+    outcomes = ends_of(session.world).outcomes
+    assert outcomes == {f"job-{number}": ("finished 1.0",) for number in range(5)}
+    assert session.now is not None
+    assert session.now.plan is not None
+    assert str(session.now.plan.reason("a-first")).startswith("refused: ")
+
+
+def test_the_end_of_a_shortage_is_its_first_run_that_begins(tmp_path: Path) -> None:
+    """After a refusal one job is tried at a time, and all of them once one has begun."""
+    spool: Any = SimpleNamespace(record=lambda *_: status)
+    status: bytes | None = None
+    shortage = Shortage(spool)
+    one, two, three = (_live(name, at) for name, at in (("one", 10), ("two", 20), ("three", 30)))
+    assert shortage.most() is None
+    shortage.refused(one, 11)
+    assert (shortage.most(), shortage.words(12)) == (1, "")
+    shortage.tries(two)
+    assert (shortage.most(), shortage.words(21)) == (0, "no process; job two is tried first")
+    assert shortage.due_in_ns(21)
+    shortage.refused(two, 22)
+    assert shortage.words(23).startswith("no process; tried again at ")
+    assert shortage.due_in_ns(23) == SECOND_NS - 1
+    later = 2 * SECOND_NS
+    assert shortage.words(later) == ""
+    shortage.tries(three)
+    status = b"queued\n"
+    assert shortage.words(later)
+    status = b"running\n"
+    assert (shortage.words(later), shortage.most(), shortage.due_in_ns(later)) == ("", None, None)
+
+
+@pytest.mark.parametrize(("age_ns", "status"), [(2 * SECOND_NS, None), (0, b""), (0, b"finished\n")])
+def test_a_first_job_whose_status_does_not_say_running_keeps_nobody_waiting(age_ns: int, status: bytes | None) -> None:
+    """Whatever its wrapper wrote is a beginning, and so is a life of two seconds where the job removed the record."""
+    spool: Any = SimpleNamespace(record=lambda *_: status)
+    shortage = Shortage(spool)
+    shortage.refused(_live("one", 10), 11)
+    first = _live("two", 20)
+    first.proof, first.started_boot_ns = None, first.started_boot_ns - (3600 * SECOND_NS + age_ns if age_ns else 0)
+    shortage.tries(first)
+    assert (shortage.words(21), shortage.most()) == ("", None)
+
+
+def test_runs_that_were_refused_together_count_once(tmp_path: Path) -> None:
+    """Sixty wrappers that were on their way when the machine ran out of processes make one pause, not the longest."""
+    spool: Any = SimpleNamespace(record=lambda *_: None)
+    shortage = Shortage(spool)
+    lives = [_live(f"job-{number}", 10) for number in range(60)]
+    shortage.ended(lives, 11)
+    assert (shortage.most(), shortage.words(12)) == (1, "")
+
+
+def _live(name: str, at_ns: int) -> Any:
+    proof = Proof(Verdict.VOID)
+    return SimpleNamespace(
+        name=name,
+        run=1,
+        started_at_ns=at_ns,
+        started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3600 * SECOND_NS,  # it grows old in no test
+        refusal="no process",
+        proof=proof,
+        exit_code=None,
+        exit_status=None,
+    )
+
+
+# --- what is left of it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["denied", "refused"])
+def test_the_number_of_a_refused_run_is_not_used_again(session: Session, how: str) -> None:
+    """Its metadir says that it never began, and the job's history has one run only."""
+    session.users.submit("x", f"{how} until 3")
+    session.settle()
+    spool = Spool(str(session.world.root))
+    assert spool.runs("x") == [1, 2, 3]
+    voids = [spool.record("x", run, layout.JID) == records.VOID_JID for run in spool.runs("x")]
+    assert voids == [True, True, False]
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+
+
+def test_a_refusal_that_found_no_room_for_its_words_counts(session: Session) -> None:
+    """A full disk leaves the record `refused` empty, and the job waits on all the same."""
+    cut_off = session.world.root / "jobs" / "x" / "1" / layout.REFUSED
+    session.world.watchers.append(lambda _, path, __: cut_off.write_bytes(b"") if path == str(cut_off) else None)
+    session.users.submit("x", "refused until 2", "requeue = false")
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+
+
+def test_a_run_that_was_stopped_is_not_put_back_though_it_was_refused(session: Session) -> None:
+    """A cancel counts for more than a refusal: the job has ended."""
+    session.users.submit("x", "refused until 9")
+    session.turns(1)
+    session.users.cancel("x")
+    session.settle()
+    ends = ends_of(session.world)
+    assert ends.places["x"] == ("done",)
+    assert ends.outcomes["x"] == ("cancelled 1.0",)
+
+
+@pytest.mark.usefixtures("lasting")
+def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh look takes over from `state.json` what was refused, to one job or to all, and until when."""
+    refusing(monkeypatch, lambda launch: launch.job.startswith("a"))
+    session.users.submit("a", "ok")
+    session.settle()
+    root = session.world.root
+    now = session.now
+    assert now is not None
+    report = type(now.report)
+    report.write(now.report, now.plan, now.machine, paused=False, force=True)
+    state = json.loads((root / layout.STATE).read_text())
+    assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
+    assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
+    monkeypatch.setattr(survey, "problem_with", lambda _: None)
+    answer = why(Spool(str(root)), "a")
+    assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
+    session.users.submit("ab", "ok")
+    session.settle()
+    report.write(now.report, now.plan, now.machine, paused=False, force=True)
+    session.users.submit("new", "ok")
+    assert why(Spool(str(root)), "new").reasons[0].code == "refused"
+
+
+# --- what is none -----------------------------------------------------------------------------------------------
+
+
+def _without_jid(session: Session, status: int, remains: list[str]) -> Live:
+    """Have a wrapper end without an exit code and its jid removed; *remains* are the records that are left."""
+    session.users.submit("x", "hang", "requeue = false")
+    session.turns(1)
+    session.world.kill("x")
+    metadir = session.world.root / "jobs" / "x" / "1"
+    for record in metadir.iterdir():
+        if record.name not in remains:
+            record.unlink()
+    for name in remains:
+        (metadir / name).touch()
+    assert session.now is not None
+    live = session.now.table.live["x", 1]
+    live.pid, live.exit_status = 1, status
+    assert session.now.ends.concluder.conclude(live)
+    return live
+
+
+_LAUNCHED = [layout.SPEC_COPY, layout.GRANT, layout.WRAPPER]
+
+
+@pytest.mark.parametrize("status", [signal.SIGKILL, NO_JID << 8, REFUSED << 8, 1 << 8])
+@pytest.mark.parametrize(
+    "remains",
+    [[], [layout.SPEC_COPY], *([*_LAUNCHED, trace] for trace in (layout.STATUS, layout.JOB_LOG, layout.FAILURE))],
+)
+def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, remains: list[str]) -> None:
+    """Whatever a run leaves but its jid proves that it began, and nothing says later that it never did."""
+    live = _without_jid(session, status, remains)
+    assert live.proof is not None
+    assert live.proof.outcome in (State.LOST, State.FAILED)
+    assert Spool(str(session.world.root)).record("x", 1, layout.JID) != records.VOID_JID
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (NO_JID << 8, Verdict.VOID),
+        (REFUSED << 8, Verdict.VOID),
+        (signal.SIGKILL, Verdict.ENDED),
+        (1 << 8, Verdict.ENDED),
+    ],
+)
+def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(
+    session: Session, status: int, verdict: Verdict
+) -> None:
+    """The exit codes 73 and 75 mean that the machine refused something; any other end without a jid is a failure."""
+    live = _without_jid(session, status, _LAUNCHED)
+    assert live.proof is not None
+    assert live.proof.verdict is verdict
+
+
+def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher that finds a run without a jid but with its log does not start the job again, uncounted."""
+    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    session.users.submit("x", "hang", "requeue = false")
+    session.turns(1)
+    session.end()
+    session.world.kill("x")
+    metadir = session.world.root / "jobs" / "x" / "1"
+    (metadir / layout.JID).unlink()
+    (metadir / layout.JOB_LOG).touch()
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("lost 1.0",)}
