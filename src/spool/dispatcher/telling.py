@@ -10,11 +10,12 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
+from spool.core.errors import NO_ROOM
 from spool.core.events import Event, EventName
 from spool.core.model import Result, Spec
 from spool.core.units import show_size
 from spool.dispatcher import happenings
-from spool.dispatcher.confinement import Confinement
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listening import Listening
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Job, JobFile, Live
@@ -23,11 +24,13 @@ from spool.formats.events import render_event
 from spool.formats.listening import Hello, Reply
 from spool.listeners.loading import load_again
 from spool.listeners.standing import CAN_BE_REFUSED, FOR_JOBS, NOBODY, standing
+from spool.store.disk import SpoolTrouble
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
 
+_OPENING = Thing("spool", "the events"), "open"
 _EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # what those may want who have not said yet
 
 
@@ -46,6 +49,7 @@ class Telling:
         self.listening = Listening(spool.root, self._answered, self._greeted)
         self._standing = NOBODY
         self._hello: Hello | None = None
+        self._to_begin: set[str] = set()  # kinds of listeners that have no place in the events yet
         self._by_jobs = False  # whether a job has said whom to tell
         self._lines: list[bytes] = []
         self.notes: list[journal.Line] = []  # what the journal is to be told, after the events are written down
@@ -91,6 +95,8 @@ class Telling:
     def begin_pass(self) -> None:
         """Let nobody hear of what is written from here on until :meth:`tick`."""
         self._passing = True
+        if self._to_begin and not self._confinement.pauses(*_OPENING):
+            self._begin(())
 
     def tick(self) -> None:
         """At the end of a pass: see to the process, and tell it of what is new and has come to its end."""
@@ -112,16 +118,36 @@ class Telling:
             log.error("listeners have read nothing for so long that %s of events are thrown away", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
-        if kinds:  # while there is nowhere to write events, nothing may happen that is to be told
-            with self._confinement.spool("open", "the events") as piece:
-                self._logs.events.end  # noqa: B018
-            if piece.failed:
-                return
-        for kind in kinds:
-            with self._confinement.service("begin", f"the listener {kind}"):
-                self._logs.events.begin(kind)
-        if kinds:
-            self.listening.listen(kinds)
+        """Let listeners of these kinds hear of everything from now on; on a full disk from the first flush."""
+        self._to_begin |= set(kinds)
+        with self._confinement.of(*_OPENING):
+            self._begin_listeners()
+
+    def _begin_listeners(self) -> None:
+        """See to it that those who are to hear of what is written next have a place in it.
+
+        Raises SpoolTrouble while there is no room for it: nothing may be written that they would never hear of. What
+        else is wrong with a listener's own place costs that listener alone.
+        """
+        if not self._to_begin:
+            return
+        events = self._logs.events
+        events.end  # noqa: B018 - opens them
+        for kind in sorted(self._to_begin):
+            full: OSError | None = None
+            with self._confinement.service("begin", f"the listener {kind}") as piece:
+                try:
+                    events.begin(kind)
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    full = error
+            if full is not None:
+                raise SpoolTrouble(full.errno, full.strerror, full.filename) from full
+            if not piece.failed:
+                self._to_begin.discard(kind)
+                self.listening.listen((kind,))
+        self._confinement.done(*_OPENING)
 
     def _settle(self) -> None:
         """Work out what is wanted from what is known of those who listen."""
@@ -202,6 +228,7 @@ class Telling:
     def flush(self) -> None:
         """Write down what was told. Call it before the step that makes it so for the next dispatcher."""
         if self._lines:
+            self._begin_listeners()
             self._logs.tell(b"".join(self._lines))
             self._lines = []
             self._news = True
