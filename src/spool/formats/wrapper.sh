@@ -378,7 +378,8 @@ spool_say() {
 
 # spool_finish: the last records, and the end.
 spool_finish() {
-    spool_done=yes spool_late=''
+    # Who sees the last status may send a signal: only what came before it is over.
+    spool_done=yes spool_late='' spool_ended=0
     if [ "$spool_code" -ne 0 ] || spool_in_the_way status; then
         spool_record status failed
     else
@@ -388,7 +389,6 @@ spool_finish() {
     fi
     # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
     # this goes on without a pause; `command` keeps the shell alive then.
-    spool_ended=0
     until spool_record rc "$spool_code"; do
         if [ ! -d "$spool_metadir" ] || [ -e "$spool_metadir/stop" ] || [ "$spool_ended" -ne 0 ]; then break; fi
         command eval 'sleep 1'
