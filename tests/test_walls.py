@@ -27,6 +27,16 @@ def test_leaves_a_child():
 
 def test_leaves_a_daemon():
     subprocess.run(["/bin/sh", "-c", "setsid sleep 62.0625 < /dev/null > /dev/null 2>&1 &"], check=True)
+    while not any(b"\\0sleep\\0" in b"\\0" + command and b"62.0625" in command for command in commands()):
+        pass  # until it is the program that it becomes: before, it has no command of its own to be named by
+
+
+def commands():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes()
+        except OSError:
+            pass
 
 
 def test_looks_into_the_real_spool():
