@@ -1,96 +1,144 @@
-"""Nothing starves: when a job that does not fit could start, and what may start before it without delaying it.
+"""When a job that does not fit could start, and what may start before it without delaying it.
 
-EASY backfilling (Lifka 1995; Mu'alem and Feitelson 2001) with a threshold: one job at a time is protected, the first
-in the order that does not fit, has waited for `starvation_after`, and is passed over. Then the others start only if
-they have ended by the time it could start, or leave it all that it needs.
+EASY backfilling (Lifka 1995; Mu'alem and Feitelson 2001): one job at a time is protected, the first in the order that
+does not fit. The others start only if they have ended by the time it could start, or leave it all that it needs.
+
+Where that time rests on a guess, what is held back for the job is bounded: a guess that recedes for ever protects
+nobody, and would let the machine idle. It is protected only while what lies idle until then costs no more than a tenth
+of the whole pool in the time that it has waited, less what it has held back already.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
 
-from spool.core.estimates import expected_end_ns
 from spool.core.gpus import NEW_RUN
-from spool.core.model import Grant, Running, Waiting
+from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import Room
+from spool.core.runtimes import RunTimes
 from spool.core.units import show_duration
 from spool.core.waits import opens_at_ns, waited_ns
 
 FULL = frozenset({"memory", "cpus", "gpus", "reserved"})
 """The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""
 
-BUSY = FULL | {"group", "array", "quota"}
-"""All reasons that go when runs end."""
 
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """When a job could start if what runs ends as expected, and what there will be then.
 
-def passed_over_ns(job: Waiting, now_ns: int) -> int:
-    """Return for how long *job* could have been passed over: since it was queued, or since its instant has come."""
-    waited = waited_ns(job, now_ns)
-    opens = opens_at_ns(job)
-    return waited if opens is None else min(waited, max(now_ns - opens, 0))
+    `guessed`: that rests on the guess of a run time. `ended` are the runs that have ended by then.
+    """
+
+    at_ns: int
+    guessed: bool
+    then: Room
+    ended: tuple[Running, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """When a job could start at the earliest if every limit holds, and which runs must have ended by then."""
+    """When a job could start at the earliest, and which runs must have ended by then. `guessed`: as `Foretold`."""
 
     at_ns: int
     must_end: tuple[str, ...] = ()
+    guessed: bool = False
 
 
-def earliest(job: Waiting, room: Room) -> tuple[int, Room] | None:
-    """Return when *job* could start if what runs ends as expected, and the room that there will be then.
+def foretell(job: Waiting, room: Room) -> Foretold | None:
+    """Return when *job* could start if what runs ends as expected; other waiting jobs are not thought of.
 
     None if it could not start even after everything has ended (it never fits, or somebody outside spool is in the
-    way). Other waiting jobs are not thought of.
+    way).
     """
     now_ns = room.now_ns
-    ends = sorted((expected_end_ns(run, now_ns), run.name) for run in room.runs.values())
-    times = {end for end, _ in ends}
+    run_times = room.runs.run_times
+    ends = room.runs.ends(now_ns)
+    new = {run.name: run for run in room.started}
+    if new:
+        ends = sorted([*ends, *((now_ns + run_times.of_run(run).ns, run.name) for run in room.started)])
     opens = opens_at_ns(job)
     not_before = now_ns if opens is None else max(opens, now_ns)
-    for each in room.reservations:
-        times.update(at for at in (each.start_at_ns, each.end_at_ns) if at > now_ns)
-    times.add(not_before)
-    then = room.at(now_ns, room.runs.values())
-    then.available_bytes = room.available_bytes
-    next_end = 0
+    then = room.then()
+    moments = [not_before] if not_before > now_ns else []
+    if job.spec.request.gpus:
+        moments += [at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns) if at > now_ns]
+    moments.sort()
+    guessed = False
+    ended: list[Running] = []
     waits_for_gpus = False  # then nothing but the end of a run with GPUs can change the answer
-    for at_ns in sorted(times):
-        while next_end < len(ends) and ends[next_end][0] <= at_ns:
-            over = then.runs[ends[next_end][1]]
-            then.release(over)
-            then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
-            waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
-            next_end += 1
-        then.now_ns = at_ns
-        if at_ns >= not_before and not waits_for_gpus and not then.lacks(job.spec.request):
+    request = job.spec.request
+    at_ns, next_end, next_moment = now_ns, 0, 0
+    while True:
+        if at_ns >= not_before and not waits_for_gpus and not then.lacks(request):
+            then.now_ns = at_ns
             reason = next(then.noes(job), None)
             if reason is None:
-                return at_ns, then
+                return Foretold(at_ns, guessed, then, tuple(ended))
             waits_for_gpus = reason.code == "gpus"
-    return None
+        end_ns = max(ends[next_end][0], now_ns) if next_end < len(ends) else None
+        moment = moments[next_moment] if next_moment < len(moments) else None
+        if end_ns is None and moment is None:
+            return None
+        if end_ns is None or (moment is not None and moment <= end_ns):
+            assert moment is not None
+            at_ns, next_moment, waits_for_gpus = moment, next_moment + 1, False
+            if end_ns != moment:
+                continue
+        assert end_ns is not None
+        at_ns = end_ns
+        while next_end < len(ends) and ends[next_end][0] <= end_ns:
+            name = ends[next_end][1]
+            over = new.get(name) or room.runs[name]
+            then.release(over)
+            ended.append(over)
+            waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
+            guessed = guessed or over.spec.time_limit_ns is None
+            next_end += 1
+        then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
 
 
 def expect(job: Waiting, room: Room) -> Expectation | None:
     """Return when *job* could start, and which of the runs that have ended by then it cannot start beside."""
-    found = earliest(job, room)
+    found = foretell(job, room)
     if found is None:
         return None
-    at_ns, then = found
     must_end = []
-    over = [run for name, run in room.runs.items() if name not in then.runs]
-    for run in sorted(over, key=lambda run: expected_end_ns(run, room.now_ns), reverse=True):
-        then.claim(run)
-        if not then.fits(job):
-            then.release(run)
+    for run in reversed(found.ended):
+        found.then.claim(run)
+        if not found.then.fits(job):
+            found.then.release(run)
             must_end.append(run.name)
-    return Expectation(at_ns, tuple(reversed(must_end)))
+    return Expectation(found.at_ns, tuple(reversed(must_end)), found.guessed)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What has been held back for jobs whose start rests on a guess, in seconds of the whole pool.
+
+    It goes on growing for the job `name` by `rate` in a second from `since_ns` on.
+    """
+
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    name: str | None = None
+    rate: float = 0.0
+    since_ns: int = 0
+
+    def at(self, now_ns: int) -> Mapping[str, float]:
+        """Return what has been held back for each until then."""
+        if self.name is None or not self.rate:
+            return self.amounts
+        more = self.rate * max(now_ns - self.since_ns, 0) / SECOND_NS
+        return {**self.amounts, self.name: self.amounts.get(self.name, 0.0) + more}
 
 
 class Halt:
     """The end of the walk under a strict order: nobody overtakes the job that does not fit."""
+
+    guessed = False
 
     def __init__(self, job: Waiting, now_ns: int) -> None:
         self.job = job
@@ -111,19 +159,33 @@ class Halt:
 class Protection:
     """The room that is left for one job: the machine as it will be when that job can start."""
 
-    def __init__(self, job: Waiting, at_ns: int, then: Room, now_ns: int) -> None:
+    def __init__(self, job: Waiting, foretold: Foretold, now_ns: int, run_times: RunTimes) -> None:
         self.job = job
-        self.at_ns = at_ns
-        self._then = then
+        self.at_ns = foretold.at_ns
+        self.guessed = foretold.guessed
+        self._then = foretold.then
         self._now_ns = now_ns
+        self._run_times = run_times
+        request, spec = job.spec.request, job.spec
+        counts, machine = self._then.counts, self._then.machine
+        # Where the sums of processors and memory alone decide, what is left beside the job is two numbers.
+        self._spare: tuple[int, int] | None = None
+        if not (request.gpus or spec.group or spec.task or self._then.quotas.limited):
+            self._spare = (
+                machine.cpus - counts.cpus - request.cpus if request.cpus else machine.cpus,
+                machine.memory_bytes - counts.memory_bytes - (request.memory_bytes or 0)
+                if request.memory_bytes
+                else machine.memory_bytes,
+            )
 
     def grant(self, job: Waiting, room: Room) -> Grant | None:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
-        in_time = self._ends_by_then(job)
-        if not in_time and self._takes_the_room(job):
-            return None
+        if self._ends_by_then(job):
+            return room.grant(job)
+        if self._spare is not None:
+            return room.grant(job) if self._spares(job.spec.request.cpus, job.spec.request.memory_bytes) else None
         grant = room.grant(job)
-        if in_time or self._leaves_room(job, grant):
+        if self._leaves_room(job, grant):
             return grant
         if not grant.gpu_uuids:
             return None
@@ -134,8 +196,12 @@ class Protection:
 
     def started(self, run: Running) -> None:
         """Count a run that starts now and will still be there then."""
-        if not self._ends_by_then_run(run):
-            self._then.claim(run)
+        if run.started_at_ns + self._run_times.of_run(run).ns <= self.at_ns:
+            return
+        if self._spare is not None:
+            cpus, memory = self._spare
+            self._spare = cpus - run.grant.cpus, memory - (run.grant.memory_bytes or 0)
+        self._then.claim(run)
 
     def why_not(self, job: Waiting, room: Room) -> Reason | None:
         """Return that *job*, which fits *room*, is held back for the protected one, or None if it is not."""
@@ -146,21 +212,11 @@ class Protection:
         return _left_for(self.job, self._now_ns)
 
     def _ends_by_then(self, job: Waiting) -> bool:
-        limit = job.spec.time_limit_ns
-        return limit is not None and self._now_ns + limit <= self.at_ns
+        return self._now_ns + self._run_times.of_job(job).ns <= self.at_ns
 
-    def _ends_by_then_run(self, run: Running) -> bool:
-        limit = run.spec.time_limit_ns
-        return limit is not None and run.started_at_ns + limit <= self.at_ns
-
-    def _takes_the_room(self, job: Waiting) -> bool:
-        """Tell quickly whether the sums of processors and memory leave the protected job no room beside *job*."""
-        then, own, other = self._then, self.job.spec.request, job.spec.request
-        cpus, memory = own.cpus, own.memory_bytes
-        return bool(
-            (cpus and then.cpus + other.cpus + cpus > then.machine.cpus)
-            or (memory and then.memory_bytes + (other.memory_bytes or 0) + memory > then.machine.memory_bytes)
-        )
+    def _spares(self, cpus: int, memory_bytes: int | None) -> bool:
+        assert self._spare is not None
+        return cpus <= self._spare[0] and (memory_bytes or 0) <= self._spare[1]
 
     def _leaves_room(self, job: Waiting, grant: Grant) -> bool:
         run = as_run(job, grant, self._now_ns)
@@ -169,6 +225,19 @@ class Protection:
             return self._then.fits(self.job)
         finally:
             self._then.release(run)
+
+
+def budget_s(job: Waiting, held_s: float, part: float, now_ns: int) -> float:
+    """Return for how much longer guesses may hold the whole pool for *job*, in seconds."""
+    return part * (now_ns - job.arrived_at_ns) / SECOND_NS - held_s
+
+
+def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> int | None:
+    """Return when a budget is used up of which *rate* is used in a second, while *part* is added; None if never."""
+    growth = rate - part
+    if growth <= 0 or budget_s / growth > 1e9:
+        return None
+    return now_ns + max(1, ceil(budget_s / growth) + 1) * SECOND_NS
 
 
 def _left_for(job: Waiting, now_ns: int) -> Reason:

@@ -348,8 +348,10 @@ class Limits:
 class Policy:
     """The part of the configuration that decides."""
 
-    starvation_after_ns: int = 1800 * SECOND_NS
-    time_bonus: bool = True
+    order: str = "slowdown"  # or "arrival"; see `order`
+    promotes: bool = True  # whether those go first that were passed by too much work; False in the simulator only
+    learn_run_times: bool = True  # guess the run time of jobs that state no limit
+    guess_budget: float | None = 0.1  # part of a job's wait for which guesses may hold room for it; None: no bound
     fair_share: bool = True
     fair_share_by: str = "user"  # or "project"
     half_life_ns: int = 7 * 86400 * SECOND_NS

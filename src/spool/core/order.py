@@ -1,108 +1,168 @@
-"""In which order waiting jobs are considered: priority, fair share, time bonus, first queued first, name.
+"""In which order waiting jobs are considered: priority, then who has waited longest for its size.
 
-The order holds for one pass and is made anew in each. Within one shape of jobs (see `queue`) only priority,
-arrival and name differ, so the queue can keep each shape sorted whatever the usage of the machine.
+The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of one priority
+that with the higher score comes first, `(waited + expected) / expected` times the factor of its user's share (see
+`shares`); before all of these, in the order of arrival, those that later arrivals have passed by too much work (see
+`passing`). The order holds for one pass and is made anew in each. Within one shape of jobs (see `queue`) only priority,
+arrival and name differ, so the queue keeps each shape sorted whatever the usage of the machine.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from spool.core.model import SECOND_NS, Grant, Policy, Running, Waiting
+from spool.core.model import Machine, Policy, Request, Running, State, Waiting
+from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
+from spool.core.passing import LONG_NS, PassedWork, Work
+from spool.core.queue import HIGHEST_PRIORITY, Place, Shape, WaitingQueue, place
+from spool.core.runs import Runs
+from spool.core.runtimes import LEAST_NS, TEACHES, Expected, RunTimes, stem_of
+from spool.core.shares import Shares, share_key, weigh
 
-Place = tuple[int, int, str]
-"""The part of the order that no pass changes: 255 - priority, arrival, name. Smaller comes first."""
+OrderKey = tuple[int, int, float, int, str]
+"""The whole order: 255 - priority, 0 for who was passed, -score (or arrival), arrival, name. Smaller comes first."""
 
-OrderKey = tuple[int, int, int, int, str]
-"""The whole order: 255 - priority, -share, -bonus, arrival, name. Smaller comes first."""
-
-HIGHEST_PRIORITY = 255
-FULL_SHARE = 1_000_000_000
-"""The share of who has used nothing. Shares are in billionths, so that noise in the last bit orders nothing."""
-
-_NO_LIMIT_BONUS = 100
-_DAY_NS = 86_400 * SECOND_NS
+ARRIVAL, SLOWDOWN, SHORTEST = "arrival", "slowdown", "shortest"
 
 
-def place(job: Waiting) -> Place:
-    """Return where *job* stands among the jobs of its own shape."""
-    return (HIGHEST_PRIORITY - job.spec.priority, job.arrived_at_ns, job.name)
+_BEHIND = 32  # jobs of a shape that are looked at, where the first has waited very long
 
 
-def time_bonus(time_limit_ns: int | None) -> int:
-    """Return 100 without a limit, else 200 plus up to 100, the more the shorter: a minute 299, from a day on 200."""
-    if time_limit_ns is None:
-        return _NO_LIMIT_BONUS
-    return 200 + max(_DAY_NS - time_limit_ns, 0) * 100 // _DAY_NS
+class Past:
+    """What ended runs have taught: how long jobs run, who has used how much, and whom they have passed.
 
-
-def share_key(user: str, project: str | None, policy: Policy) -> str:
-    """Return under which key usage is counted: the user, or the project ("" for none) where so configured."""
-    return (project or "") if policy.fair_share_by == "project" else user
-
-
-def weigh(grant: Grant, duration_ns: int, policy: Policy) -> float:
-    """Return what a run of that grant and duration uses: GPU-seconds plus CPU-seconds times `cpu_weight`."""
-    return (len(grant.gpu_uuids) + grant.cpus * policy.cpu_weight) * max(duration_ns, 0) / SECOND_NS
-
-
-def shares(usage: Mapping[str, float], running: Iterable[Running], now_ns: int, policy: Policy) -> dict[str, int]:
-    """Return the share of each user (or project) that has used the machine; whoever is not in it has FULL_SHARE.
-
-    The factor is `2**-level`, `level = usage / total usage * number of users with usage`, over the usage of ended
-    runs (*usage*, already decayed) and of what runs now.
-    """
-    if not policy.fair_share:
-        return {}
-    used = dict(usage)
-    for run in running:
-        key = share_key(run.user, run.spec.project, policy)
-        used[key] = used.get(key, 0.0) + weigh(run.grant, now_ns - run.started_at_ns, policy)
-    used = {key: amount for key, amount in used.items() if amount > 0}
-    total = sum(used.values())
-    return {key: int(math.pow(2.0, -amount / total * len(used)) * FULL_SHARE) for key, amount in used.items()}
-
-
-def order_key(job: Waiting, by_user: Mapping[str, int], policy: Policy) -> OrderKey:
-    """Return the whole order key of *job*; *by_user* is what `shares` returned."""
-    ahead, arrived, name = place(job)
-    share, bonus = rank(job.user, job.spec.project, job.spec.time_limit_ns, by_user, policy)
-    return (ahead, share, bonus, arrived, name)
-
-
-def rank(
-    user: str, project: str | None, time_limit_ns: int | None, by_user: Mapping[str, int], policy: Policy
-) -> tuple[int, int]:
-    """Return the two parts of the order key that only a pass knows: -share and -bonus."""
-    share = by_user.get(share_key(user, project, policy), FULL_SHARE) if by_user else FULL_SHARE
-    return -share, -time_bonus(time_limit_ns) if policy.time_bonus else 0
-
-
-class UsageLedger:
-    """What each user or project has used by ended runs, half of it forgotten with every half life.
-
-    Its owner adds each ended run once; a sum per key is all that is kept, whatever the length of the history.
+    Its owner tells it of each run that begins and of each that ends, in order.
     """
 
-    __slots__ = ("_half_life_ns", "_sums")
+    def __init__(self, policy: Policy) -> None:
+        self.run_times = RunTimes(learns=policy.learn_run_times)
+        self.shares = Shares(policy.half_life_ns)
+        self.passed: dict[int, PassedWork] = {}  # by priority
+        self._policy = policy
 
-    def __init__(self, half_life_ns: int) -> None:
-        self._half_life_ns = half_life_ns
-        self._sums: dict[str, tuple[int, float]] = {}  # as of when, how much
+    def begin(self, run: Running) -> None:
+        """Count a run from its start on."""
+        rate = weigh(run.grant, self._policy)
+        self.shares.begin(share_key(run.user, run.spec.project, self._policy), rate, run.started_at_ns)
 
-    def add(self, key: str, weighed_seconds: float, ended_at_ns: int) -> None:
-        """Count a run (see `weigh`) that ended at *ended_at_ns*; the order of adding does not matter."""
-        as_of_ns, amount = self._sums.get(key, (ended_at_ns, 0.0))
-        latest_ns = max(as_of_ns, ended_at_ns)
-        total = self._decay(amount, latest_ns - as_of_ns) + self._decay(weighed_seconds, latest_ns - ended_at_ns)
-        self._sums[key] = (latest_ns, total)
+    def end(self, run: Running, arrived_at_ns: int, ended_at_ns: int, outcome: State) -> None:
+        """Take in that a run has ended which was counted."""
+        rate = weigh(run.grant, self._policy)
+        self.shares.end(share_key(run.user, run.spec.project, self._policy), rate, ended_at_ns)
+        ran_ns = max(ended_at_ns - run.started_at_ns, 0)
+        if outcome in TEACHES:
+            self.run_times.add(run.user, stem_of(run.name, run.spec), run.spec.request, ran_ns)
+        passed = self.passed.get(run.spec.priority)
+        if passed is None:
+            passed = self.passed[run.spec.priority] = PassedWork()
+        passed.add(arrived_at_ns, Work.of(run.grant, ran_ns))
 
-    def at(self, now_ns: int) -> dict[str, float]:
-        """Return the usage of every key, decayed to *now_ns*."""
-        return {key: self._decay(amount, now_ns - as_of_ns) for key, (as_of_ns, amount) in self._sums.items()}
 
-    def _decay(self, amount: float, age_ns: int) -> float:
-        if self._half_life_ns <= 0:
-            return 0.0
-        return amount * math.pow(2.0, -max(age_ns, 0) / self._half_life_ns)
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Why a job stands where it does. `score` is None where the order is another one than that of the slowdown."""
+
+    waited_ns: int
+    expected: Expected
+    factor: float  # of fair share; 1 where nobody is to be fair to
+    score: float | None
+    was_passed: bool  # later arrivals have passed it by so much work that it goes first
+
+
+class Order:
+    """The order of one pass. *pools* says which pools a request lacks (see `passing.Work`)."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        runs: Runs,
+        past: Past,
+        policy: Policy,
+        machine: Machine,
+        now_ns: int,
+        pools: Callable[[Request], tuple[int, ...]],
+    ) -> None:
+        self._now_ns = now_ns
+        self._policy = policy
+        self._run_times = past.run_times
+        self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else {}
+        self._whole = Work.whole(machine)
+        self._pools = pools
+        self._known_pools: dict[int, tuple[int, ...]] = {}
+        self._order = policy.order
+        self._shares = past.shares
+        self._by_project = policy.fair_share_by == "project"
+        self._waiting = queue.projects if self._by_project else queue.users
+        self._running = runs.counts.projects if self._by_project else runs.counts.users
+        self._factors: Mapping[str, float] | None = None
+
+    def factor(self, user: str, project: str | None) -> float:
+        """Return the factor of fair share of that user's (or project's) jobs."""
+        factors = self._factors
+        if factors is None:
+            factors = self._factors = self._work_out_factors()
+        return factors.get((project or "") if self._by_project else user, 1.0) if factors else 1.0
+
+    def _work_out_factors(self) -> Mapping[str, float]:
+        if not self._policy.fair_share or self._order != SLOWDOWN or len(self._waiting) < 2:
+            return {}  # nobody to be fair to
+        active = {key or "" for key in (*self._waiting, *self._running)}
+        return self._shares.factors(self._now_ns, active)
+
+    def of_shape(self, shape: Shape, at: int) -> OrderKey:
+        """Return where the first job of a shape stands, which is the one at *at* of those that are ready."""
+        where, key = shape.ready[at], shape.key
+        expected_ns = key.time_limit_ns
+        if expected_ns is None:
+            expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
+        if self._now_ns - where[1] <= LONG_NS or not self._passed:
+            return self._key(where, expected_ns, key.user, key.project, key.request)
+        if self._is_passed(where, key.request):
+            return where[0], 0, where[1], where[1], where[2]
+        # One that has waited very long has to be passed by more work than another of its shape that came later, which
+        # may have to go first. Then the one that came first does, in the other's place.
+        for other in shape.ready[at + 1 : at + 1 + _BEHIND]:
+            if other[0] != where[0] or self._now_ns - other[1] <= LEAST_PASSED_NS:
+                break
+            if self._is_passed(other, key.request):
+                return where[0], 0, other[1], where[1], where[2]
+        return self._score(where, expected_ns, key.user, key.project)
+
+    def of_job(self, job: Waiting) -> tuple[OrderKey, Standing]:
+        """Return where *job* stands, and why."""
+        expected = self._run_times.of_job(job)
+        spec = job.spec
+        key = self._key(place(job), expected.ns, job.user, spec.project, spec.request)
+        waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
+        score = -key[2] if self._order == SLOWDOWN and key[1] else None
+        return key, Standing(waited_ns, expected, self.factor(job.user, spec.project), score, not key[1])
+
+    def _key(self, where: Place, expected_ns: int, user: str, project: str | None, request: Request) -> OrderKey:
+        ahead, arrived_at_ns, name = where
+        if self._order == ARRIVAL:
+            return ahead, 1, arrived_at_ns, arrived_at_ns, name
+        if self._order == SHORTEST:
+            return ahead, 1, expected_ns, arrived_at_ns, name
+        if self._passed and self._now_ns - arrived_at_ns > LEAST_PASSED_NS and self._is_passed(where, request):
+            return ahead, 0, arrived_at_ns, arrived_at_ns, name
+        return self._score(where, expected_ns, user, project)
+
+    def _score(self, where: Place, expected_ns: int, user: str, project: str | None) -> OrderKey:
+        ahead, arrived_at_ns, name = where
+        waited_ns = self._now_ns - arrived_at_ns
+        if waited_ns < 0:
+            waited_ns = 0
+        if expected_ns < LEAST_NS:
+            expected_ns = LEAST_NS
+        return ahead, 1, -((waited_ns + expected_ns) / expected_ns * self.factor(user, project)), arrived_at_ns, name
+
+    def _lacking(self, request: Request) -> tuple[int, ...]:
+        known = self._known_pools.get(id(request))
+        if known is None:
+            known = self._known_pools[id(request)] = self._pools(request)
+        return known
+
+    def _is_passed(self, where: Place, request: Request) -> bool:
+        passed = self._passed.get(HIGHEST_PRIORITY - where[0])
+        return passed is not None and passed.is_passed(where[1], self._now_ns, self._whole, self._lacking(request))

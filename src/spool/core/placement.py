@@ -1,25 +1,34 @@
 """Who starts now: every waiting job is considered in order, and what does not fit is passed over.
 
-Of each shape the first job is looked at; once it has failed to fit, its like is not tried again in that pass. Shapes
-that the sums alone rule out at the beginning of a pass are not even put in order, unless somebody passes them over.
+Of each shape the first job is looked at; once it has failed to fit, its like is not tried again in that pass. Where
+nothing that waits could fit by the sums alone, nothing is put in order at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import insort
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from spool.core.backfill import BUSY, FULL, Halt, Protection, as_run, earliest, passed_over_ns
-from spool.core.model import Grant, Waiting
-from spool.core.order import HIGHEST_PRIORITY, rank, shares
+from spool.core.backfill import (
+    FULL,
+    Halt,
+    Holding,
+    Protection,
+    as_run,
+    budget_s,
+    exhausted_at_ns,
+    foretell,
+)
+from spool.core.model import SECOND_NS, Grant, Request, Waiting
+from spool.core.order import Order
 from spool.core.queue import Shape, WaitingQueue
 from spool.core.rules import Rules
 
-_Entry = tuple[int, int, int, int, str, int]  # an order key, and the number of the shape
+_Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
-_OWED = -1  # stands for the number of a shape: the job that was protected in the pass before
-_BEFORE_ALL = -(1 << 62)
+_TRIES = 9
+"""So many jobs that do not fit are looked at to find one that is worth protecting."""
 
 
 @dataclass(slots=True)
@@ -27,176 +36,142 @@ class Placed:
     """What one pass has placed, in the order in which it was decided."""
 
     starts: list[tuple[str, Grant]] = field(default_factory=list)
-    protected: str | None = None
-    starves_at_ns: int | None = None  # when the next of the jobs that do not fit has waited for `starvation_after`
+    holding: Holding = field(default_factory=Holding)
+    exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
 
 
 class Placement:
     """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
 
-    def __init__(self, queue: WaitingQueue, rules: Rules, usage: Mapping[str, float], owed: str | None) -> None:
+    def __init__(self, queue: WaitingQueue, rules: Rules, order: Order, holding: Holding) -> None:
         self._queue = queue
         self._rules = rules
         self._room = rules.room
-        self._by_user = shares(usage, self._room.runs.values(), rules.now_ns, rules.policy)
-        self._shapes: list[Shape] = [shape for shape in queue.shapes if shape.ready]
-        self._next = [0] * len(self._shapes)  # of each shape, where to look for its next job
-        self._ruled_out: list[int] = []  # shapes for which there was no room at the beginning
-        self._first_ruled_out = HIGHEST_PRIORITY + 1  # of these, the first place in the order of priorities
-        self._first_arrivals: dict[int, int] = {}  # of these, where starved, by place in the order of priorities
-        self._passed: list[_Entry] = []  # a heap: starved jobs for which there is no room
-        self._started: set[str] = set()
-        job = None if owed is None else queue.get(owed)
-        self._owed = job if job is not None and rules.may_be_tried(job) else None
+        self._order = order
+        amounts = holding.at(rules.now_ns)
+        self._held = {name: amount for name, amount in amounts.items() if name in queue} if amounts else amounts
+        self._shapes: list[Shape] = []
+        self._next: list[int] = []  # of each shape, where to look for its next job
+        self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
+        self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
+        self._tries = 0
+        self._refused: list[Request] = []  # what would fit, and is held back
         self._placed = Placed()
 
     def run(self) -> Placed:
         """Walk."""
-        heap = self._heads()
-        while heap and not isinstance(self._rules.protection, Halt):
-            entry = heappop(heap)
-            name, number = entry[4], entry[5]
-            started = name in self._started or self._consider(self._queue[name], entry)
-            if number != _OWED and started:
-                following = self._first_open(number)
-                if following is not None:
-                    heappush(heap, following)
-        self._look_ahead()
+        self._placed.holding = Holding(self._held)
+        if self._line_up():
+            self._walk()
+            self._hold()
         return self._placed
 
-    def _heads(self) -> list[_Entry]:
-        heap: list[_Entry] = []
-        owed = self._owed
-        if owed is not None:  # in its priority it comes first
-            heap.append((HIGHEST_PRIORITY - owed.spec.priority, _BEFORE_ALL, 0, 0, owed.name, _OWED))
-        strict = self._rules.policy.strict_order
-        # The sums alone may rule a shape out; the rules say why, if anyone asks. (As `Room.lacks`, for very many.)
-        room = self._room
-        cpus, memory = max(room.machine.cpus - room.cpus, 0), max(room.machine.memory_bytes - room.memory_bytes, 0)
-        for number, shape in enumerate(self._shapes):
-            request = shape.key.request
-            if not strict and (
-                request.cpus > cpus
-                or (request.memory_bytes is not None and request.memory_bytes > memory)
-                or (request.gpus and len(room.cards.open_to(request)) < request.gpus)
-            ):
-                self._ruled_out.append(number)
-                self._first_ruled_out = min(shape.ready[0][0], self._first_ruled_out)
-                continue
-            entry = self._first_open(number)
-            if entry is not None:
-                heap.append(entry)
-        heapify(heap)
-        return heap
+    def _line_up(self) -> bool:
+        """Put the first of each shape in order; return whether there is any that could fit."""
+        room, of_shape = self._room, self._order.of_shape
+        demands = [(demand, room.may_have(demand.request)) for demand in self._queue.demands]
+        if not any(fits for _, fits in demands):
+            return False
+        shapes = self._shapes
+        for demand, fits in demands:
+            entries = self._entries if fits else self._blocked
+            for shape in demand.shapes.values():
+                if shape.ready:
+                    entries.append((*of_shape(shape, 0), len(shapes)))
+                    shapes.append(shape)
+        self._next = [1] * len(shapes)
+        self._entries.sort()
+        heapify(self._blocked)
+        return True
 
-    def _first_open(self, number: int) -> _Entry | None:
-        """Return the next job of a shape that nothing of its own keeps waiting, as an entry of the order."""
-        shape = self._shapes[number]
-        ready = shape.ready
-        at = self._next[number]
-        while at < len(ready):
-            ahead, arrived, name = ready[at]
+    def _walk(self) -> None:
+        entries, rules, queue = self._entries, self._rules, self._queue
+        at = 0
+        while at < len(entries):
+            entry = entries[at]
             at += 1
-            if self._rules.may_be_tried(self._queue[name]):
-                self._next[number] = at
-                key = shape.key
-                share, bonus = rank(key.user, key.project, key.time_limit_ns, self._by_user, self._rules.policy)
-                return (ahead, share, bonus, arrived, name, number)
-        self._next[number] = at
-        return None
+            if rules.protection is None and self._blocked and self._blocked[0] < entry:
+                self._protect_before(entry)
+            if isinstance(rules.protection, Halt):
+                return
+            job = queue[entry[4]]
+            if rules.protection is not None and self._room.lacks(job.spec.request):
+                continue
+            if not rules.may_be_tried(job) or self._consider(job):
+                following = self._following(entry[5])
+                if following is not None:
+                    insort(entries, following, at)
 
-    def _consider(self, job: Waiting, entry: _Entry) -> bool:
+    def _following(self, number: int) -> _Entry | None:
+        """Return the next job of a shape, as an entry."""
+        shape, at = self._shapes[number], self._next[number]
+        if at >= len(shape.ready):
+            return None
+        self._next[number] = at + 1
+        return (*self._order.of_shape(shape, at), number)
+
+    def _protect_before(self, entry: _Entry) -> None:
+        """Protect the first of those that stand before *entry*, and for which there was no room from the beginning."""
+        blocked = self._blocked
+        while blocked and blocked[0] < entry and self._rules.protection is None:
+            first = heappop(blocked)
+            job = self._queue[first[4]]
+            if not self._rules.may_be_tried(job):
+                following = self._following(first[5])
+                if following is not None:
+                    heappush(blocked, following)
+                continue
+            reason = next(self._rules.in_the_way(job), None)
+            if reason is not None and reason.code in FULL:
+                self._protect(job)
+
+    def _consider(self, job: Waiting) -> bool:
         """Start *job* if nothing speaks against it, and tell whether it was started."""
-        rules = self._rules
+        rules, room = self._rules, self._room
+        protection = rules.protection
         reason = next(rules.in_the_way(job), None)
         if reason is not None:
-            if rules.policy.strict_order and reason.code in FULL:
-                rules.protection = Halt(job, rules.now_ns)
-            # A job that was protected stays so while its group or quota is full: its room was counted on.
-            elif reason.code in (BUSY if job is self._owed else FULL):
-                self._pass_over(job, entry)
+            if reason.code in FULL and protection is None:
+                self._protect(job)
             return False
-        self._protect(entry)
-        room = self._room
-        protection = rules.protection
         grant = room.grant(job) if protection is None else protection.grant(job, room)
         if grant is None:
+            self._refused.append(job.spec.request)
             return False
         run = as_run(job, grant, rules.now_ns)
         room.start(run)
         if protection is not None:
             protection.started(run)
         self._placed.starts.append((job.name, grant))
-        self._started.add(job.name)
         return True
 
-    def _pass_over(self, job: Waiting, entry: _Entry) -> bool:
-        """Remember a job for which there is no room, and tell whether it has waited long enough to be protected."""
-        rules = self._rules
-        missing_ns = rules.policy.starvation_after_ns - passed_over_ns(job, rules.now_ns)
-        if missing_ns <= 0:
-            heappush(self._passed, entry)
-            return True
-        if self._placed.starves_at_ns is None or rules.now_ns + missing_ns < self._placed.starves_at_ns:
-            self._placed.starves_at_ns = rules.now_ns + missing_ns
-        return False
-
-    def _protect(self, entry: _Entry) -> None:
-        """Protect the first job that is passed over by the one of *entry*, which fits.
-
-        That is one that stands before it in the order; or one that arrived before it and for which there was no room
-        from the beginning, though a shorter limit or a better share has put the other before it.
-        """
-        if self._rules.protection is not None or not self._is_passing(entry):
+    def _protect(self, job: Waiting) -> None:
+        """Protect *job*, for which there is no room, unless that would cost more than its start is worth."""
+        rules, room = self._rules, self._room
+        if rules.policy.strict_order:
+            rules.protection = Halt(job, rules.now_ns)
             return
-        if not self._protect_one(entry) and self._ruled_out and self._is_passing(entry):
-            self._protect_one(entry)
+        self._tries += 1
+        if self._tries > _TRIES:
+            return
+        foretold = foretell(job, room)
+        if foretold is None:
+            return
+        part = rules.policy.guess_budget
+        if foretold.guessed and part is not None:
+            idle = max((free / total for free, total in room.lacking(job.spec.request)), default=1.0)
+            until_s = (foretold.at_ns - rules.now_ns) / SECOND_NS
+            if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, rules.now_ns):
+                return
+        rules.protection = Protection(job, foretold, rules.now_ns, room.runs.run_times)
 
-    def _protect_one(self, entry: _Entry) -> bool:
-        rules = self._rules
-        empty = self._room.emptied()
-        self._passed.sort()  # and so it remains a heap
-        for passed in tuple(self._passed):
-            if not (passed < entry or _arrived_before(passed, entry)):
-                continue
-            self._passed.remove(passed)
-            name = passed[4]
-            job = self._queue[name]
-            reason = next(rules.in_the_way(job), None)
-            if job is not self._owed and (reason is None or reason.code not in FULL):
-                continue
-            found = earliest(job, self._room) if empty.fits(job) else None
-            if found is not None:
-                at_ns, then = found
-                rules.protection = Protection(job, at_ns, then, rules.now_ns)
-                self._placed.protected = name
-                return True
-        return False
-
-    def _is_passing(self, entry: _Entry) -> bool:
-        """Tell whether the job of *entry* passes over a starved one."""
-        if self._passed and self._passed[0][5] == _OWED and self._passed[0][0] <= self._first_ruled_out:
-            return self._passed[0] < entry  # no shape that was ruled out has anybody before the one that is owed
-        self._look_at_ruled_out()
-        if self._passed and self._passed[0] < entry:
-            return True
-        return any(ahead <= entry[0] and arrived < entry[3] for ahead, arrived in self._first_arrivals.items())
-
-    def _look_at_ruled_out(self) -> None:
-        for number in self._ruled_out:
-            entry = self._first_open(number)
-            if entry is not None and self._pass_over(self._queue[entry[4]], entry):
-                ahead, arrived = entry[0], entry[3]
-                self._first_arrivals[ahead] = min(arrived, self._first_arrivals.get(ahead, arrived))
-        self._ruled_out.clear()
-
-    def _look_ahead(self) -> None:
-        """Go on protecting the job that was protected and does not fit yet, though nobody else fits either."""
-        owed = self._owed
-        if owed is not None and self._rules.protection is None and any(entry[5] == _OWED for entry in self._passed):
-            self._placed.protected = owed.name
-
-
-def _arrived_before(one: _Entry, other: _Entry) -> bool:
-    """Tell whether *one*, of no lower priority, arrived before *other*."""
-    return one[0] <= other[0] and one[3] < other[3]
+    def _hold(self) -> None:
+        """Work out what is held back from now on for a job whose start rests on a guess."""
+        protection, part = self._rules.protection, self._rules.policy.guess_budget
+        if protection is None or not protection.guessed or part is None:
+            return
+        job, now_ns = protection.job, self._rules.now_ns
+        rate = self._room.held_back(job.spec.request, self._refused)
+        self._placed.holding = Holding(self._held, job.name, rate, now_ns)
+        left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
+        self._placed.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 
-from spool.core.backfill import Expectation, Protection, expect
+from spool.core.backfill import Expectation, Holding, expect
 from spool.core.cycles import Cycles
 from spool.core.dependencies import Names, Verdict
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Running, State, Waiting
+from spool.core.model import Grant, Machine, Policy, Reservation, State, Waiting
+from spool.core.order import Order, Past, Standing
 from spool.core.placement import Placed, Placement
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
-from spool.core.quotas import shared_limits
+from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
 from spool.core.resources import Room
 from spool.core.rules import Rules
+from spool.core.runs import Runs
 from spool.core.settle import settle
 
 _NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons of which nobody knows how long they stand
-_GUESS_NS = 60 * SECOND_NS
-"""How often what is held back is looked at again while a guess that grows with time holds it (runs without a limit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,21 @@ class View:
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
     names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays`
-    gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `usage` is what
-    `order.UsageLedger.at` returns. `protected` is that of the plan before, so that a job keeps the room that was left
-    for it; None does no harm.
+    gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `holding` is that of the
+    plan before.
     """
 
     machine: Machine
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: Mapping[str, Waiting] = field(default_factory=dict)
-    running: tuple[Running, ...] = ()
+    running: Runs = field(default_factory=Runs)
     ended: Mapping[str, State] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held_arrays: Set[str] = frozenset()
     reservations: tuple[Reservation, ...] = ()
-    usage: Mapping[str, float] = field(default_factory=dict)
+    past: Past = field(default_factory=lambda: Past(Policy()))
     paused: bool = False
-    protected: str | None = None
+    holding: Holding = field(default_factory=Holding)
     zone: tzinfo = UTC  # in which instants are told to people
 
 
@@ -77,15 +76,21 @@ class Plan:
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
-    none. `protected` is to be handed to the next view; `protected_until_ns` is when that job could start, where it
-    was passed over in this pass.
+    none. `holding` is to be handed to the next view. `protected` is the job that room is left for, where anything
+    could start beside it; it could start at `protected_until_ns`, which rests on a guess if `protected_by_guess`.
     """
 
-    def __init__(self, view: View, rules: Rules, names: Names, placed: Placed, next_at_ns: int | None) -> None:
+    def __init__(
+        self, view: View, rules: Rules, order: Order, names: Names, placed: Placed, next_at_ns: int | None
+    ) -> None:
         self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
-        self.protected = placed.protected
-        self.protected_until_ns = None if rules.protection is None else rules.protection.at_ns
+        protection = rules.protection
+        self.protected = None if protection is None else protection.job.name
+        self.protected_until_ns = None if protection is None else protection.at_ns
+        self.protected_by_guess = protection is not None and protection.guessed
+        self.holding = placed.holding
         self.next_at_ns = next_at_ns
+        self._order = order
         self._view = view
         self._rules = rules
         self._names = names
@@ -122,8 +127,8 @@ class Plan:
     def expected_start(self, name: str) -> Expectation | None:
         """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
 
-        Runs without a limit are taken to last as long again as they have run, at least ten minutes. Other waiting
-        jobs are not thought of. None where it is unknown: what it depends on has not ended, somebody has to do
+        Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are not
+        thought of. None where it is unknown: what it depends on has not ended, somebody has to do
         something first, or it never fits.
         """
         job = self._view.queue.get(name) or self._view.held.get(name)
@@ -134,6 +139,12 @@ class Plan:
         if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
             return None
         return expect(job, self._rules.room)
+
+    def in_order(self) -> list[tuple[Waiting, Standing]]:
+        """Return every waiting job in the order in which they are considered, and why it stands there."""
+        found = [(self._order.of_job(job), job) for job in self._view.queue.values()]
+        found.sort(key=lambda each: each[0][0])
+        return [(job, standing) for (_, standing), job in found]
 
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._rules.own(job):
@@ -158,27 +169,26 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return what to do at *now_ns*."""
     queue = view.queue
     queue.ripen(now_ns)
-    running = {run.name for run in view.running}
-    queue.watch.sees(running, view.held, queue)
-    names = Names(queue, view.held, running, view.ended.get, view.arrays, queue.watch)
+    running, past = view.running, view.past
+    queue.watch.sees(running.keys(), view.held, queue)
+    names = Names(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     settle(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
-    limits = shared_limits(queue.shapes, view.running, view.held_arrays)
-    room = Room(view.machine, policy, limits, view.reservations, now_ns, view.running, view.zone)
-    rules = Rules(queue, room, names, running, paused=view.paused, zone=view.zone)
+    limits = SharedLimits(
+        (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
+    )
+    room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
+    rules = Rules(queue, room, names, running.keys(), paused=view.paused, zone=view.zone)
+    order = Order(queue, running, past, policy, view.machine, now_ns, room.pools)
     nothing = view.paused or bool(view.machine.refusal)
-    placed = Placed() if nothing else Placement(queue, rules, view.usage, view.protected).run()
-    if nothing:
-        placed.protected = view.protected
-    return Plan(view, rules, names, placed, _next_at_ns(view, rules, placed))
+    placed = Placed(holding=view.holding) if nothing else Placement(queue, rules, order, view.holding).run()
+    return Plan(view, rules, order, names, placed, _next_at_ns(view, rules, placed))
 
 
 def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:
     if view.paused or not view.queue:
         return None
     now_ns, policy = rules.now_ns, rules.policy
-    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.starves_at_ns]
+    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
         times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
-    if isinstance(rules.protection, Protection) and any(run.spec.time_limit_ns is None for run in view.running):
-        times.append(now_ns + _GUESS_NS)
     return min((at for at in times if at is not None and at > now_ns), default=None)

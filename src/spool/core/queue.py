@@ -11,19 +11,31 @@ every rule again of each job that it looks at. An index changed step by step the
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from spool.core.dependencies import Watch
 from spool.core.model import Request, Waiting
-from spool.core.order import Place, place
 from spool.core.ordered import Ordered
+from spool.core.quotas import Lowest
+from spool.core.runtimes import stem_of
 from spool.core.waits import deadline_ns, opens_at_ns
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
 _TIME = 1  # stands beside its shape because its instant has not come
 _DEPENDENCY = 2  # … because of the jobs that it depends on
+
+
+HIGHEST_PRIORITY = 255
+
+Place = tuple[int, int, str]
+"""The part of the order that no pass changes: 255 - priority, arrival, name. Smaller comes first."""
+
+
+def place(job: Waiting) -> Place:
+    """Return where *job* stands among the jobs of its own shape."""
+    return (HIGHEST_PRIORITY - job.spec.priority, job.arrived_at_ns, job.name)
 
 
 class ShapeKey(NamedTuple):
@@ -38,6 +50,7 @@ class ShapeKey(NamedTuple):
     array_limit: int | None
     time_limit_ns: int | None
     executor_problem: str | None
+    stem: str | None = None  # without a time limit: what its run time is learnt by
 
 
 class Shape:
@@ -49,7 +62,17 @@ class Shape:
         self.key = key
         self.members = 0
         self.open: Ordered[Place] = Ordered()
-        self.ready = self.open.entries  # in order whenever `WaitingQueue.shapes` was asked for; for reading only
+        self.ready = self.open.entries  # in order whenever `WaitingQueue.demands` was asked for; for reading only
+
+
+class Demand:
+    """The shapes of jobs that ask for the same: where there is no room for one there is none for the others."""
+
+    __slots__ = ("request", "shapes")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.shapes: dict[ShapeKey, Shape] = {}
 
 
 def shape_key(job: Waiting) -> ShapeKey:
@@ -66,6 +89,7 @@ def shape_key(job: Waiting) -> ShapeKey:
         task.max_running if task is not None else None,
         spec.time_limit_ns,
         job.executor_problem,
+        None if spec.time_limit_ns is not None else stem_of(job.name, spec),
     )
 
 
@@ -81,13 +105,17 @@ class WaitingQueue(Mapping[str, Waiting]):
         self.watch = Watch()
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
+        self._demands: dict[Request, Demand] = {}
+        self.group_limits = Lowest()
+        self.array_limits = Lowest()
         self._unsettled: list[Shape] = []
         self._closed: dict[str, int] = {}  # jobs beside their shape, and why
         self._times: Ordered[tuple[int, str]] = Ordered()  # instant and job, whether the instant has come or not
         self._ripe_ns = _NEVER  # the instants up to this one have come
         self._deadlines: Ordered[tuple[int, str]] = Ordered()
         self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # made when first asked for
-        self._counts: dict[tuple[str, str], int] = {}
+        self.users: dict[str, int] = {}  # who has jobs that wait, and how many
+        self.projects: dict[str | None, int] = {}
         for job in jobs:
             self.put(job)
 
@@ -114,9 +142,14 @@ class WaitingQueue(Mapping[str, Waiting]):
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = Shape(key)
+            demand = self._demands.get(key.request)
+            if demand is None:
+                demand = self._demands[key.request] = Demand(key.request)
+            demand.shapes[key] = shape
+            self._state(key, self.group_limits.add, self.array_limits.add)
         shape.members += 1
+        self._count(job, 1)
         for owner in _owners(job):
-            self._counts[owner] = self._counts.get(owner, 0) + 1
             arrivals = self._arrivals.get(owner)
             if arrivals is not None:
                 arrivals.add((job.arrived_at_ns, name))
@@ -136,6 +169,14 @@ class WaitingQueue(Mapping[str, Waiting]):
         if deadline is not None:
             self._deadlines.add((deadline, name))
         self.watch.changed(name)
+
+    @staticmethod
+    def _state(key: ShapeKey, group: Callable[[str, int], None], array: Callable[[str, int], None]) -> None:
+        """Take note of the limits that a shape states, or forget them."""
+        if key.group is not None and key.group_limit is not None:
+            group(key.group, key.group_limit)
+        if key.array is not None and key.array_limit is not None:
+            array(key.array, key.array_limit)
 
     def _add(self, shape: Shape, one: Place) -> None:
         was_settled = shape.open.is_settled
@@ -171,6 +212,11 @@ class WaitingQueue(Mapping[str, Waiting]):
             shape.open.discard(place(job))
         if not shape.members:
             del self._shapes[key]
+            demand = self._demands[key.request]
+            del demand.shapes[key]
+            if not demand.shapes:
+                del self._demands[key.request]
+            self._state(key, self.group_limits.discard, self.array_limits.discard)
         opens = opens_at_ns(job)
         if opens is not None:
             self._times.discard((opens, name))
@@ -179,21 +225,32 @@ class WaitingQueue(Mapping[str, Waiting]):
         deadline = deadline_ns(job)
         if deadline is not None:
             self._deadlines.discard((deadline, name))
+        self._count(job, -1)
         for owner in _owners(job):
-            self._counts[owner] -= 1
-            if not self._counts[owner]:
-                del self._counts[owner]
             arrivals = self._arrivals.get(owner)
             if arrivals is not None:
                 arrivals.discard((job.arrived_at_ns, name))
 
+    def _count(self, job: Waiting, sign: int) -> None:
+        for counts, owner in ((self.users, job.user), (self.projects, job.spec.project)):
+            number = counts.get(owner, 0) + sign  # type: ignore[attr-defined]
+            if number:
+                counts[owner] = number  # type: ignore[index]
+            else:
+                del counts[owner]  # type: ignore[arg-type]
+
     # What follows is for `decide`.
 
     @property
-    def shapes(self) -> Iterable[Shape]:
-        """Every shape that has members, all in order."""
+    def demands(self) -> Iterable[Demand]:
+        """Every request that some job makes, with its shapes, all of these in order."""
         while self._unsettled:
             self._unsettled.pop().open.settle()
+        return self._demands.values()
+
+    @property
+    def shapes(self) -> Iterable[Shape]:
+        """Every shape that has members."""
         return self._shapes.values()
 
     @property
@@ -256,15 +313,16 @@ class WaitingQueue(Mapping[str, Waiting]):
     def queued(self, *, user: str | None = None, project: str | None = None) -> int:
         """Return how many jobs wait in all, of a user, or of a project."""
         if user is not None:
-            return self._counts.get(("user", user), 0)
+            return self.users.get(user, 0)
         if project is not None:
-            return self._counts.get(("project", project), 0)
+            return self.projects.get(project, 0)
         return len(self._jobs)
 
     def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
         """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""
         owner = ("project", job.spec.project or "") if by_project else ("user", job.user)
-        if self._counts.get(owner, 0) <= most:
+        counts: Mapping[str | None, int] = self.projects if by_project else self.users
+        if counts.get(owner[1], 0) <= most:
             return True
         arrivals = self._arrivals.get(owner)
         if arrivals is None:

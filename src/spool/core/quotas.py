@@ -2,22 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
-from spool.core.model import Limits, Policy, Running, Waiting
-from spool.core.queue import Shape
+from spool.core.model import Grant, Limits, Policy, Running, Waiting
 
 _UNLIMITED = Limits()
 
 
-@dataclass(slots=True)
-class Use:
+class Use(NamedTuple):
     """What the runs of one user or one project have together."""
 
     jobs: int = 0
     gpus: int = 0
     cpus: int = 0
+
+
+_NOTHING = Use()
+
+
+class Counts:
+    """The sums of what some runs hold, in all and by group, array, user and project."""
+
+    __slots__ = ("arrays", "cpu_holders", "cpus", "groups", "memory_bytes", "memory_holders", "projects", "users")
+
+    def __init__(self) -> None:
+        self.cpus = 0
+        self.memory_bytes = 0
+        self.cpu_holders = self.memory_holders = 0  # so many runs have some of it
+        self.groups: dict[str, int] = {}
+        self.arrays: dict[str, int] = {}
+        self.users: dict[str, Use] = {}
+        self.projects: dict[str | None, Use] = {}
+
+    def copy(self) -> Counts:
+        """Return the same sums, to be changed apart from these."""
+        other = Counts.__new__(Counts)
+        other.cpus, other.memory_bytes = self.cpus, self.memory_bytes
+        other.cpu_holders, other.memory_holders = self.cpu_holders, self.memory_holders
+        other.groups, other.arrays = self.groups.copy(), self.arrays.copy()
+        other.users, other.projects = self.users.copy(), self.projects.copy()
+        return other
+
+    def add(self, run: Running, sign: int = 1, *, owners: bool = True) -> None:
+        """Count *run*; with sign -1, count it no more. Without *owners*, not for its user and its project."""
+        spec, grant = run.spec, run.grant
+        memory = grant.memory_bytes or 0
+        self.cpus += sign * grant.cpus
+        self.memory_bytes += sign * memory
+        self.cpu_holders += sign * (grant.cpus > 0)
+        self.memory_holders += sign * (memory > 0)
+        if spec.group is not None:
+            _count(self.groups, spec.group, sign)
+        if spec.task is not None:
+            _count(self.arrays, spec.task.array, sign)
+        if owners:
+            _use(self.users, run.user, grant, sign)
+            _use(self.projects, spec.project, grant, sign)
+
+
+def _count(counts: dict[str, int], key: str, sign: int) -> None:
+    number = counts.get(key, 0) + sign
+    if number:
+        counts[key] = number
+    else:
+        del counts[key]
+
+
+def _use(uses: dict[Any, Use], key: str | None, grant: Grant, sign: int) -> None:
+    jobs, gpus, cpus = uses.get(key, _NOTHING)
+    use = Use(jobs + sign, gpus + sign * len(grant.gpu_uuids), cpus + sign * grant.cpus)
+    if use.jobs:
+        uses[key] = use
+    else:
+        del uses[key]
+
+
+class Lowest:
+    """Limits that members of groups state: of each group the lowest holds."""
+
+    __slots__ = ("_stated",)
+
+    def __init__(self) -> None:
+        self._stated: dict[str, dict[int, int]] = {}  # group -> limit -> how many state it
+
+    def add(self, name: str, limit: int) -> None:
+        """Take note of a member that states *limit*."""
+        stated = self._stated.setdefault(name, {})
+        stated[limit] = stated.get(limit, 0) + 1
+
+    def discard(self, name: str, limit: int) -> None:
+        """Forget one such member."""
+        stated = self._stated[name]
+        stated[limit] -= 1
+        if not stated[limit]:
+            del stated[limit]
+            if not stated:
+                del self._stated[name]
+
+    def of(self, name: str) -> int | None:
+        """Return the lowest limit that a member of *name* states, None if none does."""
+        stated = self._stated.get(name)
+        return min(stated) if stated else None
 
 
 def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits:
@@ -33,41 +120,15 @@ def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits
     )
 
 
-class Tally:
-    """How much of each group, array, user and project runs. Summed from the runs, and kept by add and take."""
+class Quotas:
+    """The limits in force for users and projects."""
 
-    __slots__ = ("_limits", "arrays", "groups", "limited", "policy", "projects", "users")
+    __slots__ = ("_limits", "limited", "policy")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.limited = _limits_anybody(policy)  # without a quota nobody asks what users and projects have
-        self.groups: dict[str, int] = {}
-        self.arrays: dict[str, int] = {}
-        self.users: dict[str, Use] = {}
-        self.projects: dict[str, Use] = {}
+        self.limited = _limits_anybody(policy)
         self._limits: dict[tuple[str, str], Limits] = {}
-
-    def add(self, run: Running, sign: int = 1) -> None:
-        """Count *run*; with sign -1, count it no more."""
-        spec = run.spec
-        if spec.group is not None:
-            self.groups[spec.group] = self.groups.get(spec.group, 0) + sign
-        if spec.task is not None:
-            self.arrays[spec.task.array] = self.arrays.get(spec.task.array, 0) + sign
-        if not self.limited:
-            return
-        self._use(self.users, run.user, run, sign)
-        if spec.project is not None:
-            self._use(self.projects, spec.project, run, sign)
-
-    @staticmethod
-    def _use(uses: dict[str, Use], key: str, run: Running, sign: int) -> None:
-        use = uses.get(key)
-        if use is None:
-            use = uses[key] = Use()
-        use.jobs += sign
-        use.gpus += sign * len(run.grant.gpu_uuids)
-        use.cpus += sign * run.grant.cpus
 
     def limits(self, kind: str, name: str) -> Limits:
         """Return the limits in force for the user or the project *name*."""
@@ -82,18 +143,17 @@ class Tally:
             self._limits[(kind, name)] = known
         return known
 
-    def why_quota_full(self, job: Waiting) -> str | None:
+    def why_full(self, job: Waiting, counts: Counts) -> str | None:
         """Return which quota *job* would exceed if it started, or None. User first, then project."""
         if not self.limited:
             return None
         project = job.spec.project
-        return self._why(job, "user", job.user, self.users) or (
-            None if project is None else self._why(job, "project", project, self.projects)
+        return self._why(job, "user", job.user, counts.users.get(job.user, _NOTHING)) or (
+            None if project is None else self._why(job, "project", project, counts.projects.get(project, _NOTHING))
         )
 
-    def _why(self, job: Waiting, kind: str, name: str, uses: Mapping[str, Use]) -> str | None:
+    def _why(self, job: Waiting, kind: str, name: str, use: Use) -> str | None:
         limits = self.limits(kind, name)
-        use = uses.get(name) or Use()
         request = job.spec.request
         who = name if kind == "user" else f"project {name}"
         for thing, limit, used, need in (
@@ -119,33 +179,18 @@ def _limits_anybody(policy: Policy) -> bool:
 class SharedLimits:
     """The limits in force for groups and for arrays: the lowest that a waiting or running member states."""
 
-    groups: Mapping[str, int]
-    arrays: Mapping[str, int]
+    groups: Sequence[Lowest] = ()
+    arrays: Sequence[Lowest] = ()
     held: Set[str] = frozenset()  # arrays of which nothing starts
 
+    def of_group(self, name: str) -> int | None:
+        """Return how many of that group may run at once; None: nobody says."""
+        return _lowest(self.groups, name)
 
-def shared_limits(
-    shapes: Iterable[Shape], running: Iterable[Running], held_arrays: Set[str] = frozenset()
-) -> SharedLimits:
-    """Return the limits of every group and array that has a member which states one."""
-    groups: dict[str, int] = {}
-    arrays: dict[str, int] = {}
-    for shape in shapes:
-        key = shape.key
-        if key.group_limit is not None and key.group is not None:
-            _lower(groups, key.group, key.group_limit)
-        if key.array_limit is not None and key.array is not None:
-            _lower(arrays, key.array, key.array_limit)
-    for run in running:
-        spec = run.spec
-        if spec.group is not None and spec.group_limit is not None:
-            _lower(groups, spec.group, spec.group_limit)
-        if spec.task is not None and spec.task.max_running is not None:
-            _lower(arrays, spec.task.array, spec.task.max_running)
-    return SharedLimits(groups, arrays, held_arrays)
+    def of_array(self, name: str) -> int | None:
+        """Return how many tasks of that array may run at once; None: nobody says."""
+        return _lowest(self.arrays, name)
 
 
-def _lower(limits: dict[str, int], name: str, limit: int) -> None:
-    known = limits.get(name)
-    if known is None or limit < known:
-        limits[name] = limit
+def _lowest(stated: Sequence[Lowest], name: str) -> int | None:
+    return min((limit for each in stated if (limit := each.of(name)) is not None), default=None)

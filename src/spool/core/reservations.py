@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
-from spool.core.estimates import promised_end_ns
 from spool.core.gpus import Card
 from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
@@ -186,8 +185,8 @@ def _moment(
 
 
 def _is_over(run: Running, at_ns: int) -> bool:
-    end = promised_end_ns(run)
-    return end is not None and end <= at_ns
+    limit_ns = run.spec.time_limit_ns
+    return limit_ns is not None and run.started_at_ns + limit_ns <= at_ns
 
 
 def choose(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> list[Card] | None:

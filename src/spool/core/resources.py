@@ -1,6 +1,6 @@
 """What a machine has left at one instant, and whether a job fits into it.
 
-A room is summed afresh from the runs in every pass; nothing in it outlives the pass, so nothing in it can drift.
+A room is made for one pass, of the sums that the index of the runs keeps (`runs`); it changes only its own copy.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ from datetime import UTC, tzinfo
 from spool.core import reservations as reserved
 from spool.core.gpus import Card, Cards
 from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
-from spool.core.quotas import SharedLimits, Tally
+from spool.core.quotas import Quotas, SharedLimits
 from spool.core.reasons import Reason, count_of
+from spool.core.runs import Runs
 from spool.core.units import show_size
+
+UNLIMITED = SharedLimits()
 
 
 class Room:
-    """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look."""
+    """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look.
+
+    It begins with the sums that *runs* keeps, and changes nothing of theirs.
+    """
 
     def __init__(
         self,
         machine: Machine,
         policy: Policy,
-        limits: SharedLimits,
-        reservations: Sequence[Reservation],
         now_ns: int,
-        runs: Iterable[Running] = (),
+        runs: Runs,
+        limits: SharedLimits = UNLIMITED,
+        reservations: Sequence[Reservation] = (),
         zone: tzinfo = UTC,
     ) -> None:
         self.machine = machine
@@ -35,56 +41,50 @@ class Room:
         self.reservations = reservations
         self.now_ns = now_ns
         self.zone = zone
-        self.runs: dict[str, Running] = {}
-        self.cpus = 0
-        self.memory_bytes = 0
-        self.cpu_holders = self.memory_holders = 0  # so many runs have some of it
+        self.runs = runs
+        self.counts = runs.counts.copy()
+        self.quotas = Quotas(policy)
         self.available_bytes = machine.memory_available_bytes
-        self.tally = Tally(policy)
+        self.with_gpus = runs.with_gpus.copy()
         self.cards = Cards(machine, policy)
-        for run in runs:
-            self.claim(run)
+        if self.cards.cards:
+            for run in self.with_gpus.values():
+                self.cards.claim(run)
+        self.started: list[Running] = []
 
-    def at(self, now_ns: int, runs: Iterable[Running]) -> Room:
-        """Return the room that those runs leave at another instant, when nobody knows what the kernel could give."""
-        room = Room(self.machine, self.policy, self.limits, self.reservations, now_ns, runs, self.zone)
-        room.available_bytes = None
-        return room
-
-    def emptied(self) -> Room:
-        """Return the machine with nothing of ours on it and nothing kept for anybody."""
-        # Claimed and released, for what a run had taken on its GPUs is free once it is gone.
-        runs = self.runs.values() if self.cards.cards else ()
-        room = self.at(self.now_ns, runs)
-        for run in runs:
-            room.release(run)
-        room.reservations = ()
+    def then(self) -> Room:
+        """Return a copy, to be changed into the room that there will be later."""
+        room = Room.__new__(Room)
+        room.machine, room.policy, room.limits = self.machine, self.policy, self.limits
+        room.reservations, room.now_ns, room.zone = self.reservations, self.now_ns, self.zone
+        room.runs, room.counts, room.quotas = self.runs, self.counts.copy(), self.quotas
+        room.available_bytes = self.available_bytes
+        room.with_gpus = self.with_gpus.copy()
+        room.cards = Cards(self.machine, self.policy)
+        if room.cards.cards:
+            for run in room.with_gpus.values():
+                room.cards.claim(run)
+        room.started = self.started.copy()
         return room
 
     def claim(self, run: Running) -> None:
         """Count what *run* holds."""
-        self.runs[run.name] = run
-        self._add(run.grant, 1)
-        self.tally.add(run)
-        self.cards.claim(run)
+        self.counts.add(run, owners=self.quotas.limited)
+        if run.grant.gpu_uuids:
+            self.with_gpus[run.name] = run
+            self.cards.claim(run)
 
     def release(self, run: Running) -> None:
         """Count it no more."""
-        del self.runs[run.name]
-        self._add(run.grant, -1)
-        self.tally.add(run, -1)
-        self.cards.release(run)
-
-    def _add(self, grant: Grant, sign: int) -> None:
-        memory = grant.memory_bytes or 0
-        self.cpus += sign * grant.cpus
-        self.memory_bytes += sign * memory
-        self.cpu_holders += sign * (grant.cpus > 0)
-        self.memory_holders += sign * (memory > 0)
+        self.counts.add(run, -1, owners=self.quotas.limited)
+        if run.grant.gpu_uuids:
+            del self.with_gpus[run.name]
+            self.cards.release(run)
 
     def start(self, run: Running) -> None:
         """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
         self.claim(run)
+        self.started.append(run)
         if self.available_bytes is not None:
             self.available_bytes -= run.grant.memory_bytes or 0
 
@@ -92,8 +92,58 @@ class Room:
         """Tell quickly whether the sums of processors and memory leave no room for *request*."""
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
-            (cpus and cpus > self.machine.cpus - self.cpus)
-            or (memory and memory > self.machine.memory_bytes - self.memory_bytes)
+            (cpus and cpus > self.machine.cpus - self.counts.cpus)
+            or (memory and memory > self.machine.memory_bytes - self.counts.memory_bytes)
+        )
+
+    def may_have(self, request: Request) -> bool:
+        """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
+        return not self.lacks(request) and (
+            not request.gpus or len(self.cards.open_to(request)) >= request.gpus
+        )
+
+    def pools(self, request: Request) -> tuple[int, ...]:
+        """Return which pools, as places in `passing.Work`, *request* lacks; if none, all of which it asks for."""
+        asked, lacking = [], []
+        memory = request.memory_bytes or 0
+        if request.cpus:
+            asked.append(0)
+            if request.cpus > self.machine.cpus - self.counts.cpus:
+                lacking.append(0)
+        if memory:
+            asked.append(1)
+            if memory > self.machine.memory_bytes - self.counts.memory_bytes:
+                lacking.append(1)
+        if request.gpus:
+            asked.append(2)
+            if len(self.cards.open_to(request)) < request.gpus:
+                lacking.append(2)
+        return tuple(lacking or asked)
+
+    def lacking(self, request: Request) -> list[tuple[float, float]]:
+        """Return of each pool of which there is too little for *request* how much is free, and how much there is."""
+        free = self._free(request)
+        lacks = self.pools(request)
+        return [free[pool] for pool in lacks if free[pool][1]]
+
+    def held_back(self, request: Request, refused: Iterable[Request]) -> float:
+        """Return which part of the pools that *request* lacks lies idle for it, though *refused* could have it."""
+        free = self._free(request)
+        wanted = [0, 0, 0]
+        for each in refused:
+            wanted[0] += each.cpus
+            wanted[1] += each.memory_bytes or 0
+            wanted[2] += each.gpus
+        parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in self.pools(request) if free[pool][1]]
+        return max(parts, default=0.0)
+
+    def _free(self, request: Request) -> tuple[tuple[float, float], ...]:
+        machine, counts = self.machine, self.counts
+        gpus = len(self.cards.open_to(request)) if request.gpus else 0
+        return (
+            (max(machine.cpus - counts.cpus, 0), machine.cpus),
+            (max(machine.memory_bytes - counts.memory_bytes, 0), machine.memory_bytes),
+            (gpus, len(machine.gpus)),
         )
 
     # The rules, in the order in which they are asked. Each returns its reason, or None.
@@ -101,10 +151,10 @@ class Room:
     def group(self, job: Waiting) -> Reason | None:
         """At most so many of a group run at once."""
         group = job.spec.group
-        limit = None if group is None else self.limits.groups.get(group)
+        limit = None if group is None else self.limits.of_group(group)
         if group is None or limit is None:
             return None
-        running = self.tally.groups.get(group, 0)
+        running = self.counts.groups.get(group, 0)
         return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} run")
 
     def array(self, job: Waiting) -> Reason | None:
@@ -114,15 +164,15 @@ class Room:
             return None
         if task.array in self.limits.held:
             return Reason("held", f"array {task.array} is held")
-        limit = self.limits.arrays.get(task.array)
+        limit = self.limits.of_array(task.array)
         if limit is None:
             return None
-        running = self.tally.arrays.get(task.array, 0)
+        running = self.counts.arrays.get(task.array, 0)
         return None if running < limit else Reason("array", f"array limit: {running} of {limit} run")
 
     def quota(self, job: Waiting) -> Reason | None:
         """No user and no project runs more than so much at once."""
-        why = self.tally.why_quota_full(job)
+        why = self.quotas.why_full(job, self.counts)
         return None if why is None else Reason("quota", f"quota: {why}")
 
     def never_fits(self, job: Waiting) -> Reason | None:
@@ -142,9 +192,9 @@ class Room:
         need = job.spec.request.memory_bytes
         if not need:
             return None
-        free = self.machine.memory_bytes - self.memory_bytes
+        free = self.machine.memory_bytes - self.counts.memory_bytes
         if need > free:
-            holders, held = self.memory_holders, self.memory_bytes
+            holders, held = self.counts.memory_holders, self.counts.memory_bytes
             return Reason(
                 "memory",
                 lambda: (
@@ -165,10 +215,10 @@ class Room:
     def processors(self, job: Waiting) -> Reason | None:
         """Nor may the sum of the grants here."""
         need = job.spec.request.cpus
-        free = self.machine.cpus - self.cpus
+        free = self.machine.cpus - self.counts.cpus
         if need <= free or not need:
             return None
-        holders, held = self.cpu_holders, self.cpus
+        holders, held = self.counts.cpu_holders, self.counts.cpus
         return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
 
     def gpus(self, job: Waiting) -> Reason | None:
@@ -196,7 +246,7 @@ class Room:
     def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
         spec = job.spec
-        if spec.group is not None or spec.task is not None or self.tally.limited:
+        if spec.group is not None or spec.task is not None or self.quotas.limited:
             for rule in (self.group, self.array, self.quota):
                 reason = rule(job)
                 if reason is not None:
@@ -268,7 +318,7 @@ class Room:
             self.now_ns,
             self.policy,
             self.cards.cards,
-            self.runs,
+            self.with_gpus,
         )
 
     def _kept_for(self, job: Waiting) -> set[int]:

@@ -102,13 +102,13 @@ class Rules:
         """So many jobs of a user and of a project may wait: of more than that, the first to arrive are considered."""
         if not self.counts_queued or job.name not in self._queue:
             return None
-        tally = self.room.tally
-        most = tally.limits("user", job.user).max_queued_jobs
+        quotas = self.room.quotas
+        most = quotas.limits("user", job.user).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most):
             count = self._queue.queued(user=job.user)
             return Reason("quota", f"quota: {job.user} has {count} jobs queued, {most} may be")
         project = job.spec.project
-        most = None if project is None else tally.limits("project", project).max_queued_jobs
+        most = None if project is None else quotas.limits("project", project).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most, by_project=True):
             count = self._queue.queued(project=project)
             return Reason("quota", f"quota: project {project} has {count} jobs queued, {most} may be")

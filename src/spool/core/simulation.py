@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import heappop, heappush
 
-from spool.core.backfill import as_run
-from spool.core.model import Grant, Machine, Policy, Reservation, Running, Spec, State, Waiting
-from spool.core.order import UsageLedger, share_key, weigh
+from spool.core.backfill import Holding, as_run
+from spool.core.model import Grant, Machine, Policy, Reservation, Spec, State, Waiting
+from spool.core.order import ARRIVAL, SHORTEST, SLOWDOWN, Past
 from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
+from spool.core.quotas import Quotas
+from spool.core.runs import Runs
 
 NOTHING = Grant()
 
@@ -25,6 +27,8 @@ class Discipline(StrEnum):
 
     FIFO = "fifo"  # first come, first served: nobody overtakes
     EASY = "easy"  # first come, first served, and backfilling that never delays the first that waits
+    SJF = "sjf"  # shortest job first, with the same backfilling
+    LXF = "lxf"  # who has waited longest for its size first, without fair share or promotion
     SPOOL = "spool"  # as the policy says
 
 
@@ -57,11 +61,12 @@ class Outcome:
 
 
 def under(discipline: Discipline, policy: Policy) -> Policy:
-    """Return *policy* changed to that discipline. The first two know no order but that of coming (and priority)."""
+    """Return *policy* changed to that discipline; priorities count under all of them."""
     if discipline is Discipline.SPOOL:
         return policy
+    order = {Discipline.SJF: SHORTEST, Discipline.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
     return replace(
-        policy, starvation_after_ns=0, fair_share=False, time_bonus=False, strict_order=discipline is Discipline.FIFO
+        policy, order=order, promotes=False, fair_share=False, strict_order=discipline is Discipline.FIFO
     )
 
 
@@ -96,11 +101,12 @@ class Simulation:
                 array = each.spec.task.array
                 self._arrays[array] = (*self._arrays.get(array, ()), each.name)
         self._queue = WaitingQueue()
-        self._running: dict[str, Running] = {}
+        self._quotas = Quotas(policy).limited
+        self._past = Past(policy)
+        self._running = Runs(run_times=self._past.run_times)
         self._ends: list[tuple[int, str]] = []
         self._ended: dict[str, State] = {}
-        self._usage = UsageLedger(policy.half_life_ns)
-        self._protected: str | None = None
+        self._holding = Holding()
 
     def run(self) -> Iterator[Outcome]:
         """Go on until nothing waits that can start, yielding each outcome as it comes about."""
@@ -119,16 +125,16 @@ class Simulation:
             view = View(
                 self._machine,
                 self._queue,
-                running=tuple(self._running.values()),
+                running=self._running,
                 ended=self._ended,
                 arrays=self._arrays,
                 reservations=self._reservations,
-                usage=self._usage.at(now_ns) if self._policy.fair_share else {},
-                protected=self._protected,
+                past=self._past,
+                holding=self._holding,
             )
             plan = decide(view, now_ns, self._policy)
             yield Pass(now_ns, view, plan)
-            self._protected = plan.protected
+            self._holding = plan.holding
             for ending in plan.endings:
                 self._end(ending.name, ending.outcome)
                 yield self._outcome(ending.name, None, now_ns, ending.outcome, NOTHING)
@@ -147,13 +153,19 @@ class Simulation:
 
     def _waiting(self, new: Coming) -> Waiting:
         spec = new.spec
-        if self._policy.strict_order and not self._reservations:
-            spec = replace(spec, time_limit_ns=None)  # asked by no rule then, and so fewer shapes to look at
-        return Waiting(new.name, spec, new.user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
+        user = new.user
+        if not self._reservations and not self._quotas:  # what no rule asks for makes no shapes to look at
+            if self._policy.strict_order:
+                spec, user = replace(spec, time_limit_ns=None), ""
+            elif self._policy.order == ARRIVAL and spec.time_limit_ns is not None:
+                user = ""
+        return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
 
     def _start(self, name: str, grant: Grant, now_ns: int) -> None:
-        self._running[name] = as_run(self._queue[name], grant, now_ns)
+        run = as_run(self._queue[name], grant, now_ns)
         self._queue.remove(name)
+        self._running.put(run)
+        self._past.begin(run)
         limit = self._jobs[name].spec.time_limit_ns
         duration = self._jobs[name].duration_ns
         heappush(self._ends, (now_ns + (duration if limit is None else min(duration, limit)), name))
@@ -161,12 +173,12 @@ class Simulation:
     def _over(self, now_ns: int) -> Iterator[Outcome]:
         while self._ends and self._ends[0][0] <= now_ns:
             at_ns, name = heappop(self._ends)
-            run = self._running.pop(name)
+            run = self._running[name]
+            self._running.remove(name)
             limit = self._jobs[name].spec.time_limit_ns
             late = limit is not None and self._jobs[name].duration_ns > limit
             state = State.TIMEOUT if late else State.FINISHED
-            key = share_key(run.user, run.spec.project, self._policy)
-            self._usage.add(key, weigh(run.grant, at_ns - run.started_at_ns, self._policy), at_ns)
+            self._past.end(run, self._jobs[name].submit_at_ns, at_ns, state)
             self._end(name, state)
             yield self._outcome(name, run.started_at_ns, at_ns, state, run.grant)
 

@@ -1,0 +1,122 @@
+"""The runs that hold what they were granted, with the sums that every pass asks for.
+
+The sums are kept from run to run, so that a pass costs what has changed. A property test holds them against sums that
+are made anew.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from spool.core.model import Running
+from spool.core.ordered import Ordered
+from spool.core.quotas import Counts, Lowest
+from spool.core.runtimes import Expected, RunTimes
+
+
+class Runs(Mapping[str, Running]):
+    """The runs by the names of their jobs. `put` and `remove` keep every sum; all else only looks."""
+
+    def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
+        self.run_times = run_times or RunTimes()
+        self.counts = Counts()
+        self.group_limits = Lowest()
+        self.array_limits = Lowest()
+        self.with_gpus: dict[str, Running] = {}
+        self._runs: dict[str, Running] = {}
+        self._expected: dict[str, Expected] = {}  # as it was when the run began, or was taken in
+        self._ends: dict[str, int] = {}
+        self._in_order: Ordered[tuple[int, str]] = Ordered()
+        self._stopping: set[str] = set()
+        for run in runs:
+            self.put(run)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._runs
+
+    def __getitem__(self, name: str) -> Running:
+        return self._runs[name]
+
+    def put(self, run: Running) -> None:
+        """Count *run*, in place of another of its name."""
+        name = run.name
+        before = self._runs.get(name)
+        if before == run:
+            return
+        expected = None
+        if before is not None:
+            if (before.run, before.started_at_ns, before.spec) == (run.run, run.started_at_ns, run.spec):
+                expected = self._expected[name]
+            self.remove(name)
+        self._runs[name] = run
+        self.counts.add(run)
+        _state(run, self.group_limits.add, self.array_limits.add)
+        if run.grant.gpu_uuids:
+            self.with_gpus[name] = run
+        expected = self._expected[name] = expected or self.run_times.of_run(run)
+        end_ns = self._ends[name] = run.started_at_ns + expected.ns
+        self._in_order.add((end_ns, name))
+        if run.stopping:
+            self._stopping.add(name)
+
+    def remove(self, name: str) -> None:
+        """Count the run of that job no more; one that is not there is none of our business."""
+        run = self._runs.pop(name, None)
+        if run is None:
+            return
+        self.counts.add(run, -1)
+        _state(run, self.group_limits.discard, self.array_limits.discard)
+        self.with_gpus.pop(name, None)
+        del self._expected[name]
+        self._in_order.discard((self._ends.pop(name), name))
+        self._stopping.discard(name)
+
+    def expected(self, name: str) -> Expected:
+        """Return how long the run of that job was expected to run when it began."""
+        return self._expected[name]
+
+    def ends(self, now_ns: int) -> list[tuple[int, str]]:
+        """Return when each run is expected to have ended, the first first; for reading only.
+
+        One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
+        has passed is replaced by another.
+        """
+        entries = self._in_order.entries
+        overrun = []
+        for end_ns, name in entries:
+            if end_ns > now_ns:
+                break
+            if self._expected[name].is_guess and name not in self._stopping:
+                overrun.append(name)
+        for name in overrun:
+            run = self._runs[name]
+            self._in_order.discard((self._ends[name], name))
+            ran_ns = now_ns - run.started_at_ns
+            longer_ns = self.run_times.overrun(run, self._expected[name].ns, ran_ns)
+            end_ns = self._ends[name] = run.started_at_ns + longer_ns
+            self._in_order.add((end_ns, name))
+        entries = self._in_order.entries
+        if not self._stopping:
+            return entries
+        found = [each for each in entries if each[1] not in self._stopping]
+        for name in self._stopping:
+            insort(found, (min(self._ends[name], now_ns + self._runs[name].spec.kill_grace_ns), name))
+        return found
+
+
+_Note = Callable[[str, int], None]
+
+
+def _state(run: Running, group: _Note, array: _Note) -> None:
+    spec = run.spec
+    if spec.group is not None and spec.group_limit is not None:
+        group(spec.group, spec.group_limit)
+    if spec.task is not None and spec.task.max_running is not None:
+        array(spec.task.array, spec.task.max_running)

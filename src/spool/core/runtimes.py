@@ -1,0 +1,170 @@
+"""How long a job is expected to run: as long as it may, or else as long as its like has run lately.
+
+What is learnt stands for a limit that nobody stated. A job's like are the runs of the same user, name (without the
+index of an array or a number at its end) and request; where there are too few of them, the user's runs; where there
+are none, everybody's.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections import deque
+from enum import StrEnum
+from typing import NamedTuple
+
+from spool.core.arrays import array_of
+from spool.core.model import SECOND_NS, OUTCOMES, Request, Running, Spec, State, Waiting
+
+LEAST_NS = 60 * SECOND_NS
+"""A guess is no shorter: what decides between a second and two is not worth guessing."""
+
+UNKNOWN_NS = 3600 * SECOND_NS
+"""What a job without a limit is taken to run where nothing has ended yet."""
+
+TEACHES = frozenset({State.FINISHED, State.TIMEOUT})
+"""The outcomes that teach something: how long a job takes that fails says little about one that does not."""
+
+_ALIKE = 2  # so many runs of a job's like make a guess, and so many of the last ones its mean
+_LASTS = 30  # runs that are remembered of each kind, to tell how long those go on that have overrun their guess
+_BEYOND = 3  # so many must have lasted longer
+_EVERYBODY = 101  # of the last runs of all, the middle one
+_KINDS = 20_000  # that are remembered; of more, those that ended longest ago are forgotten
+
+_NUMBER = re.compile(r"(?:[-_.:+]*[0-9]+)+$")
+
+
+class Source(StrEnum):
+    """What an expected run time rests on."""
+
+    LIMIT = "limit"  # the job states it
+    ALIKE = "alike"  # the last runs of its like
+    USER = "user"  # the last runs of its user
+    ALL = "all"  # half of the last runs took no longer
+    NONE = "none"  # nothing has ended yet, or nothing is learnt
+    OVERRUN = "overrun"  # it runs for longer than was expected
+
+
+class Expected(NamedTuple):
+    """An expected run time, and what it rests on. `runs` says of how many runs it is the mean or the median."""
+
+    ns: int
+    source: Source
+    runs: int = 0
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether nobody stated it."""
+        return self.source is not Source.LIMIT
+
+
+def stem(name: str, array: str | None = None) -> str:
+    """Return what a job's name has in common with its like: its array's name, or what stands before a number.
+
+    A name of nothing but a number is like every other such name.
+    """
+    return array if array is not None else _NUMBER.sub("", name)
+
+
+def stem_of(name: str, spec: Spec) -> str:
+    """Return the stem of a job."""
+    return stem(name, spec.task.array if spec.task is not None else None)
+
+
+class _Kind:
+    """The last runs of one kind."""
+
+    __slots__ = ("before", "last", "lasts", "runs")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.last = self.before = 0
+        self.lasts: deque[int] = deque(maxlen=_LASTS)
+
+    def add(self, ran_ns: int) -> None:
+        self.before = self.last if self.runs else ran_ns
+        self.last = ran_ns
+        self.runs += 1
+        self.lasts.append(ran_ns)
+
+    @property
+    def mean_ns(self) -> int:
+        return max(LEAST_NS, (self.last + self.before) // 2)
+
+    def beyond(self, ran_ns: int) -> int | None:
+        """Return the median of those that lasted longer than *ran_ns*; None if there are too few."""
+        longer = sorted(each for each in self.lasts if each > ran_ns)
+        return longer[len(longer) // 2] if len(longer) >= _BEYOND else None
+
+
+class RunTimes:
+    """What is learnt of run times. Its owner adds each run that has ended once, in order."""
+
+    def __init__(self, *, learns: bool = True) -> None:
+        self.learns = learns
+        self._alike: dict[tuple[str, str, Request], _Kind] = {}
+        self._users: dict[str, _Kind] = {}
+        self._all: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, user: str, stem: str, request: Request, ran_ns: int) -> None:
+        """Learn how long a run took that ended as one of `TEACHES`."""
+        if not self.learns:
+            return
+        key = (user, stem, request)
+        alike = self._alike.pop(key, None) or _Kind()
+        alike.add(ran_ns)
+        self._alike[key] = alike  # the last, so that the first is the one that ended longest ago
+        if len(self._alike) > _KINDS:
+            del self._alike[next(iter(self._alike))]
+        of_user = self._users.get(user)
+        if of_user is None:
+            of_user = self._users[user] = _Kind()
+        of_user.add(ran_ns)
+        self._all.append(ran_ns)
+        insort(self._sorted, ran_ns)
+        if len(self._all) > _EVERYBODY:
+            del self._sorted[bisect_left(self._sorted, self._all.popleft())]
+
+    def guess(self, user: str, stem: str, request: Request) -> Expected:
+        """Return how long a job is expected to run that states no limit."""
+        alike = self._alike.get((user, stem, request))
+        if alike is not None and alike.runs >= _ALIKE:
+            return Expected(alike.mean_ns, Source.ALIKE, _ALIKE)
+        of_user = self._users.get(user)
+        if of_user is not None:
+            return Expected(of_user.mean_ns, Source.USER, min(of_user.runs, 2))
+        if self._sorted:
+            return Expected(max(LEAST_NS, self._sorted[len(self._sorted) // 2]), Source.ALL, len(self._sorted))
+        return Expected(UNKNOWN_NS, Source.NONE)
+
+    def of_job(self, job: Waiting) -> Expected:
+        """Return how long *job* is expected to run."""
+        limit = job.spec.time_limit_ns
+        if limit is not None:
+            return Expected(limit, Source.LIMIT)
+        return self.guess(job.user, stem_of(job.name, job.spec), job.spec.request)
+
+    def of_run(self, run: Running) -> Expected:
+        """Return how long *run* was expected to run, by what is known now."""
+        limit = run.spec.time_limit_ns
+        if limit is not None:
+            return Expected(limit, Source.LIMIT)
+        return self.guess(run.user, stem_of(run.name, run.spec), run.spec.request)
+
+    def overrun(self, run: Running, expected_ns: int, ran_ns: int) -> int:
+        """Return how long *run* is expected to run that was to end after *expected_ns*, and has not after *ran_ns*.
+
+        As long as half of those that lasted longer, of its like or of its user's; where they are too few, twice as
+        long as was thought, and so on.
+        """
+        for kind in (
+            self._alike.get((run.user, stem_of(run.name, run.spec), run.spec.request)),
+            self._users.get(run.user),
+        ):
+            longer_ns = None if kind is None else kind.beyond(ran_ns)
+            if longer_ns is not None:
+                return longer_ns + SECOND_NS
+        while expected_ns <= ran_ns:
+            expected_ns *= 2
+        return expected_ns
