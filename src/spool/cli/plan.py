@@ -31,7 +31,7 @@ def command(root: str, as_json: bool) -> int:
 
     In the order of the queue. It is the scheduler itself that answers, from a fresh look at the files and the machine;
     no dispatcher is needed. START is the earliest time at which a job could start if every time limit holds and no
-    other job that waits is first.
+    other job that waits is first; with a ~ it rests on the guess of a run time.
 
       spool plan
       spool plan --json | jq -r '.starts[].name'
@@ -74,7 +74,8 @@ def _print(found: Forecast) -> None:
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:
-            until = f", which could start in {show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
+            about = "about " if found.protected_by_guess else ""
+            until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
         render.say(f"room is left for {found.protected}{until}")
     if not found.dispatcher:
         render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
@@ -84,7 +85,8 @@ def _start(each: Waits, found: Forecast) -> str:
     if each.start_at_ns is None:
         return "?"
     wait = each.start_at_ns - found.at_ns
-    return f"in {show_duration(wait)}" if wait > 0 else "next"
+    about = "~" if each.start_is_guess else ""
+    return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
 
 
 def _gets(grant: Grant) -> str:

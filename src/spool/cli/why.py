@@ -45,7 +45,17 @@ def _print(answer: Answer) -> None:
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
-        render.say(f"could start: {when}, if the time limits hold and nobody else is first")
+        on = "what runs ends as expected" if answer.start_is_guess else "the time limits hold"
+        about = "about " if answer.start_is_guess and wait > 0 else ""
+        render.say(f"could start: {about}{when}, if {on} and nobody else is first")
+    if answer.expected:
+        render.say(f"expected to run: {answer.expected}")
+    if answer.standing and answer.place == "queued":
+        behind = ""
+        if answer.behind is not None:
+            score = f", {answer.behind_score:.1f}" if answer.behind_score is not None else ""
+            behind = f"; behind {answer.behind}{score}"
+        render.say(f"order: {answer.standing}{behind}")
     if answer.ahead and answer.place == "queued":
         render.say(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spool.core.model import Machine, Policy, Request, Running, State, Waiting
+from spool.core.model import Grant, Machine, Policy, Request, Result, Waiting
 from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
 from spool.core.passing import LONG_NS, PassedWork, Work
-from spool.core.queue import HIGHEST_PRIORITY, Place, Shape, WaitingQueue, place
+from spool.core.queue import Place, Shape, WaitingQueue, place
 from spool.core.runs import Runs
-from spool.core.runtimes import LEAST_NS, TEACHES, Expected, RunTimes, stem_of
+from spool.core.runtimes import LEAST_NS, TEACHES, Expected, RunTimes
 from spool.core.shares import Shares, share_key, weigh
+from spool.core.units import show_duration
 
 OrderKey = tuple[int, int, float, int, str]
 """The whole order: 255 - priority, 0 for who was passed, -score (or arrival), arrival, name. Smaller comes first."""
@@ -32,31 +33,32 @@ _BEHIND = 32  # jobs of a shape that are looked at, where the first has waited v
 class Past:
     """What ended runs have taught: how long jobs run, who has used how much, and whom they have passed.
 
-    Its owner tells it of each run that begins and of each that ends, in order.
+    Its owner tells it when runs begin and end, and once of each that is over, in order.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
-        self.passed: dict[int, PassedWork] = {}  # by priority
+        self.passed = PassedWork()
         self._policy = policy
 
-    def begin(self, run: Running) -> None:
-        """Count a run from its start on."""
-        rate = weigh(run.grant, self._policy)
-        self.shares.begin(share_key(run.user, run.spec.project, self._policy), rate, run.started_at_ns)
+    def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
+        """Count what a run uses from its start on."""
+        self.shares.begin(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
 
-    def end(self, run: Running, arrived_at_ns: int, ended_at_ns: int, outcome: State) -> None:
-        """Take in that a run has ended which was counted."""
-        rate = weigh(run.grant, self._policy)
-        self.shares.end(share_key(run.user, run.spec.project, self._policy), rate, ended_at_ns)
-        ran_ns = max(ended_at_ns - run.started_at_ns, 0)
-        if outcome in TEACHES:
-            self.run_times.add(run.user, stem_of(run.name, run.spec), run.spec.request, ran_ns)
-        passed = self.passed.get(run.spec.priority)
-        if passed is None:
-            passed = self.passed[run.spec.priority] = PassedWork()
-        passed.add(arrived_at_ns, Work.of(run.grant, ran_ns))
+    def end(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
+        """Count it up to its end."""
+        self.shares.end(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
+
+    def learn(self, user: str, result: Result) -> None:
+        """Take in a run that is over."""
+        if result.started_at_ns is None or result.ended_at_ns is None:
+            return
+        ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
+        if result.outcome in TEACHES:
+            self.run_times.add(user, result.job, result.request, ran_ns)
+        if result.submitted_at_ns is not None:
+            self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ class Standing:
     factor: float  # of fair share; 1 where nobody is to be fair to
     score: float | None
     was_passed: bool  # later arrivals have passed it by so much work that it goes first
+
+    def words(self) -> str:
+        """Return the numbers by which the job stands where it does."""
+        waited = f"waited {show_duration(self.waited_ns)}"
+        if self.was_passed:
+            return f"{waited}; goes first, for later arrivals have passed it by too much work"
+        if self.score is None:
+            return waited
+        share = "" if abs(self.factor - 1) < 0.005 else f", fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}"
+        return f"{waited}, expected to run {show_duration(self.expected.ns)}: score {self.score:.1f}{share}"
 
 
 class Order:
@@ -86,7 +98,7 @@ class Order:
         self._now_ns = now_ns
         self._policy = policy
         self._run_times = past.run_times
-        self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else {}
+        self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else None
         self._whole = Work.whole(machine)
         self._pools = pools
         self._known_pools: dict[int, tuple[int, ...]] = {}
@@ -116,7 +128,7 @@ class Order:
         expected_ns = key.time_limit_ns
         if expected_ns is None:
             expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
-        if self._now_ns - where[1] <= LONG_NS or not self._passed:
+        if self._now_ns - where[1] <= LONG_NS or self._passed is None:
             return self._key(where, expected_ns, key.user, key.project, key.request)
         if self._is_passed(where, key.request):
             return where[0], 0, where[1], where[1], where[2]
@@ -144,7 +156,7 @@ class Order:
             return ahead, 1, arrived_at_ns, arrived_at_ns, name
         if self._order == SHORTEST:
             return ahead, 1, expected_ns, arrived_at_ns, name
-        if self._passed and self._now_ns - arrived_at_ns > LEAST_PASSED_NS and self._is_passed(where, request):
+        if self._now_ns - arrived_at_ns > LEAST_PASSED_NS and self._is_passed(where, request):
             return ahead, 0, arrived_at_ns, arrived_at_ns, name
         return self._score(where, expected_ns, user, project)
 
@@ -164,5 +176,5 @@ class Order:
         return known
 
     def _is_passed(self, where: Place, request: Request) -> bool:
-        passed = self._passed.get(HIGHEST_PRIORITY - where[0])
+        passed = self._passed
         return passed is not None and passed.is_passed(where[1], self._now_ns, self._whole, self._lacking(request))

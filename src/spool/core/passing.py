@@ -1,9 +1,9 @@
 """Who has been passed by so much work of later arrivals that it goes first.
 
-Work counts when its run ends, for the pool that it took: processors, memory, GPUs; and for the waiting jobs of the
-same priority, for a higher one is meant to pass. A job goes to the front once later arrivals have used the whole pool
-that it lacks for longer than 8 hours, and for longer than 15 % of the time that it has waited. A mere age would do
-worse: under load everything becomes old, and the order that of arrival.
+Work counts when its run ends, for the pool that it took: processors, memory, GPUs. A job goes to the front of its
+priority once later arrivals have used the whole pool that it lacks for longer than 8 hours, and for longer than 15 % of
+the time that it has waited. A mere age would do worse: under load everything becomes old, and the order that of
+arrival.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 
 class PassedWork:
-    """The work of ended runs of one priority, by when their jobs arrived."""
+    """The work of ended runs, by when their jobs arrived."""
 
     __slots__ = ("_arrivals", "_known", "_recent", "_sums", "_total", "_works")
 

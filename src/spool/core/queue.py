@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from spool.core.dependencies import Watch
 from spool.core.model import Request, Waiting
 from spool.core.ordered import Ordered
 from spool.core.quotas import Lowest
-from spool.core.runtimes import stem_of
+from spool.core.runtimes import stem
 from spool.core.waits import deadline_ns, opens_at_ns
+
+Owner = TypeVar("Owner", str, str | None)
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
@@ -89,7 +91,7 @@ def shape_key(job: Waiting) -> ShapeKey:
         task.max_running if task is not None else None,
         spec.time_limit_ns,
         job.executor_problem,
-        None if spec.time_limit_ns is not None else stem_of(job.name, spec),
+        None if spec.time_limit_ns is not None else stem(job.name),
     )
 
 
@@ -232,12 +234,8 @@ class WaitingQueue(Mapping[str, Waiting]):
                 arrivals.discard((job.arrived_at_ns, name))
 
     def _count(self, job: Waiting, sign: int) -> None:
-        for counts, owner in ((self.users, job.user), (self.projects, job.spec.project)):
-            number = counts.get(owner, 0) + sign  # type: ignore[attr-defined]
-            if number:
-                counts[owner] = number  # type: ignore[index]
-            else:
-                del counts[owner]  # type: ignore[arg-type]
+        _add(self.users, job.user, sign)
+        _add(self.projects, job.spec.project, sign)
 
     # What follows is for `decide`.
 
@@ -321,8 +319,7 @@ class WaitingQueue(Mapping[str, Waiting]):
     def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
         """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""
         owner = ("project", job.spec.project or "") if by_project else ("user", job.user)
-        counts: Mapping[str | None, int] = self.projects if by_project else self.users
-        if counts.get(owner[1], 0) <= most:
+        if self.queued(**{owner[0]: owner[1]}) <= most:
             return True
         arrivals = self._arrivals.get(owner)
         if arrivals is None:
@@ -331,6 +328,14 @@ class WaitingQueue(Mapping[str, Waiting]):
                 if owner in _owners(each):
                     arrivals.add((each.arrived_at_ns, each.name))
         return bisect_right(arrivals.entries, (job.arrived_at_ns, job.name)) <= most
+
+
+def _add(counts: dict[Owner, int], owner: Owner, sign: int) -> None:
+    number = counts.get(owner, 0) + sign
+    if number:
+        counts[owner] = number
+    else:
+        del counts[owner]
 
 
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:

@@ -98,9 +98,7 @@ class Room:
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
-        return not self.lacks(request) and (
-            not request.gpus or len(self.cards.open_to(request)) >= request.gpus
-        )
+        return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def pools(self, request: Request) -> tuple[int, ...]:
         """Return which pools, as places in `passing.Work`, *request* lacks; if none, all of which it asks for."""

@@ -54,7 +54,7 @@ class Runs(Mapping[str, Running]):
         if before is not None:
             if (before.run, before.started_at_ns, before.spec) == (run.run, run.started_at_ns, run.spec):
                 expected = self._expected[name]
-            self.remove(name)
+            self._discount(before)
         self._runs[name] = run
         self.counts.add(run)
         _state(run, self.group_limits.add, self.array_limits.add)
@@ -69,14 +69,26 @@ class Runs(Mapping[str, Running]):
     def remove(self, name: str) -> None:
         """Count the run of that job no more; one that is not there is none of our business."""
         run = self._runs.pop(name, None)
-        if run is None:
-            return
+        if run is not None:
+            self._discount(run)
+
+    def _discount(self, run: Running) -> None:
+        name = run.name
         self.counts.add(run, -1)
         _state(run, self.group_limits.discard, self.array_limits.discard)
         self.with_gpus.pop(name, None)
         del self._expected[name]
         self._in_order.discard((self._ends.pop(name), name))
         self._stopping.discard(name)
+
+    def learn_from(self, run_times: RunTimes) -> None:
+        """Guess anew how long each runs, from now on by what *run_times* has learnt."""
+        self.run_times = run_times
+        runs = list(self._runs.values())
+        for run in runs:
+            self.remove(run.name)
+        for run in runs:
+            self.put(run)
 
     def expected(self, name: str) -> Expected:
         """Return how long the run of that job was expected to run when it began."""

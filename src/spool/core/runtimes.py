@@ -1,8 +1,8 @@
 """How long a job is expected to run: as long as it may, or else as long as its like has run lately.
 
 What is learnt stands for a limit that nobody stated. A job's like are the runs of the same user, name (without the
-index of an array or a number at its end) and request; where there are too few of them, the user's runs; where there
-are none, everybody's.
+numbers at its end, such as the index of an array's task) and request; where there are too few of them, the user's
+runs; where there are none, everybody's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections import deque
 from enum import StrEnum
 from typing import NamedTuple
 
-from spool.core.arrays import array_of
-from spool.core.model import SECOND_NS, OUTCOMES, Request, Running, Spec, State, Waiting
+from spool.core.model import SECOND_NS, Request, Running, State, Waiting
+from spool.core.reasons import count_of
+from spool.core.units import show_duration
 
 LEAST_NS = 60 * SECOND_NS
 """A guess is no shorter: what decides between a second and two is not worth guessing."""
@@ -42,7 +43,6 @@ class Source(StrEnum):
     USER = "user"  # the last runs of its user
     ALL = "all"  # half of the last runs took no longer
     NONE = "none"  # nothing has ended yet, or nothing is learnt
-    OVERRUN = "overrun"  # it runs for longer than was expected
 
 
 class Expected(NamedTuple):
@@ -57,18 +57,28 @@ class Expected(NamedTuple):
         """Whether nobody stated it."""
         return self.source is not Source.LIMIT
 
+    def words(self, name: str, user: str) -> str:
+        """Return how long the job *name* of *user* is expected to run, and what says so: "about 35 m, as …"."""
+        time = show_duration(self.ns)
+        match self.source:
+            case Source.LIMIT:
+                return f"{time}, its time limit"
+            case Source.ALIKE:
+                return f"about {time}, as the last {self.runs} runs of {stem(name) or name}"
+            case Source.USER:
+                return f"about {time}, as the last {'run' if self.runs == 1 else f'{self.runs} runs'} of {user}"
+            case Source.ALL:
+                return f"about {time}, the median of the last {count_of(self.runs, 'run')}"
+            case _:
+                return f"{time}, for want of anything known"
 
-def stem(name: str, array: str | None = None) -> str:
-    """Return what a job's name has in common with its like: its array's name, or what stands before a number.
 
-    A name of nothing but a number is like every other such name.
+def stem(name: str) -> str:
+    """Return what a job's name has in common with its like: what stands before the numbers at its end.
+
+    That is the array's name for a task, and nothing for a name that is a number.
     """
-    return array if array is not None else _NUMBER.sub("", name)
-
-
-def stem_of(name: str, spec: Spec) -> str:
-    """Return the stem of a job."""
-    return stem(name, spec.task.array if spec.task is not None else None)
+    return _NUMBER.sub("", name)
 
 
 class _Kind:
@@ -107,11 +117,11 @@ class RunTimes:
         self._all: deque[int] = deque()
         self._sorted: list[int] = []
 
-    def add(self, user: str, stem: str, request: Request, ran_ns: int) -> None:
+    def add(self, user: str, name: str, request: Request, ran_ns: int) -> None:
         """Learn how long a run took that ended as one of `TEACHES`."""
         if not self.learns:
             return
-        key = (user, stem, request)
+        key = (user, stem(name), request)
         alike = self._alike.pop(key, None) or _Kind()
         alike.add(ran_ns)
         self._alike[key] = alike  # the last, so that the first is the one that ended longest ago
@@ -143,14 +153,14 @@ class RunTimes:
         limit = job.spec.time_limit_ns
         if limit is not None:
             return Expected(limit, Source.LIMIT)
-        return self.guess(job.user, stem_of(job.name, job.spec), job.spec.request)
+        return self.guess(job.user, stem(job.name), job.spec.request)
 
     def of_run(self, run: Running) -> Expected:
         """Return how long *run* was expected to run, by what is known now."""
         limit = run.spec.time_limit_ns
         if limit is not None:
             return Expected(limit, Source.LIMIT)
-        return self.guess(run.user, stem_of(run.name, run.spec), run.spec.request)
+        return self.guess(run.user, stem(run.name), run.spec.request)
 
     def overrun(self, run: Running, expected_ns: int, ran_ns: int) -> int:
         """Return how long *run* is expected to run that was to end after *expected_ns*, and has not after *ran_ns*.
@@ -159,7 +169,7 @@ class RunTimes:
         long as was thought, and so on.
         """
         for kind in (
-            self._alike.get((run.user, stem_of(run.name, run.spec), run.spec.request)),
+            self._alike.get((run.user, stem(run.name), run.spec.request)),
             self._users.get(run.user),
         ):
             longer_ns = None if kind is None else kind.beyond(ran_ns)

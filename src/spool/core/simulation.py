@@ -12,7 +12,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 
 from spool.core.backfill import Holding, as_run
-from spool.core.model import Grant, Machine, Policy, Reservation, Spec, State, Waiting
+from spool.core.model import Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.order import ARRIVAL, SHORTEST, SLOWDOWN, Past
 from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
@@ -65,9 +65,7 @@ def under(discipline: Discipline, policy: Policy) -> Policy:
     if discipline is Discipline.SPOOL:
         return policy
     order = {Discipline.SJF: SHORTEST, Discipline.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
-    return replace(
-        policy, order=order, promotes=False, fair_share=False, strict_order=discipline is Discipline.FIFO
-    )
+    return replace(policy, order=order, promotes=False, fair_share=False, strict_order=discipline is Discipline.FIFO)
 
 
 @dataclass(slots=True)
@@ -165,7 +163,7 @@ class Simulation:
         run = as_run(self._queue[name], grant, now_ns)
         self._queue.remove(name)
         self._running.put(run)
-        self._past.begin(run)
+        self._past.begin(run.user, run.spec.project, grant, now_ns)
         limit = self._jobs[name].spec.time_limit_ns
         duration = self._jobs[name].duration_ns
         heappush(self._ends, (now_ns + (duration if limit is None else min(duration, limit)), name))
@@ -178,9 +176,16 @@ class Simulation:
             limit = self._jobs[name].spec.time_limit_ns
             late = limit is not None and self._jobs[name].duration_ns > limit
             state = State.TIMEOUT if late else State.FINISHED
-            self._past.end(run, self._jobs[name].submit_at_ns, at_ns, state)
+            self._past.end(run.user, run.spec.project, run.grant, at_ns)
+            self._past.learn(run.user, self._result(run, at_ns, state))
             self._end(name, state)
             yield self._outcome(name, run.started_at_ns, at_ns, state, run.grant)
+
+    def _result(self, run: Running, at_ns: int, state: State) -> Result:
+        arrived_at_ns, request = self._jobs[run.name].submit_at_ns, run.spec.request
+        return Result(
+            run.name, 1, 1, state, "", arrived_at_ns, run.started_at_ns, at_ns, request=request, grant=run.grant
+        )
 
     def _end(self, name: str, state: State) -> None:
         self._queue.remove(name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from spool.core.backfill import Holding
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Grant, Machine
@@ -93,32 +94,34 @@ class Acting:
 
     def _imagined(self) -> Start | None:
         of = self._of
-        runs = list(of.table.running)
+        runs = of.table.runs
         if not runs or of.plan is None or of.machine is None:
             return None
         if EventName.SUBMITTING in of.telling.asked:
             return None  # who is asked may have texts for the script
         if not of.table.queue.is_simple or len(of.table.held) > _FEW_HELD:
             return None  # it would cost more than it saves
-        runs[0] = replace(runs[0], grant=Grant())
-        now = of.clock()
-        view = replace(self.view(of.machine, now, of.plan), running=tuple(runs))
-        return next(iter(decide(view, now, of.settings.config.policy).starts), None)
+        now, oldest = of.clock(), next(iter(runs.values()))
+        runs.put(replace(oldest, grant=Grant()))
+        try:
+            return next(iter(self._decide(of.machine, now, of.plan).starts), None)
+        finally:
+            runs.put(oldest)
 
     def _decide(self, machine: Machine, now: int, before: Plan | None) -> Plan:
         return decide(self.view(machine, now, before), now, self._of.settings.config.policy)
 
     def view(self, machine: Machine, now: int, before: Plan | None) -> View:
         """Return what the next plan is made of; *before* is the plan that holds."""
-        of, policy = self._of, self._of.settings.config.policy
+        of = self._of
+        of.past.see_to(now, of.settings.config.policy)
         return of.table.view(
             machine,
             ended=of.outcomes,
             arrays=of.arrays.names,
             reservations=of.bookings.standing,
-            usage=of.usage.at(now, policy),
             paused=of.sight.paused,
-            protected=before.protected if before is not None else None,
+            holding=before.holding if before is not None else Holding(),
         )
 
     def _start(self, wanted: Sequence[Start], now: int) -> bool:

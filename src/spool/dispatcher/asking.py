@@ -32,6 +32,13 @@ class Answer:
     reasons: tuple[No, ...]
     start_at_ns: int | None  # at the earliest, if every limit holds; None: unknown
     must_end: tuple[str, ...]  # the runs that have to end first
+    start_is_guess: bool  # that rests on the guess of a run time, of this job's own or of those that must end
+    expected_run_ns: int | None  # how long it is expected to run; None: it is held, or cannot be read
+    expected: str  # … in words, and what says so
+    score: float | None
+    standing: str  # why it stands where it does in the order, in numbers
+    behind: str | None  # the first in the order, if that is another
+    behind_score: float | None
     ahead: int  # jobs that wait and are considered before this one
     dispatcher: bool
     last_said: str  # the reason in `state.json`
@@ -59,11 +66,11 @@ def why(spool: Spool, name: str) -> Answer:
         noes = (No(reason.code, reason.text) for reason in seen.plan.all_noes(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
     expected = seen.plan.expected_start(name) if job is not None else None
-    queue = seen.view.queue
-    ahead = 0
-    if job is not None:
-        rank = (-job.spec.priority, job.arrived_at_ns)
-        ahead = sum((-other.spec.priority, other.arrived_at_ns) < rank for other in queue.values() if other is not job)
+    order = seen.plan.in_order()
+    ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
+    standing = next((standing for other, standing in order if other is job), None)
+    first = order[0] if ahead else None
+    run_time = seen.view.past.run_times.of_job(job) if job is not None else None
     return Answer(
         name=name,
         place=QUEUED if QUEUED in places else HELD,
@@ -72,6 +79,13 @@ def why(spool: Spool, name: str) -> Answer:
         reasons=reasons,
         start_at_ns=expected.at_ns if expected is not None else None,
         must_end=expected.must_end if expected is not None else (),
+        start_is_guess=expected is not None and expected.guessed,
+        expected_run_ns=run_time.ns if run_time is not None else None,
+        expected=run_time.words(name, job.user) if run_time is not None and job is not None else "",
+        score=standing.score if standing is not None else None,
+        standing=standing.words() if standing is not None else "",
+        behind=first[0].name if first is not None else None,
+        behind_score=first[1].score if first is not None else None,
         ahead=ahead,
         dispatcher=lister.dispatcher,
         last_said=said.reason if said is not None else "",

@@ -91,7 +91,7 @@ class Ends:
     def _free(self, live: Live) -> None:
         """Nothing of the run is left: what it was granted can be given to the next."""
         live.gone = True
-        self.table.version += 1
+        self.table.recount(live)
 
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
@@ -103,7 +103,7 @@ class Ends:
             if live in self.stopper or self.wakes.left_behind(live):
                 if not live.remains:
                     live.remains = True
-                    self.table.version += 1  # when it ends is known better now
+                    self.table.recount(live)  # when it ends is known better now
                 self.stopper.hurry(live)
                 return False
             live.cleared = True

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from spool.core.backfill import Expectation
 from spool.core.model import Grant, Waiting
-from spool.core.order import order_key, shares
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.waits import opens_at_ns
 from spool.dispatcher.survey import Survey, survey
@@ -35,7 +34,11 @@ class Waits:
     code: str
     reason: str
     start_at_ns: int | None
+    start_is_guess: bool  # that rests on the guess of a run time
     must_end: tuple[str, ...]  # the runs that have to end first
+    expected_run_ns: int
+    expected: str  # how long it is expected to run, and what says so
+    score: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Forecast:
     dispatcher: bool
     protected: str | None
     protected_until_at_ns: int | None
+    protected_by_guess: bool
     config_problem: str | None
     at_ns: int
 
@@ -72,15 +76,14 @@ class Forecast:
 def forecast(spool: Spool) -> Forecast:
     """Look at the spool and the machine, and say what a dispatcher would do."""
     seen = survey(spool)
-    view, plan, policy = seen.view, seen.plan, seen.policy
-    by_user = shares(view.usage, view.running, seen.now_ns, policy)
-    order = sorted(view.queue.values(), key=lambda job: order_key(job, by_user, policy))
+    view, plan = seen.view, seen.plan
     grants = {start.name: start.grant for start in plan.starts}
     ending = {each.name for each in plan.endings}
     expect = _Expecting(seen)
     starts: list[Starting] = []
     waits: list[Waits] = []
-    for place, job in enumerate((job for job in order if job.name not in ending), 1):
+    order = [each for each in plan.in_order() if each[0].name not in ending]
+    for place, (job, standing) in enumerate(order, 1):
         name, priority = job.name, job.spec.priority
         if name in grants:
             starts.append(Starting(place, name, job.user, priority, grants[name]))
@@ -96,7 +99,11 @@ def forecast(spool: Spool) -> Forecast:
                 reason.code if reason is not None else "",
                 str(reason) if reason is not None else "",
                 expected.at_ns if expected is not None else None,
+                expected is not None and expected.guessed,
                 expected.must_end if expected is not None else (),
+                standing.expected.ns,
+                standing.expected.words(name, job.user),
+                standing.score,
             )
         )
     return Forecast(
@@ -110,6 +117,7 @@ def forecast(spool: Spool) -> Forecast:
         dispatcher=spool.dispatcher_lives(),
         protected=plan.protected,
         protected_until_at_ns=plan.protected_until_ns,
+        protected_by_guess=plan.protected_by_guess,
         config_problem=seen.config_problem,
         at_ns=seen.now_ns,
     )

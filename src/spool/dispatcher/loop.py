@@ -31,6 +31,7 @@ from spool.dispatcher.look import Look
 from spool.dispatcher.memory import Memory, recall, stopping_line, worth_remembering
 from spool.dispatcher.moves import Moves
 from spool.dispatcher.noticing import Noticing
+from spool.dispatcher.past import Remembered
 from spool.dispatcher.recover import Recovery
 from spool.dispatcher.report import Report
 from spool.dispatcher.restore import restore_results
@@ -41,7 +42,6 @@ from spool.dispatcher.start import Starter
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.table import Job, Live, Table
 from spool.dispatcher.telling import Telling
-from spool.dispatcher.usage import Usage
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
 from spool.dispatcher.world import Outcomes, World
@@ -71,7 +71,7 @@ class Dispatcher:
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.outcomes = Outcomes(spool, self.table.array_state, self.confinement)
         self.world = World(spool, self.table, self.settings)
-        self.usage = Usage(spool, self.table)
+        self.past = Remembered(spool, self.table)
         self.bookings = Bookings(spool, self.confinement)
         self.telling = Telling(spool, self.settings, self.logs, self.confinement)
         self.look = Look(spool, self.table, self.settings, self.telling, self.confinement)
@@ -297,8 +297,7 @@ class Dispatcher:
         proof = live.proof
         if proof is None or proof.outcome is None:
             return
-        if live.result is not None:
-            self.usage.add(live.result, self.settings.config.policy)
+        self.past.learn(live)
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
             with self.confinement.service("pause", "the spool"):
@@ -337,7 +336,7 @@ class Dispatcher:
             return
         live.stop = stop
         self.stopper.add(live)
-        self.table.version += 1
+        self.table.recount(live)
         with suppress(OSError):  # what is to be told stays among the notes
             self.noticing.stopping(live, stop)
             if stop.kind is StopKind.CANCEL and self.telling.notes:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import Card, unknown_gpus, why_closed
 from spool.core.model import ForeignProcess, Gpu, Reservation, Running
-from spool.core.quotas import SharedLimits
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import Room
@@ -118,22 +117,21 @@ def gpus(spool: Spool) -> Gpus:
 
 def _gpus(seen: Survey) -> Gpus:
     view, now_ns = seen.view, seen.now_ns
-    room = Room(view.machine, seen.policy, SharedLimits({}, {}), view.reservations, now_ns, view.running, view.zone)
+    room = Room(view.machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone)
     near = [
         each
         for each in view.reservations
         if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + seen.policy.reservation_horizon_ns
     ]
-    runs = {run.name: run for run in view.running}
     return Gpus(
-        gpus=tuple(_gpu_use(card, runs, near, seen) for card in room.cards.cards),
+        gpus=tuple(_gpu_use(card, view.running, near, seen) for card in room.cards.cards),
         problem=view.machine.gpu_problem,
         reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
         at_ns=now_ns,
     )
 
 
-def _gpu_use(card: Card, runs: dict[str, Running], near: Sequence[Reservation], seen: Survey) -> GpuUse:
+def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Survey) -> GpuUse:
     gpu = card.gpu
     mine = [each for each in near if gpu.index in each.gpu_indices]
     active = [each for each in mine if is_active(each, seen.now_ns)]
@@ -198,15 +196,15 @@ def overview(spool: Spool) -> Overview:
         paused=spool.paused,
         dispatcher=_dispatcher(spool, lister),
         cpus=machine.cpus,
-        cpus_granted=sum(run.grant.cpus for run in running),
+        cpus_granted=running.counts.cpus,
         memory_bytes=machine.memory_bytes,
-        memory_granted_bytes=sum(run.grant.memory_bytes or 0 for run in running),
+        memory_granted_bytes=running.counts.memory_bytes,
         memory_available_bytes=machine.memory_available_bytes,
         disk_free_bytes=machine.disk_free_bytes,
         disk_floor_bytes=seen.policy.disk_floor_bytes,
         gpus=found.gpus,
         gpu_problem=found.problem,
-        runs=tuple(map(_share, sorted(running, key=lambda run: (run.started_at_ns, run.name)))),
+        runs=tuple(map(_share, sorted(running.values(), key=lambda run: (run.started_at_ns, run.name)))),
         states=dict(Counter(row.state.value for row in listing.rows if not row.state.ended)),
         ended=_ended(spool, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),

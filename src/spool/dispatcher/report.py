@@ -16,7 +16,7 @@ from spool.dispatcher.counts import Counts
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.dispatcher.watch import Watch
-from spool.formats.state import GpuView, JobView, MachineView, RefusalView, StateView, render_state
+from spool.formats.state import GpuView, HoldingView, JobView, MachineView, RefusalView, StateView, render_state
 from spool.machine import identity
 from spool.store.locked import LockedSpool
 
@@ -103,6 +103,7 @@ class Report:
             events_lost=self._watch.overflows,
             errors=self.counts.errors,
             jobs=jobs,
+            held_back=_held_back(plan),
             refused={
                 job.name: RefusalView(why=job.refused.why, until_ns=job.refused.until_ns)
                 for job in self._table.jobs.values()
@@ -179,18 +180,25 @@ class Report:
             return True
 
     def _machine(self, machine: Machine) -> MachineView:
-        runs = self._table.running
+        runs = self._table.runs
         on: dict[str, list[str]] = {}
-        for run in runs:
+        for run in runs.with_gpus.values():
             for uuid in run.grant.gpu_uuids:
                 on.setdefault(uuid, []).append(run.name)
         return MachineView(
             cpus=machine.cpus,
-            cpus_free=machine.cpus - sum(run.grant.cpus for run in runs),
+            cpus_free=machine.cpus - runs.counts.cpus,
             memory_bytes=machine.memory_bytes,
-            memory_free_bytes=machine.memory_bytes - sum(run.grant.memory_bytes or 0 for run in runs),
+            memory_free_bytes=machine.memory_bytes - runs.counts.memory_bytes,
             gpu_problem=machine.gpu_problem,
             refusal=self._confinement.held_up() or machine.refusal,
             gpus_at_ns=self.gpus_at(),
             gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
         )
+
+
+def _held_back(plan: Plan | None) -> HoldingView | None:
+    if plan is None or (plan.holding.name is None and not plan.holding.amounts):
+        return None
+    holding = plan.holding
+    return HoldingView(amounts=dict(holding.amounts), job=holding.name, rate=holding.rate, since_ns=holding.since_ns)

@@ -44,7 +44,11 @@ class Settings:
             why = error.strerror or str(error)
             text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
             return self._keep(text, first=force)
-        self.problem = None
+        advice = "; ".join(new.advice)
+        problem = cannot("use all of", "the configuration", advice, where=self._path) if advice else None
+        if problem is not None and problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
         changed, self.config = new != self.config, new
         return changed
 

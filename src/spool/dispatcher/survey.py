@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from spool.core import layout
+from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
@@ -25,10 +26,10 @@ from spool.dispatcher.expand import new_array
 from spool.dispatcher.finish import series_so_far
 from spool.dispatcher.listing import gpus_told, last_view
 from spool.dispatcher.memory import Memory, recall
+from spool.dispatcher.past import Remembered
 from spool.dispatcher.paths import why_not_expanded
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import INVALID, JobFile, Live, Refusal, Table, Wait, this_user
-from spool.dispatcher.usage import Usage
 from spool.dispatcher.world import Outcomes, World
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
@@ -82,13 +83,14 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
         world.close()
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
+    Remembered(spool, table).see_to(now_ns, policy)
     view = table.view(
         machine,
         ended=Outcomes(spool, table.array_state),
         arrays=ArrayNames(spool, table),
         reservations=booked(spool, world.gpu_indices, now_ns).standing,
-        usage=Usage(spool, table).at(now_ns, policy),
         paused=spool.paused,
+        holding=_held_back(spool, now_ns),
     )
     return Survey(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
@@ -220,6 +222,15 @@ def _see_refusals(spool: Spool, table: Table, now_ns: int) -> str:
             job.refused = Refusal(1, refused.why, refused.until_ns)
             table.settle(job)
     return said.machine.refusal if said.machine is not None else ""
+
+
+def _held_back(spool: Spool, now_ns: int) -> Holding:
+    """Return for how long the dispatcher has left room on a guess."""
+    said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
+    if said is None or silent_ns is not None or said.held_back is None:
+        return Holding()
+    held = said.held_back
+    return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
 def _file(spool: Spool, place: str, name: str, seen: Seen, settings: Settings) -> JobFile:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from spool.core.arrays import array_of
+from spool.core.backfill import Holding
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Proof
 from spool.core.model import (
@@ -20,6 +22,7 @@ from spool.core.model import (
     Grant,
     Jid,
     Machine,
+    Policy,
     Reservation,
     Result,
     Running,
@@ -29,8 +32,10 @@ from spool.core.model import (
     StopKind,
     Waiting,
 )
+from spool.core.order import Past
 from spool.core.plan import View
 from spool.core.queue import WaitingQueue
+from spool.core.runs import Runs
 from spool.dispatcher.array import Array
 from spool.formats.journal import Started
 from spool.formats.records import GrantRecord
@@ -281,6 +286,8 @@ class Table:
     left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
     version: int = 0  # moves with every change that may alter a decision
+    runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
+    past: Past = field(default_factory=lambda: Past(Policy()))
 
     def job(self, name: str) -> Job:
         """Return the entry of *name*, made if need be."""
@@ -293,13 +300,30 @@ class Table:
         """Take in a run of *job* that is alive."""
         job.live = live
         self.live[live.key] = live
-        self.version += 1
+        self.recount(live)
 
-    @property
-    def running(self) -> tuple[Running, ...]:
-        """The runs that hold what they were granted, oldest first: all but those whose paperwork alone is left."""
-        holding = [live.running for live in self.live.values() if live.holds_room]
-        return tuple(sorted(holding, key=lambda run: (run.started_at_ns, run.name)))
+    def recount(self, live: Live) -> None:
+        """Bring the planner's view of a run up to date, of which something has changed that decisions rest on."""
+        self.version += 1
+        counted = self.runs.get(live.name)
+        if counted is not None and counted.run != live.run:
+            counted = None
+        if live.holds_room and live.key in self.live:
+            run = live.running
+            if counted is None:
+                self.past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
+            self.runs.put(run)
+        elif counted is not None:
+            self.runs.remove(live.name)
+            at_ns = max(live.ended_at_ns or time.time_ns(), counted.started_at_ns)
+            self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)
+
+    def remember(self, past: Past) -> None:
+        """Plan by another past from now on."""
+        self.past = past
+        self.runs.learn_from(past.run_times)
+        for run in self.runs.values():
+            past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
 
     def view(
         self,
@@ -308,23 +332,22 @@ class Table:
         ended: Mapping[str, State],
         arrays: Mapping[str, tuple[str, ...]],
         reservations: tuple[Reservation, ...],
-        usage: Mapping[str, float],
         paused: bool,
-        protected: str | None = None,
+        holding: Holding,
     ) -> View:
         """Return what `decide` is asked about: by the dispatcher, and by every command that explains or foresees."""
         return View(
             machine=machine,
             queue=self.queue,
             held=self.held,
-            running=self.running,
+            running=self.runs,
             ended=ended,
             arrays=arrays,
             held_arrays=self.held_arrays,
             reservations=reservations,
-            usage=usage,
+            past=self.past,
             paused=paused,
-            protected=protected,
+            holding=holding,
             zone=local_zone(),
         )
 
@@ -355,7 +378,7 @@ class Table:
     def end_run(self, live: Live) -> None:
         """Take out a run whose paperwork is done."""
         if self.live.pop(live.key, None) is not None:
-            self.version += 1
+            self.recount(live)
 
     def settle(self, job: Job) -> None:
         """Bring the planner's view of *job* up to date with its files."""

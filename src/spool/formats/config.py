@@ -96,6 +96,15 @@ class Config:
     other_hosts_gone: tuple[str, ...] = ()
     gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
+    advice: tuple[str, ...] = ()  # what is written in vain, and what to write instead
+
+
+_GONE = {
+    "starvation_after": 'no job starves any more, whatever it says; remove it, or write order = "arrival" to have '
+    "jobs start first come, first served",
+    "time_bonus": 'jobs that run for less time go first by themselves; remove it, or write order = "arrival" to '
+    "have jobs start first come, first served",
+}
 
 
 def parse(data: bytes) -> Config:
@@ -156,6 +165,7 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
             max_runs=_known(gc.max_runs),
             max_size_bytes=None if gc.max_size is UNSET else size(("gc", "max_size"), gc.max_size),
         ),
+        advice=tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if getattr(raw, key) is not UNSET),
     )
 
 
@@ -175,8 +185,8 @@ def _policy(raw: ConfigFile, problems: Problems) -> Policy:
     if half_life == 0:
         problems.add(("half_life",), "must be more than nothing; to forget all use, write fair_share = false")
     return Policy(
-        starvation_after_ns=duration("starvation_after", raw.starvation_after),
-        time_bonus=raw.time_bonus,
+        order=_word(raw.order, ("order",), ("slowdown", "arrival"), problems),
+        learn_run_times=raw.learn_run_times,
         fair_share=raw.fair_share,
         fair_share_by=_word(raw.fair_share_by, ("fair_share_by",), ("user", "project"), problems),
         half_life_ns=half_life,

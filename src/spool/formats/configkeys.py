@@ -230,12 +230,25 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             extra_json_schema={"enum": ["continue", "pause"]},
         ),
     ] = "continue"
-    starvation_after: Annotated[
-        Duration,
-        Meta(description="A job passed over for longer is given the next room. 0s is at once: EASY backfilling."),
-    ] = "30m"
-    time_bonus: Annotated[bool, Meta(description="Whether jobs with short time limits go before others.")] = True
-    fair_share: Annotated[bool, Meta(description="Whether those who have used less go before others.")] = True
+    starvation_after: Annotated[Duration | UnsetType, Meta(description="Has no effect any more: nothing starves.")] = (
+        UNSET
+    )
+    time_bonus: Annotated[
+        bool | UnsetType, Meta(description="Has no effect any more: shorter jobs go first by themselves.")
+    ] = UNSET
+    order: Annotated[
+        str,
+        Meta(
+            description="Who goes first: who has waited longest for its size, or who has arrived first.",
+            extra_json_schema={"enum": ["slowdown", "arrival"]},
+        ),
+    ] = "slowdown"
+    learn_run_times: Annotated[
+        bool, Meta(description="Whether the run time of jobs without a time limit is guessed from earlier runs.")
+    ] = True
+    fair_share: Annotated[
+        bool, Meta(description="Whether the jobs of those who have used more wait somewhat longer.")
+    ] = True
     fair_share_by: Annotated[
         str, Meta(description="Whose use is compared.", extra_json_schema={"enum": ["user", "project"]})
     ] = "user"

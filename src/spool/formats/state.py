@@ -131,6 +131,15 @@ class PassesView(Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...] = ()  # how many took at most so long, each counted once; the last: longer than all
 
 
+class HoldingView(Struct, frozen=True, kw_only=True):
+    """For how long room has been left, on a guess, for jobs that wait: seconds of the whole pool that they lack."""
+
+    amounts: dict[str, float] = field(default_factory=dict)
+    job: str | None = None  # for which it goes on, by `rate` a second
+    rate: float = 0.0
+    since_ns: int = 0
+
+
 class StateView(Struct, frozen=True, kw_only=True):
     """The whole view. It is as old as `at_ns`; the time of the file itself is the dispatcher's last heartbeat."""
 
@@ -148,6 +157,7 @@ class StateView(Struct, frozen=True, kw_only=True):
     events_lost: int = 0  # how often the kernel dropped file events
     errors: int = 0  # that this dispatcher has logged
     jobs: dict[str, JobView] = field(default_factory=dict)
+    held_back: HoldingView | None = None
     refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs that the machine did not let begin
 
 

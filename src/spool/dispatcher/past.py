@@ -1,0 +1,57 @@
+"""What the history teaches, for the planner; read once there is anything to put in order."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from spool.core.errors import InvalidRecord
+from spool.core.model import Policy, Result
+from spool.core.order import Past
+from spool.dispatcher.table import Live, Table
+from spool.formats import ends
+from spool.store.spool import Spool
+
+_MOST = 20_000  # runs that are looked at, the newest
+_HALF_LIVES = 10  # what is older counts less than a thousandth
+
+
+class Remembered:
+    """The past of one spool, kept up to date from its first use on."""
+
+    def __init__(self, spool: Spool, table: Table) -> None:
+        self._spool = spool
+        self._table = table
+        self._made_for: tuple[object, ...] | None = None
+
+    def see_to(self, now_ns: int, policy: Policy) -> Past:
+        """Return the past; empty while nothing waits that others could stand before."""
+        table = self._table
+        made_for = (policy.half_life_ns, policy.cpu_weight, policy.fair_share_by, policy.learn_run_times)
+        if made_for != self._made_for and table.queue and len(table.queue) + len(table.runs) > 1:
+            table.remember(self._read(now_ns, policy))
+            self._made_for = made_for
+        return table.past
+
+    def learn(self, live: Live) -> None:
+        """Take in a run that is over, and filed."""
+        if live.result is not None and self._made_for is not None:
+            self._table.past.learn(live.user, live.result)
+
+    def _read(self, now_ns: int, policy: Policy) -> Past:
+        past = Past(policy)
+        known: list[Result] = []
+        for line in islice(self._spool.history(), _MOST):
+            try:
+                result = ends.parse_history_line(line)
+            except InvalidRecord:
+                continue
+            if result.ended_at_ns is not None and result.ended_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
+                break
+            known.append(result)
+        for result in reversed(known):
+            user = result.user or ""
+            if result.started_at_ns is not None and result.ended_at_ns is not None:
+                past.begin(user, result.project, result.grant, result.started_at_ns)
+                past.end(user, result.project, result.grant, max(result.ended_at_ns, result.started_at_ns))
+            past.learn(user, result)
+        return past
