@@ -33,7 +33,7 @@ def facts(view: View, arrays: Any) -> dict[str, object]:
     * a cancel that somebody is asked about: the order to stop lies on the disk, and the run goes on.
     """
     return {
-        "running": {run.name: run for run in view.running},
+        "running": dict(view.running),
         "queue": {name: replace(view.queue[name], executor_problem=None) for name in view.queue},
         "held": {name: replace(job, executor_problem=None) for name, job in view.held.items()},
         "arrays": {name: (array.names, array.held, array.unissued) for name, array in arrays.items()},

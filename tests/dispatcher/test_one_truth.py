@@ -195,7 +195,7 @@ def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(ses
     assert rows.keys() == {"broken", "next", "other"}
     assert "jobs/broken" in rows["broken"].reason
     seen = survey.survey(spool)
-    assert [(run.name, run.grant.cpus) for run in seen.view.running] == [("broken", 2)]
+    assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("broken", 2)]
     assert "jobs/broken" in seen.left_out["broken"]
     assert seen.plan.all_noes("next")[0].code == "dependency"
     assert why(spool, "next").reasons[0].code == "dependency"
@@ -235,8 +235,8 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
         session.users.cancel("r")
     session.turns(1)
     own = now.acting.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
-    assert [run.stopping for run in own.running] == [True]
-    assert [run.stopping for run in survey.survey(Spool(str(session.world.root))).view.running] == [True]
+    assert [run.stopping for run in own.running.values()] == [True]
+    assert [run.stopping for run in survey.survey(Spool(str(session.world.root))).view.running.values()] == [True]
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

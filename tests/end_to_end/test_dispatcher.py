@@ -72,13 +72,13 @@ def test_nothing_is_given_twice(served: Served) -> None:
 
 def test_a_wide_job_is_not_starved_by_narrow_ones(served: Served) -> None:
     """A job that needs all CPUs gets them, although narrow ones keep coming before it would fit."""
-    _configure(served, 'cpus = 2\nstarvation_after = "0s"\n')
+    _configure(served, "cpus = 2\n")
     for at in range(6):
-        served.drop(f"narrow-{at}", ["sleep", "0.1"])
+        served.drop(f"narrow-{at}", ["sleep", "0.1"], time_limit="1m")
     served.start()
     served.drop("wide", "true", cpus=2, time_limit="1m")
     for at in range(6, 30):
-        served.drop(f"narrow-{at}", ["sleep", "0.1"])
+        served.drop(f"narrow-{at}", ["sleep", "0.1"], time_limit="1m")
     served.wait_done("wide")
     served.wait_done(*(f"narrow-{at}" for at in range(30)))
     order = [line["job"] for line in sorted(served.history(), key=lambda line: line["started_at"])]

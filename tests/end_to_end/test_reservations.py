@@ -127,16 +127,14 @@ def test_cancelling_it_starts_what_waited(gpus: Served, how: str) -> None:
 
 
 def test_a_job_of_four_gpus_starts_among_a_stream_of_small_ones(gpus: Served) -> None:
-    """Jobs of one GPU come and come, and the one that needs them all, once it has waited long enough, is next."""
-    with (gpus.root / "config.toml").open("a") as config:
-        config.write('starvation_after = "500ms"\n')
+    """Jobs of one GPU come and come, and the one that needs them all starts in its turn."""
     gpus.start()
     small = [f"small-{at:02d}" for at in range(40)]
     for name in small[:4]:
-        gpus.drop(name, ["sleep", "0.3"], gpus=1)
-    gpus.drop("big", ["sleep", "0.3"], gpus=4)
+        gpus.drop(name, ["sleep", "0.3"], gpus=1, time_limit="1m")
+    gpus.drop("big", ["sleep", "0.3"], gpus=4, time_limit="1m")
     for name in small[4:]:
-        gpus.drop(name, ["sleep", "0.3"], gpus=1)
+        gpus.drop(name, ["sleep", "0.3"], gpus=1, time_limit="1m")
     gpus.wait_done("big", *small)
     starts = {line["job"]: line["started_at"] for line in gpus.history()}
     assert starts["big"] < max(starts[name] for name in small)

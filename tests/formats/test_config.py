@@ -22,8 +22,8 @@ EXPECTED = {
     "empty": Config(),
     "everything": Config(
         policy=Policy(
-            starvation_after_ns=0,
-            time_bonus=False,
+            order="arrival",
+            learn_run_times=False,
             fair_share=True,
             fair_share_by="project",
             half_life_ns=14 * 86400 * S,

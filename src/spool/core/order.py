@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spool.core.model import Grant, Machine, Policy, Request, Result, Waiting
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Result, Waiting
 from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
 from spool.core.passing import LONG_NS, PassedWork, Work
 from spool.core.queue import Place, Shape, WaitingQueue, place
 from spool.core.runs import Runs
-from spool.core.runtimes import LEAST_NS, TEACHES, Expected, RunTimes
+from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.shares import Shares, share_key, weigh
 from spool.core.units import show_duration
 
@@ -26,6 +26,9 @@ OrderKey = tuple[int, int, float, int, str]
 
 ARRIVAL, SLOWDOWN, SHORTEST = "arrival", "slowdown", "shortest"
 
+
+LEAST_NS = 60 * SECOND_NS
+"""No job counts as shorter in the order: whether a job takes a second or two is nothing to wait longer for."""
 
 _BEHIND = 32  # jobs of a shape that are looked at, where the first has waited very long
 

@@ -17,8 +17,8 @@ from spool.core.model import SECOND_NS, Request, Running, State, Waiting
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 
-LEAST_NS = 60 * SECOND_NS
-"""A guess is no shorter: what decides between a second and two is not worth guessing."""
+LEAST_NS = SECOND_NS
+"""A guess is no shorter."""
 
 UNKNOWN_NS = 3600 * SECOND_NS
 """What a job without a limit is taken to run where nothing has ended yet."""
