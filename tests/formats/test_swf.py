@@ -20,7 +20,7 @@ def line(**columns: int) -> str:
 
 def one(**columns: int) -> swf.Coming:
     """Return the job of a trace of one line."""
-    (job,) = swf.parse(line(**columns).encode(), "t").coming
+    (job,) = swf.parse(line(**columns), "t").coming
     return job
 
 
@@ -33,9 +33,9 @@ def test_what_was_requested_stands_above_what_was_used() -> None:
 
 
 def test_what_was_not_requested_is_what_was_used() -> None:
-    """Without a request (-1) the processors, the run time and the memory that were used stand for it."""
+    """Without a request (-1) the processors and the memory that were used stand for it."""
     job = one(run=50, processors=2, memory=512)
-    assert (job.spec.request.cpus, job.spec.time_limit_ns) == (2, 50 * S)
+    assert job.spec.request.cpus == 2
     assert job.spec.request.memory_bytes == 2 * 512 * 1024
     assert one().spec.request.memory_bytes is None
 
@@ -45,14 +45,33 @@ def test_what_was_not_requested_is_what_was_used() -> None:
 )
 def test_what_says_too_little_is_counted_and_left_out(columns: dict[str, int]) -> None:
     """A job without a run time or processors never ran, and a partial execution has its job's line beside it."""
-    trace = swf.parse(f"{line(**columns)}\n{line(job=2)}\n".encode(), "t")
+    trace = swf.parse(f"{line(**columns)}\n{line(job=2)}\n", "t")
     assert (len(trace.coming), trace.incomplete) == (1, 1)
 
 
-def test_a_job_that_ran_for_no_second_still_has_a_limit() -> None:
-    """Run times are rounded to seconds; 0 is a run, of at most a second."""
-    job = one(run=0)
-    assert (job.duration_ns, job.spec.time_limit_ns) == (0, S)
+@pytest.mark.parametrize("wanted_time", [-1, 0])
+def test_a_limit_that_is_unknown_stays_unstated(wanted_time: int) -> None:
+    """The run time never stands for a limit: no planner may know how long a job is going to run."""
+    job = one(run=50, wanted_time=wanted_time)
+    assert (job.duration_ns, job.spec.time_limit_ns) == (50 * S, None)
+
+
+def test_equal_requests_are_one_spec() -> None:
+    """Jobs that ask for the same share one object, whoever they are and however long they run."""
+    trace = swf.parse("\n".join([line(wanted_time=60, run=1), line(wanted_time=60, user=2), line(wanted_time=61)]), "t")
+    first, second, third = (job.spec for job in trace.coming)
+    assert first is second
+    assert third is not first
+
+
+@pytest.mark.parametrize("text", [" ".join(line().split()[:5]), f"{line()} 7 x"])
+def test_lines_of_another_length_are_read_with_one_warning(text: str) -> None:
+    """What is missing is unknown, what is too many is ignored, and however many there are it is told once."""
+    trace = swf.parse(f"{line()}\n{text}\n{text}\n", "t")
+    assert [(job.duration_ns, job.spec, job.user) for job in trace.coming] == [(60 * S, one().spec, "user")] * 3
+    (warning,) = trace.warnings
+    assert warning.startswith("2 lines have more or fewer than 18 columns, line 2 first")
+    assert swf.parse(line(), "t").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -67,20 +86,28 @@ def test_a_job_that_ran_for_no_second_still_has_a_limit() -> None:
 )
 def test_the_machine_is_in_the_header(header: str, cpus: int | None) -> None:
     """MaxProcs is the machine, else MaxNodes; the first line of a label counts."""
-    assert swf.parse(f"{header}\n{line()}\n".encode(), "t").cpus == cpus
+    assert swf.parse(f"{header}\n{line()}\n", "t").cpus == cpus
 
 
-def test_names_are_in_the_order_of_the_file_and_each_once() -> None:
-    """Numbers of jobs may come twice in a trace; every line is a job of its own."""
-    trace = swf.parse("\n".join([line(job=5), line(job=5), line(job=1)]).encode(), "t")
-    names = [job.name for job in trace.coming]
-    assert names == sorted(set(names))
+@pytest.mark.parametrize(
+    ("numbers", "names"),
+    [((3, 5, 12), ["0000003", "0000005", "0000012"]), ((5, 5, 1), ["0000001", "0000002", "0000003"])],
+)
+def test_names_are_in_the_order_of_the_file_and_each_once(numbers: tuple[int, ...], names: list[str]) -> None:
+    """A job is called by its number; by its place where numbers come twice or do not ascend."""
+    trace = swf.parse("\n".join(line(job=number) for number in numbers), "t")
+    assert [job.name for job in trace.coming] == names
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"{line()}\n1 2 3\n", "line 2: has 3 columns; a line of the Standard Workload Format has 18"),
+        (f"{line()}\n1 two 3\n", "line 2: has something in it that is no number"),
+        (
+            "1 2 3",
+            "it has no job that ran; 1 line has more or fewer than 18 columns, line 1 first; "
+            "what is missing is taken as unknown, what is too many is ignored",
+        ),
         (line().replace("60", "x"), "line 1: has something in it that is no number"),
         (line().replace("60", "nan"), "line 1: has something in it that is no number"),
         (line().replace("60", "9" * 30), "line 1: has a number in it that is too large"),
@@ -91,11 +118,11 @@ def test_names_are_in_the_order_of_the_file_and_each_once() -> None:
 def test_what_is_no_trace_is_told_by_line(text: str, why: str) -> None:
     """A file of another kind is refused, with the line."""
     with pytest.raises(InvalidFile) as refused:
-        swf.parse(text.encode(), "the trace t")
+        swf.parse(text, "the trace t")
     assert refused.value.problems[0].message == why
 
 
 def test_fractions_are_cut_off() -> None:
     """Some archives write seconds with a fraction."""
-    (job,) = swf.parse(line().replace("60", "60.9").encode(), "t").coming
+    (job,) = swf.parse(line().replace("60", "60.9"), "t").coming
     assert job.duration_ns == 60 * S

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -13,11 +14,24 @@ from spool.cli.common import json_option, opened
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.errors import UsageError, cannot
+from spool.core.measures import Waits, distribution
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
 from spool.core.simulation import Discipline
 from spool.core.units import parse_size
-from spool.dispatcher.imagine import Imagined, Study, curves, gpus_like, imagine, of_history, of_trace, studies
+from spool.dispatcher.imagine import (
+    Group,
+    Imagined,
+    Scenario,
+    Study,
+    Workload,
+    curves,
+    gpus_like,
+    imagine,
+    of_file,
+    of_history,
+    study,
+)
 from spool.dispatcher.settings import Settings
 from spool.machine.host import Host, less_reserve
 from spool.store.spool import Spool
@@ -26,15 +40,21 @@ from spool.store.submitting import is_spool
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
 _NO_LIMIT_BYTES = 1 << 60
+_FEW = 5  # users, unless all are asked for
+_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # what a narrow terminal does not show of a group
+_Told = tuple[str, Callable[[Waits], str]]
+_WAITS: tuple[_Told, ...] = (
+    ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
+    ("median wait", lambda each: render.duration(each.median_wait_ns)),
+    ("95 % wait", lambda each: render.duration(each.wait_95_ns)),
+    ("99 % wait", lambda each: render.duration(each.wait_99_ns)),
+    ("longest wait", lambda each: render.duration(each.longest_wait_ns)),
+    ("slowdown", lambda each: render.ratio(each.mean_bounded_slowdown)),
+    ("CPU", lambda each: render.percent(each.utilisation)),
+    ("GPU", lambda each: render.percent(each.gpu_utilisation)),
+)
 # A row for each, for side by side they are wider than a terminal.
 _FIGURES: tuple[tuple[str, Callable[[Study], str]], ...] = (
-    ("jobs", lambda each: str(each.figures.jobs)),
-    ("mean wait", lambda each: render.duration(each.figures.mean_wait_ns)),
-    ("median wait", lambda each: render.duration(each.figures.median_wait_ns)),
-    ("95 % wait", lambda each: render.duration(each.figures.wait_95_ns)),
-    ("slowdown", lambda each: render.ratio(each.figures.mean_bounded_slowdown)),
-    ("CPU", lambda each: render.percent(each.figures.utilisation)),
-    ("GPU", lambda each: render.percent(each.figures.gpu_utilisation)),
     ("longest queue", lambda each: str(each.figures.max_queue)),
     ("mean queue", lambda each: render.ratio(each.figures.mean_queue)),
     ("makespan", lambda each: render.duration(each.figures.makespan_ns)),
@@ -60,10 +80,21 @@ class _Size:
 @click.option("--memory", metavar="SIZE", help="Memory. Default for a trace: it is not counted.")
 @click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs. Default: none.")
 @click.option("--policy", default="fifo,easy,spool", show_default=True, metavar="NAME,...", help="What to compare.")
+@click.option(
+    "--limits", type=click.FloatRange(0, 1), metavar="SHARE", help="Only this part of the users states time limits."
+)
+@click.option("--no-limits", is_flag=True, help="Nobody states a time limit.")
+@click.option(
+    "--scale-load",
+    type=click.FloatRange(0, min_open=True),
+    metavar="PERCENT",
+    help="Compress or stretch the arrivals so that the machine's load becomes this.",
+)
+@click.option("--all-users", is_flag=True, help=f"List all users, not only the {_FEW} heaviest.")
 @click.option("--plot", metavar="FILE", help="Draw it into a .png or .svg; needs matplotlib.")
 @json_option
 @click.pass_obj
-def command(
+def command(  # one parameter for each option
     root: str,
     trace: str | None,
     history: bool,
@@ -71,47 +102,68 @@ def command(
     memory: str | None,
     gpus: int,
     policy: str,
+    limits: float | None,
+    no_limits: bool,
+    scale_load: float | None,
+    all_users: bool,
     plot: str | None,
     as_json: bool,
 ) -> int:
     """Simulate a workload on an imagined machine, and compare policies.
 
-    TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as the Parallel Workloads Archive has them. It is
-    the real planner that decides, with the configuration of the spool; nothing is started. The policies:
+    TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as the Parallel Workloads Archive has them, a CSV
+    with a header (submit, run_time, cpus, gpus, memory, time_limit, user, name), or the history.jsonl of a spool. It is
+    the real planner that decides, with the configuration of the spool; nothing is started. Among the policies are:
 
       fifo   first come, first served, nobody overtakes
       easy   as fifo, but who does not delay the first may overtake (backfilling)
       spool  as this spool is configured
 
     The slowdown is the mean bounded one: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU is
-    the part of the processors that was in use from the first submission to the last end.
+    the part of the processors that was in use from the first submission to the last end. 99 % wait is what 99 of 100
+    jobs did not exceed.
 
       spool simulate lublin_256.swf --cpus 128 --policy easy,spool
+      spool simulate kth.swf.gz --no-limits --scale-load 85
       spool simulate --history --gpus 8 --plot week.svg
     """
     disciplines = _disciplines(policy)
     if history == (trace is not None):
         raise UsageError("cannot simulate: give a trace, or --history, one of the two")
+    if no_limits and limits is not None:
+        raise UsageError("cannot simulate: --no-limits and --limits contradict each other; give one of the two")
     figure = plotting.ready(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     rules = Settings(spool).config.policy if spool is not None else Policy()
-    workload = of_trace(trace) if trace is not None else of_history(opened(root))
+    workload = of_file(trace) if trace is not None else of_history(opened(root))
+    for warning in workload.warnings:
+        tell(warning)
     size = _Size(cpus, memory, gpus)
-    machine = replace(_machine(size, workload.cpus, history=history), gpus=gpus_like(gpus, workload.coming))
+    machine = replace(_machine(size, workload), gpus=gpus_like(gpus, workload.coming))
     rules = replace(rules, gpu_use=None)  # which of the real GPUs may be given says nothing of imagined ones
-    imagined = imagine(workload, machine, rules, count_memory=history or memory is not None)
+    share = 0.0 if no_limits else 1.0 if limits is None else limits
+    scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
+    imagined = imagine(workload, machine, rules, scenario)
     if not imagined.coming:
         raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(machine)}"))
-    done = list(studies(imagined, rules, disciplines))
+    done = [_study(imagined, rules, each, quiet=as_json) for each in disciplines]
     if as_json:
         _print_json(imagined, done)
     else:
-        _print(imagined, done)
+        _print(imagined, done, all_users=all_users)
     if figure is not None and plot is not None:
         title = f"{count_of(len(imagined.coming), 'job')} of {workload.source.rpartition('/')[2]}, {_in_words(machine)}"
-        plotting.draw(figure, plot, curves(done, machine, _PLOT_POINTS), title)
+        waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
+        plotting.draw(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
         tell(f"drew {plot}")
     return 0
+
+
+def _study(imagined: Imagined, rules: Policy, discipline: Discipline, *, quiet: bool) -> Study:
+    if quiet:
+        return study(imagined, rules, discipline)
+    with render.progress(f"simulating {discipline.value}") as told:
+        return study(imagined, rules, discipline, told)
 
 
 def _disciplines(text: str) -> list[Discipline]:
@@ -125,14 +177,17 @@ def _disciplines(text: str) -> list[Discipline]:
     return list(dict.fromkeys(known[word] for word in words))
 
 
-def _machine(size: _Size, trace_cpus: int | None, *, history: bool) -> Machine:
-    if history:
+def _machine(size: _Size, workload: Workload) -> Machine:
+    if workload.is_history:
         host = Host()
         memory = parse_size(size.memory) if size.memory is not None else less_reserve(host.memory().total_bytes)
         return Machine(size.cpus or host.cpus(), memory)
-    cpus = size.cpus or trace_cpus
+    cpus = size.cpus or workload.cpus
+    if cpus is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
+        cpus = size.gpus or None  # one for each GPU: so nobody waits for a processor
     if cpus is None:
-        raise UsageError("cannot simulate: the trace does not say how many processors its machine has; give --cpus")
+        give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
+        raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; give {give}")
     return Machine(cpus, parse_size(size.memory) if size.memory is not None else _NO_LIMIT_BYTES)
 
 
@@ -145,7 +200,7 @@ def _in_words(machine: Machine) -> str:
     return ", ".join(parts)
 
 
-def _print(imagined: Imagined, done: Sequence[Study]) -> None:
+def _print(imagined: Imagined, done: Sequence[Study], *, all_users: bool) -> None:
     workload = imagined.workload
     left = [
         f"{imagined.never_fit} never fit" if imagined.never_fit else "",
@@ -153,17 +208,74 @@ def _print(imagined: Imagined, done: Sequence[Study]) -> None:
     ]
     left_out = f" (left out: {', '.join(filter(None, left))})" if any(left) else ""
     render.say(f"{workload.source}: {count_of(len(imagined.coming), 'job')} on {_in_words(imagined.machine)}{left_out}")
+    load = render.percent(imagined.load) or "none, for all jobs come at once"
+    changed = (
+        "" if imagined.load == imagined.load_of_source else f" (unscaled: {render.percent(imagined.load_of_source)})"
+    )
+    render.say(f"time limits: {imagined.limits_stated} of {len(imagined.coming)} jobs state one; load: {load}{changed}")
     if workload.guessed_limits:
         tell(f"of {workload.guessed_limits} runs the job file is gone; they are taken to have had no time limit")
     render.say()
-    figures = [figure for figure in _FIGURES if figure[0] != "GPU" or imagined.machine.gpus]
+    waits = [each for each in _WAITS if each[0] != "GPU" or imagined.machine.gpus]
     columns = [render.Column("POLICY"), *(render.Column(each.policy, right=True) for each in done)]
-    render.table(columns, [[name, *(text(each) for each in done)] for name, text in figures])
+    rows = [["jobs", *(str(each.figures.jobs) for each in done)]]
+    rows += [[name, *(text(each.figures) for each in done)] for name, text in waits]
+    rows += [[name, *(text(each) for each in done)] for name, text in _FIGURES]
+    render.table(columns, rows)
     for each in done:
         if each.figures.left:
             render.say(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
     render.say()
     _picture(imagined.machine, done)
+    _groups("SIZE", {each.policy: each.sizes for each in done}, [each.name for each in done[0].sizes], waits)
+    names = [each.name for each in done[0].users]
+    shown = names if all_users else names[:_FEW]
+    _groups("USER", {each.policy: each.users for each in done}, shown, waits)
+    if len(shown) < len(names):
+        render.say(f"{len(names) - len(shown)} more users: --all-users")
+    _print_longest(done)
+
+
+def _groups(
+    title: str, found: Mapping[Discipline, Sequence[Group]], names: Sequence[str], told: Sequence[_Told]
+) -> None:
+    """Print a table with a row for each group under each policy, with as many figures as the terminal has room for."""
+    by_name = {policy: {each.name: each.figures for each in groups} for policy, groups in found.items()}
+    for left_out in range(len(_SPARED) + 1):
+        kept = [each for each in told if each[0] not in _SPARED[:left_out]]
+        columns = [render.Column(title, wide=True), render.Column("JOBS", right=True), render.Column("POLICY")]
+        columns += [render.Column(name.removesuffix(" wait").upper(), right=True) for name, _ in kept]
+        rows = []
+        for name in names:
+            for at, (policy, groups) in enumerate(by_name.items()):
+                first = [name, str(groups[name].jobs)] if at == 0 else ["", ""]
+                rows.append([*first, policy.value, *(text(groups[name]) for _, text in kept)])
+        width = max(map(len, render.aligned(columns, rows).splitlines()))
+        if not sys.stdout.isatty() or width <= shutil.get_terminal_size((80, 24)).columns:
+            break
+    render.say()
+    render.table(columns, rows)
+
+
+def _print_longest(done: Sequence[Study]) -> None:
+    columns = [
+        render.Column("LONGEST WAITS"),
+        render.Column("WAIT", right=True),
+        render.Column("JOB", wide=True),
+        render.Column("USER", wide=True),
+        render.Column("ASKED FOR"),
+        render.Column("SUBMITTED AFTER", right=True),
+    ]
+    rows = []
+    for each in done:
+        for at, job in enumerate(each.longest_waits):
+            asked = count_of(job.cpus, "CPU") + (f", {count_of(job.gpus, 'GPU')}" if job.gpus else "")
+            submitted = render.duration(job.submitted_after_ns)
+            policy = each.policy.value if at == 0 else ""
+            rows.append([policy, render.duration(job.wait_ns), job.name, job.user, asked, submitted])
+    if rows:
+        render.say()
+        render.table(columns, rows)
 
 
 def _picture(machine: Machine, done: Sequence[Study]) -> None:
@@ -176,6 +288,10 @@ def _picture(machine: Machine, done: Sequence[Study]) -> None:
     render.say("processors in use")
     for policy, each in found.items():
         render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
+    if machine.gpus:
+        render.say("GPUs in use")
+        for policy, each in found.items():
+            render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
     render.say("jobs that wait")
     for policy, each in found.items():
         highest = max(each.queue, default=0.0)
@@ -194,9 +310,19 @@ def _print_json(imagined: Imagined, done: Sequence[Study]) -> None:
             "jobs": len(imagined.coming),
             "never_fit": imagined.never_fit,
             "incomplete": workload.incomplete,
+            "limits_stated": imagined.limits_stated,
+            "load": imagined.load,
+            "load_of_source": imagined.load_of_source,
             "machine": {"cpus": machine.cpus, "memory_bytes": memory, "gpus": len(machine.gpus)},
             "policies": [
-                {"policy": each.policy, **render.plain(each.figures), "seconds": round(each.seconds, 3)}
+                {
+                    "policy": each.policy,
+                    **render.plain(each.figures),
+                    "seconds": round(each.seconds, 3),
+                    "sizes": [{"size": group.name, **render.plain(group.figures)} for group in each.sizes],
+                    "users": [{"user": group.name, **render.plain(group.figures)} for group in each.users],
+                    "longest_waits": each.longest_waits,
+                }
                 for each in done
             ],
         }

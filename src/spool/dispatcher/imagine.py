@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import gzip
+import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from spool.core import layout
-from spool.core.errors import InvalidFile, InvalidJob, Problem, SpoolError, cannot
-from spool.core.measures import Curve, Figures, curve, figures, span
+from spool.core.errors import InvalidFile, InvalidJob, Problem, SpoolError, UsageError, cannot
+from spool.core.measures import Curve, Figures, Waits, curve, figures, grouped, longest_waits, span
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
+from spool.core.reasons import count_of
 from spool.core.resources import could_run
 from spool.core.simulation import Coming, Discipline, Outcome, simulate
-from spool.formats import ends, jobfile, swf
+from spool.formats import csvtrace, ends, jobfile, swf
+from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.store.spool import Spool
+from spool.store.submitting import is_spool
 
 _GZIP = b"\x1f\x8b"
 _GIB = 1 << 30
 _LEAST_GPU_BYTES = 80 * _GIB
+_UNSAID = Spec("true")
+_SEED = 0  # the same users state a limit in every run
+_TELL_EVERY = 500  # jobs
+_LONGEST_WAITS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +40,85 @@ class Workload:
     cpus: int | None = None
     incomplete: int = 0  # lines that say nothing which could be run again
     guessed_limits: int = 0  # jobs of our own history whose file is gone, and their limit with it
+    warnings: tuple[str, ...] = ()
+    counts_cpus: bool = True  # False: nothing says how many processors a job wants
+    is_history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is changed of a workload before it is simulated.
+
+    `limits` is the part of the users who state a time limit; `load` the part of the machine that arrives as work.
+    """
+
+    count_memory: bool = False
+    limits: float = 1.0
+    load: float | None = None  # None: as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The figures of one user's jobs, or of the jobs of one size."""
+
+    name: str
+    figures: Waits
+
+
+@dataclass(frozen=True, slots=True)
+class LongWait:
+    """One of the jobs that waited longest."""
+
+    name: str
+    user: str
+    cpus: int
+    gpus: int
+    submitted_after_ns: int  # since the first submission
+    wait_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One policy's schedule of a workload. `seconds` is what simulating it took."""
+    """One policy's schedule of a workload. `seconds` is what simulating it took.
+
+    Users are in the order of what they had of the machine, sizes from small to large.
+    """
 
     policy: Discipline
     figures: Figures
+    sizes: tuple[Group, ...]
+    users: tuple[Group, ...]
+    longest_waits: tuple[LongWait, ...]
     seconds: float
     outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Imagined:
-    """The jobs that fit a machine, and how many do not and are left out."""
+    """The jobs that fit a machine, and how many do not and are left out.
+
+    A load is the work of the jobs, processors times run time, as a part of what the machine can do from the first
+    submission to the last; that of GPUs where it is larger. None where all jobs come at once.
+    """
 
     workload: Workload
     machine: Machine
     coming: tuple[Coming, ...]
     never_fit: int
+    load: float | None
+    load_of_source: float | None
+
+    @property
+    def limits_stated(self) -> int:
+        """How many jobs state a time limit."""
+        return sum(each.spec.time_limit_ns is not None for each in self.coming)
 
 
-def of_trace(path: str) -> Workload:
-    """Return the jobs of a file in the Standard Workload Format, compressed by gzip or not. Raises SpoolError."""
+def of_file(path: str) -> Workload:
+    """Return the jobs of a trace (SWF or CSV) or of a spool's history, gzipped or not. Raises SpoolError.
+
+    What the file is, is seen from its first line. The limits of a history are in the metadirs beside it.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -63,20 +127,35 @@ def of_trace(path: str) -> Workload:
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpoolError(cannot("read", "the trace", why, where=path)) from None
-    trace = swf.parse(data, f"the trace {path}")
-    return Workload(path, trace.coming, trace.cpus, trace.incomplete)
+    if data.lstrip().startswith(b"{"):
+        root = os.path.dirname(os.path.abspath(path))
+        lines = [line for line in data.split(b"\n") if line.strip()]
+        return _of_history(path, lines, Spool(root) if is_spool(root) else None)
+    text = data.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    parse = csvtrace.parse if csvtrace.is_header(text.partition("\n")[0]) else swf.parse
+    trace = parse(text, f"the trace {path}")
+    return Workload(
+        path, trace.coming, trace.cpus, trace.incomplete, warnings=trace.warnings, counts_cpus=trace.counts_cpus
+    )
 
 
 def of_history(spool: Spool) -> Workload:
-    """Return every run of the spool's own history that was started and ended, as a job of its own.
+    """Return every run of the spool's own history that was started and ended, as a job of its own."""
+    return _of_history("the history", reversed(list(spool.history())), spool)
 
-    It comes when it was submitted; a retry or a requeue when the run before had ended. What it asked for is in the
+
+def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Workload:
+    """Return the runs of those lines, oldest first.
+
+    A run comes when it was submitted; a retry or a requeue when the run before had ended. What it asked for is in the
     history; its time limit and its priority are in its metadir, and where that is gone there is no limit.
     """
     coming: list[Coming] = []
     again: dict[str, int] = {}  # job -> when its next run could begin
+    specs: dict[Spec, Spec] = {}
+    names = UniqueNames()
     incomplete = guessed = 0
-    for line in reversed(list(spool.history())):
+    for line in lines:
         try:
             result = ends.parse_history_line(line)
         except SpoolError:
@@ -91,13 +170,15 @@ def of_history(spool: Spool) -> Workload:
             incomplete += 1
             continue
         submitted = min(since or result.submitted_at_ns or began, began)
-        spec = _spec_of(spool, result)
-        guessed += spec is None
-        coming.append(_coming(result, spec, len(coming), submitted, ended - began))
+        said = _spec_of(spool, result) if spool is not None else None
+        guessed += said is None
+        spec = _wanted(result, said if said is not None else _UNSAID)
+        spec = specs.setdefault(spec, spec)
+        coming.append(Coming(names.of(result.job), spec, submitted, ended - began, result.user or UNKNOWN_USER))
     if not coming:
         why = "no run of it has both begun and ended"
-        raise InvalidFile("the history", [Problem(None, None, why)])
-    return Workload("the history", tuple(coming), None, incomplete, guessed)
+        raise InvalidFile(source if source == "the history" else f"the history {source}", [Problem(None, None, why)])
+    return Workload(source, tuple(coming), None, incomplete, guessed, is_history=True)
 
 
 def _spec_of(spool: Spool, result: Result) -> Spec | None:
@@ -109,22 +190,15 @@ def _spec_of(spool: Spool, result: Result) -> Spec | None:
         return None
 
 
-def _coming(result: Result, spec: Spec | None, place: int, submitted: int, duration: int) -> Coming:
-    said = spec if spec is not None else Spec("true")
-    return Coming(
-        name=f"{place + 1:07}",
-        spec=Spec(
-            "true",
-            request=replace(result.request, gpu_type=None),  # the imagined GPUs have no names
-            time_limit_ns=said.time_limit_ns,
-            priority=said.priority,
-            group=result.group,
-            group_limit=said.group_limit if result.group is not None else None,
-            project=result.project,
-        ),
-        submit_at_ns=submitted,
-        duration_ns=duration,
-        user=result.user or "user",
+def _wanted(result: Result, said: Spec) -> Spec:
+    return Spec(
+        "true",
+        request=replace(result.request, gpu_type=None),  # the imagined GPUs have no names
+        time_limit_ns=said.time_limit_ns,
+        priority=said.priority,
+        group=result.group,
+        group_limit=said.group_limit if result.group is not None else None,
+        project=result.project,
     )
 
 
@@ -135,34 +209,145 @@ def gpus_like(number: int, coming: Iterable[Coming]) -> tuple[Gpu, ...]:
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
 
 
-def imagine(workload: Workload, machine: Machine, policy: Policy, *, count_memory: bool) -> Imagined:
-    """Put a workload before a machine: jobs that could never run there are left out and counted."""
-    fits: dict[Request, bool] = {}
-    coming = []
-    for each in workload.coming:
-        request = each.spec.request
-        if not count_memory and request.memory_bytes is not None:
-            request = replace(request, memory_bytes=None)
-            each = replace(each, spec=replace(each.spec, request=request))
-        if request not in fits:
-            fits[request] = could_run(request, machine, policy)
-        if fits[request]:
-            coming.append(each)
-    return Imagined(workload, machine, tuple(coming), len(workload.coming) - len(coming))
+def imagine(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> Imagined:
+    """Put a workload before a machine: jobs that could never run there are left out and counted. Raises UsageError."""
+    coming = workload.coming
+    if not scenario.count_memory:
+        coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, memory_bytes=None)))
+    fits: dict[int, bool] = {}
+    fitting = []
+    for each in coming:
+        shape = id(each.spec)
+        if shape not in fits:
+            fits[shape] = could_run(each.spec.request, machine, policy)
+        if fits[shape]:
+            fitting.append(each)
+    load = load_of_source = load_of(fitting, machine)
+    if scenario.load is not None and fitting:
+        if not load:
+            raise UsageError(
+                "cannot simulate: --scale-load needs jobs that do not all come at once, and run for a time"
+            )
+        fitting = _scaled(fitting, load / scenario.load)
+        load = load_of(fitting, machine)
+    kept = stating_limits(fitting, scenario.limits)
+    return Imagined(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
 
 
-def studies(imagined: Imagined, policy: Policy, disciplines: Iterable[Discipline]) -> Iterator[Study]:
-    """Yield the schedule of each policy as it is ready."""
-    machine = imagined.machine
-    for discipline in disciplines:
-        begun = time.perf_counter()
-        outcomes = tuple(simulate(imagined.coming, machine, policy, discipline))
-        seconds = time.perf_counter() - begun
-        yield Study(discipline, figures(outcomes, machine.cpus, len(machine.gpus)), seconds, outcomes)
+def _respecified(coming: Iterable[Coming], change: Callable[[Spec], Spec]) -> tuple[Coming, ...]:
+    """Return the jobs with their specs changed; jobs that share a spec share the changed one, and equal ones too."""
+    known: dict[int, Spec] = {}
+    equal: dict[Spec, Spec] = {}
+    changed = []
+    for each in coming:
+        spec = known.get(id(each.spec))
+        if spec is None:
+            spec = change(each.spec)
+            spec = known[id(each.spec)] = equal.setdefault(spec, spec)
+        changed.append(Coming(each.name, spec, each.submit_at_ns, each.duration_ns, each.user))
+    return tuple(changed)
+
+
+def load_of(coming: Sequence[Coming], machine: Machine) -> float | None:
+    """Return the load that jobs are for a machine: of its processors, or of its GPUs where that is larger."""
+    submitted = [each.submit_at_ns for each in coming]
+    span_ns = max(submitted, default=0) - min(submitted, default=0)
+    if not span_ns:
+        return None
+    work = sum(each.spec.request.cpus * each.duration_ns for each in coming)
+    gpu_work = sum(each.spec.request.gpus * each.duration_ns for each in coming)
+    return max(work / (machine.cpus * span_ns), gpu_work / (max(len(machine.gpus), 1) * span_ns))
+
+
+def _scaled(coming: Sequence[Coming], factor: float) -> list[Coming]:
+    """Return the jobs with the times between their submissions stretched by *factor*."""
+    first = min(each.submit_at_ns for each in coming)
+    return [
+        Coming(each.name, each.spec, first + round((each.submit_at_ns - first) * factor), each.duration_ns, each.user)
+        for each in coming
+    ]
+
+
+def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]:
+    """Return the jobs where only that part of the users states time limits: always the same users.
+
+    Where nobody knows whose a job is, it is drawn by itself.
+    """
+    if share >= 1:
+        return tuple(coming)
+    silent = iter(_respecified(coming, lambda spec: replace(spec, time_limit_ns=None)))
+    draw = Random(_SEED)  # noqa: S311  (nobody's secret)
+    users = sorted({each.user for each in coming} - {UNKNOWN_USER})
+    draw.shuffle(users)
+    stating = set(users[: int(share * len(users) + 0.5)])
+    return tuple(
+        each if (draw.random() < share if each.user == UNKNOWN_USER else each.user in stating) else without
+        for each, without in zip(coming, silent, strict=True)
+    )
+
+
+def study(
+    imagined: Imagined,
+    policy: Policy,
+    discipline: Discipline,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Study:
+    """Return the schedule of one policy. *told* hears now and then how many of the jobs are done."""
+    machine, jobs = imagined.machine, {each.name: each for each in imagined.coming}
+    begun = time.perf_counter()
+    outcomes: list[Outcome] = []
+    for outcome in simulate(imagined.coming, machine, policy, discipline):
+        outcomes.append(outcome)
+        if len(outcomes) % _TELL_EVERY == 0:
+            told(len(outcomes), len(jobs))
+    seconds = time.perf_counter() - begun
+    cpus, gpus = machine.cpus, len(machine.gpus)
+    first = min(each.submit_at_ns for each in imagined.coming)
+    sizes = grouped(outcomes, lambda each: _size(jobs[each.name].spec.request), cpus, gpus)
+    users = grouped(outcomes, lambda each: jobs[each.name].user, cpus, gpus)
+    heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))
+    return Study(
+        discipline,
+        figures(outcomes, cpus, gpus),
+        sizes=tuple(Group(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
+        users=tuple(Group(user, found) for user, found in heaviest),
+        longest_waits=tuple(
+            _long_wait(each, jobs[each.name], first) for each in longest_waits(outcomes, _LONGEST_WAITS)
+        ),
+        seconds=seconds,
+        outcomes=tuple(outcomes),
+    )
+
+
+def _size(request: Request) -> tuple[bool, int]:
+    """Return the size class of a request: whether it is of GPUs, and the most that one of the class asks for."""
+    if request.gpus:
+        return True, 1 << (request.gpus - 1).bit_length()
+    return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2
+
+
+def _size_in_words(of_gpus: bool, most: int) -> str:
+    least = most // (2 if of_gpus else 4) + 1
+    return (
+        f"{least}-{most} {'GPUs' if of_gpus else 'CPUs'}"
+        if least < most
+        else count_of(most, "GPU" if of_gpus else "CPU")
+    )
+
+
+def _part(waits: Waits) -> float:
+    return max(waits.utilisation or 0.0, waits.gpu_utilisation or 0.0)
+
+
+def _long_wait(outcome: Outcome, job: Coming, first_at_ns: int) -> LongWait:
+    request = job.spec.request
+    submitted = outcome.submit_at_ns - first_at_ns
+    return LongWait(job.name, job.user, request.cpus, request.gpus, submitted, outcome.waited_ns or 0)
 
 
 def curves(studied: Iterable[Study], machine: Machine, points: int) -> dict[Discipline, Curve]:
     """Return the curve of each schedule, all on one scale of time."""
     listed = list(studied)
     end = max((span(each.outcomes)[1] for each in listed), default=0)
-    return {each.policy: curve(each.outcomes, machine.cpus, points, end) for each in listed}
+    gpus = len(machine.gpus)
+    return {each.policy: curve(each.outcomes, machine.cpus, points, end, gpus) for each in listed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spool.core.errors import InvalidFile, Problem
 from spool.core.model import SECOND_NS, Request, Spec
@@ -18,107 +18,189 @@ COLUMNS = 18
 # Columns of a job's line, from 0.
 _JOB, _SUBMIT, _RUN_TIME, _PROCESSORS, _MEMORY = 0, 1, 3, 4, 6
 _WANTED_PROCESSORS, _WANTED_TIME, _WANTED_MEMORY, _STATUS, _USER = 7, 8, 9, 10, 11
+_READ = 12  # of no column after these is anything used
 _PARTIAL = frozenset({2, 3, 4})  # a stretch of a job whose line of status 0 or 1 has the whole
 _KIB = 1024
-_LARGEST = 1 << 50  # no number of a trace is larger; so no product of two of them in ns or bytes surprises anybody
+_MISSING = ["-1"] * COLUMNS
+
+LARGEST = 1 << 50
+"""No number of a trace is larger; so no product of two of them in ns or bytes surprises anybody."""
+
+UNKNOWN_USER = "user"
+"""Whose a job is of which nobody knows that."""
+
+MOST_PROBLEMS = 5
+"""So many wrong lines show that a file is something else."""
 
 _LABEL = re.compile(r";\s*([A-Za-z][A-Za-z ]*?)\s*:\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The jobs of a trace, in the order of the file, and what its header says of the machine.
+    """The jobs of a trace, in the order of the file, and what is known of the machine that they ran on.
 
     `incomplete` counts the lines that say nothing that can be run again: no run time or no processors (jobs that were
-    cancelled while they waited), and partial executions of a job that has a line of its own.
+    cancelled while they waited), and partial executions of a job that has a line of its own. `counts_cpus` is False
+    where no line can say how many processors a job wants.
     """
 
     coming: tuple[Coming, ...]
-    header: Mapping[str, str]
+    cpus: int | None = None
     incomplete: int = 0
-
-    @property
-    def cpus(self) -> int | None:
-        """The processors of the machine, or its nodes where the header has only these; None if it has neither."""
-        for label in ("MaxProcs", "MaxNodes"):
-            number = re.match(r"[0-9]{1,12}", self.header.get(label, ""))
-            if number is not None and int(number.group()) > 0:
-                return int(number.group())
-        return None
+    warnings: tuple[str, ...] = ()
+    counts_cpus: bool = True
 
 
-def parse(data: bytes, what: str) -> Trace:
-    """Return the trace *data*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
+@dataclass(slots=True)
+class OddLines:
+    """Lines with more or fewer columns than the format has: what is missing is unknown, the rest is ignored."""
 
-    A job asks for the requested processors, memory and time; where one of them is unknown, for those it used. Its
-    memory is stated for each processor. A run time or a request is in whole seconds.
+    columns: int
+    count: int = 0
+    first: int = 0
+
+    def see(self, number: int) -> None:
+        """Count the line of that number."""
+        self.count += 1
+        self.first = self.first or number
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return one warning for all of them."""
+        if not self.count:
+            return ()
+        lines = "1 line has" if self.count == 1 else f"{self.count} lines have"
+        return (
+            f"{lines} more or fewer than {self.columns} columns, line {self.first} first; "
+            "what is missing is taken as unknown, what is too many is ignored",
+        )
+
+
+@dataclass(slots=True)
+class Specs:
+    """One spec for all jobs that ask for the same: the planner is faster with few shapes, and so is memory."""
+
+    _known: dict[tuple[object, ...], Spec] = field(default_factory=dict)
+
+    def of(self, cpus: int, memory_bytes: int | None, time_limit_ns: int | None, gpus: int = 0) -> Spec:
+        """Return the spec that asks for that."""
+        key = (cpus, memory_bytes, time_limit_ns, gpus)
+        spec = self._known.get(key)
+        if spec is None:
+            request = Request(cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
+            spec = self._known[key] = Spec(command="true", request=request, time_limit_ns=time_limit_ns)
+        return spec
+
+
+class UniqueNames:
+    """Names of jobs, each once: the second `train` is `train_2`, and a job without a name is called by its place."""
+
+    def __init__(self) -> None:
+        self._count: dict[str, int] = {}
+        self._place = 0
+
+    def of(self, name: str) -> str:
+        """Return the name for the next job, of which the trace says *name*, or nothing."""
+        self._place += 1
+        name = name or f"{self._place:07}"
+        found = name
+        while found in self._count:
+            self._count[name] += 1
+            found = f"{name}_{self._count[name]}"
+        self._count[found] = 1
+        return found
+
+
+def parse(text: str, what: str) -> Trace:
+    """Return the trace *text*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
+
+    A job asks for the requested processors and memory; where one of them is unknown, for those it used. Its memory is
+    stated for each processor. A requested time that is unknown is a limit that nobody has stated.
     """
     header: dict[str, str] = {}
-    coming: list[Coming] = []
+    jobs: list[tuple[int, int, int, int, Spec]] = []  # number, submission, run time, user
     problems: list[Problem] = []
+    odd = OddLines(COLUMNS)
+    specs = Specs()
     incomplete = 0
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        text = line.strip()
-        if not text:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
             continue
-        if text.startswith(";"):
-            label = _LABEL.match(text)
+        if words[0].startswith(";"):
+            label = _LABEL.match(line.strip())
             if label is not None:
                 header.setdefault(label[1], label[2].strip())
             continue
-        fields = _fields(text)
+        if len(words) != COLUMNS:
+            odd.see(number)
+            words += _MISSING
+        fields = _fields(words[:_READ])
         if isinstance(fields, str):
             problems.append(Problem(None, number, f"line {number}: {fields}"))
-            if len(problems) == 5:
+            if len(problems) == MOST_PROBLEMS:
                 break
             continue
-        job = _coming(fields, len(coming))
-        if job is None:
+        submit, run_time = fields[_SUBMIT], fields[_RUN_TIME]
+        spec = _spec(fields, specs)
+        if spec is None or run_time < 0 or submit < 0:
             incomplete += 1
         else:
-            coming.append(job)
+            jobs.append((fields[_JOB], submit, run_time, fields[_USER], spec))
+    require_jobs(what, problems, len(jobs), odd)
+    return Trace(_comings(jobs), _cpus(header), incomplete, odd.warnings())
+
+
+def require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: OddLines) -> None:
+    """Raise InvalidFile if lines were wrong, or if none is a job."""
     if problems:
         raise InvalidFile(what, problems)
-    if not coming:
-        raise InvalidFile(what, [Problem(None, None, "it has no job that ran")])
-    return Trace(tuple(coming), header, incomplete)
+    if not jobs:
+        raise InvalidFile(what, [Problem(None, None, "; ".join(("it has no job that ran", *odd.warnings())))])
 
 
-def _fields(text: str) -> list[int] | str:
+def _fields(words: Sequence[str]) -> list[int] | str:
     """Return the numbers of a line, or what is wrong with it."""
-    words = text.split()
-    if len(words) != COLUMNS:
-        return f"has {len(words)} columns; a line of the Standard Workload Format has {COLUMNS}"
     try:
-        fields = [int(word) if word.lstrip("-").isdigit() else int(float(word)) for word in words]
-    except (ValueError, OverflowError):
-        return "has something in it that is no number"
-    if any(not -_LARGEST <= field <= _LARGEST for field in fields):
+        fields = list(map(int, words))
+    except ValueError:
+        try:
+            fields = [int(float(word)) for word in words]  # some archives write fractions of seconds
+        except (ValueError, OverflowError):
+            return "has something in it that is no number"
+    if max(fields) > LARGEST or min(fields) < -LARGEST:
         return "has a number in it that is too large"
     return fields
 
 
-def _coming(fields: Sequence[int], place: int) -> Coming | None:
-    run_time = fields[_RUN_TIME]
-    cpus = _known(fields[_WANTED_PROCESSORS]) or _known(fields[_PROCESSORS])
-    if fields[_STATUS] in _PARTIAL or run_time < 0 or cpus is None or fields[_SUBMIT] < 0:
+def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
+    """Return what a line asks for; None if it is a part of a job, or has no processors."""
+    cpus = fields[_WANTED_PROCESSORS]
+    if cpus <= 0:  # nothing asks for 0 processors, seconds or bytes
+        cpus = fields[_PROCESSORS]
+    if cpus <= 0 or fields[_STATUS] in _PARTIAL:
         return None
-    memory = _known(fields[_WANTED_MEMORY]) or _known(fields[_MEMORY])
-    user = fields[_USER]
-    spec = Spec(
-        command="true",
-        request=Request(cpus=cpus, memory_bytes=None if memory is None else memory * _KIB * cpus),
-        time_limit_ns=(_known(fields[_WANTED_TIME]) or max(run_time, 1)) * SECOND_NS,
-    )
-    return Coming(
-        name=f"{place + 1:07}",  # sorts as the file does; numbers of jobs are not always unique
-        spec=spec,
-        submit_at_ns=fields[_SUBMIT] * SECOND_NS,
-        duration_ns=run_time * SECOND_NS,
-        user=f"user{user}" if user >= 0 else "user",
+    memory = fields[_WANTED_MEMORY] if fields[_WANTED_MEMORY] > 0 else fields[_MEMORY]
+    limit = fields[_WANTED_TIME]
+    return specs.of(cpus, memory * _KIB * cpus if memory > 0 else None, limit * SECOND_NS if limit > 0 else None)
+
+
+def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[Coming, ...]:
+    """Return the jobs, named so that they sort as the file does: by their numbers where these ascend, else by place."""
+    numbers = [job[0] for job in jobs]
+    if any(number <= before for number, before in zip(numbers, [0, *numbers], strict=False)):
+        numbers = list(range(1, len(jobs) + 1))
+    width = max(7, len(str(numbers[-1])))
+    users = {user: f"user{user}" if user >= 0 else UNKNOWN_USER for user in {job[3] for job in jobs}}
+    return tuple(
+        Coming(f"{number:0{width}}", spec, submit * SECOND_NS, run_time * SECOND_NS, users[user])
+        for number, (_, submit, run_time, user, spec) in zip(numbers, jobs, strict=True)
     )
 
 
-def _known(number: int) -> int | None:
-    """Return a positive number; -1 is unknown, and nothing asks for 0 processors, seconds or bytes."""
-    return number if number > 0 else None
+def _cpus(header: Mapping[str, str]) -> int | None:
+    """Return the processors of the machine, or its nodes where the header has only these; None if it has neither."""
+    for label in ("MaxProcs", "MaxNodes"):
+        number = re.match(r"[0-9]{1,12}", header.get(label, ""))
+        if number is not None and int(number.group()) > 0:
+            return int(number.group())
+    return None
