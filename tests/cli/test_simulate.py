@@ -6,13 +6,16 @@ import builtins
 import gzip
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from calling import Command, asked
-from spool.cli import blocks
+from spool.cli import blocks, plotting, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.core.simulation import Discipline
@@ -85,6 +88,95 @@ def test_the_table_fits_a_terminal_of_80_columns(
     assert next(line for line in drawn.splitlines() if line.startswith("makespan")).count("11574 d 01 h") == 3
 
 
+def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path) -> None:
+    """As JSON all of them, with the jobs that waited longest; the sizes and the users add up to all jobs."""
+    easy = policies(spool, trace)["easy"]
+    keys = {"jobs", "left", "mean_wait_ns", "median_wait_ns", "wait_95_ns", "wait_99_ns", "longest_wait_ns"}
+    keys |= {"mean_bounded_slowdown", "utilisation", "gpu_utilisation"}
+    assert easy["longest_wait_ns"] == 100 * S
+    assert [one["size"] for one in easy["sizes"]] == ["1 CPU", "2-4 CPUs"]
+    assert [one["user"] for one in easy["users"]] == ["user2", "user1"]
+    for groups in (easy["sizes"], easy["users"]):
+        assert all(keys <= set(one) for one in groups)
+        assert sum(one["jobs"] for one in groups) == 3
+    assert easy["longest_waits"][0] == {
+        "name": "0000002", "user": "user2", "cpus": 4, "gpus": 0, "submitted_after_ns": 0, "wait_ns": 100 * S
+    }  # fmt: skip
+
+
+def test_the_heaviest_users_are_shown_and_all_if_asked(spool: Command, tmp_path: Path) -> None:
+    """Five users by what they used, and how many more there are; every one with --all-users."""
+    path = tmp_path / "users.swf"
+    lines = [f"{at} 0 -1 {100 * at} 1 -1 -1 1 2000 -1 1 {at} 1 1 1 -1 -1 -1\n" for at in range(1, 8)]
+    path.write_text("; MaxProcs: 8\n" + "".join(lines))
+    few = spool("simulate", path, "--policy", "easy").out
+    rows = few[few.index("USER") : few.index("LONGEST WAITS")].splitlines()
+    assert [row.split()[0] for row in rows[1:6]] == [f"user{at}" for at in (7, 6, 5, 4, 3)]
+    assert rows[6] == "2 more users: --all-users"
+    every = spool("simulate", path, "--policy", "easy", "--all-users").out
+    assert "user1 " in every
+    assert "more users" not in every
+
+
+def test_nobody_states_a_limit_and_jobs_run_their_real_time(spool: Command, tmp_path: Path) -> None:
+    """Without limits nothing ends at one, and the output says how many jobs state one."""
+    path = tmp_path / "limits.swf"
+    path.write_text("; MaxProcs: 1\n1 0 -1 100 1 -1 -1 1 60 -1 1 1\n2 0 -1 100 1 -1 -1 1 -1 -1 1 2\n")
+    said = spool("simulate", path, "--policy", "fifo")
+    assert "time limits: 1 of 2 jobs state one" in said.out
+    assert "2 lines have more or fewer than 18 columns" in said.err
+    assert policies(spool, path)["fifo"]["makespan_ns"] == 160 * S
+    for words in (("--no-limits",), ("--limits", 0)):
+        found = asked(spool, "simulate", path, "--policy", "fifo", *words)
+        assert (found["limits_stated"], found["policies"][0]["makespan_ns"]) == (0, 200 * S)
+
+
+def test_a_part_of_the_users_states_limits(spool: Command, tmp_path: Path) -> None:
+    """Half of four users, with all jobs of each."""
+    path = tmp_path / "half.swf"
+    jobs = (f"{at} {at} -1 10 1 -1 -1 1 60 -1 1 {at % 4} 1 1 1 -1 -1 -1\n" for at in range(1, 41))
+    path.write_text("; MaxProcs: 4\n" + "".join(jobs))
+    assert asked(spool, "simulate", path, "--limits", 0.5)["limits_stated"] == 20
+
+
+def test_the_load_can_be_scaled(spool: Command, trace: Path) -> None:
+    """To a percentage of the machine: 65,000 processor seconds that come within 10 s become so many within 325 s."""
+    found = asked(spool, "simulate", trace, "--scale-load", 50)
+    assert found["load_of_source"] == 650 / (4 * 10)
+    assert found["load"] == 0.5
+    assert "load: 50.0% (unscaled: 1625.0%)" in spool("simulate", trace, "--scale-load", 50).out
+
+
+def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
+    """Without a column of processors, where all jobs ask for GPUs, --gpus says how large the machine is."""
+    path = tmp_path / "gpus.csv"
+    path.write_text("submit,run_time,gpus,name\n0,100,2,train\n0,50,1,eval\n")
+    found = asked(spool, "simulate", path, "--gpus", 2, "--policy", "fifo")
+    assert found["machine"] == {"cpus": 2, "memory_bytes": None, "gpus": 2}
+    (fifo,) = found["policies"]
+    assert [(one["name"], one["wait_ns"]) for one in fifo["longest_waits"]] == [("train", 50 * S), ("eval", 0)]
+    assert fifo["gpu_utilisation"] == 250 / 300
+    assert "give --cpus, or --gpus" in spool("simulate", path).err
+    assert "GPUs in use" in spool("simulate", path, "--gpus", 2).out
+
+
+def test_progress_is_shown_on_a_terminal_only(spool: Command, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bar for each policy; none in a pipe, and none with --json."""
+    shown: list[str] = []
+
+    @contextmanager
+    def progress(what: str) -> Iterator[Any]:
+        shown.append(what)
+        yield lambda done, of: None
+
+    assert spool("simulate", trace).err == ""
+    monkeypatch.setattr(render, "progress", progress)
+    asked(spool, "simulate", trace)
+    assert shown == []
+    spool("simulate", trace, "--policy", "fifo,easy")
+    assert shown == ["simulating fifo", "simulating easy"]
+
+
 def test_a_compressed_trace(spool: Command, tmp_path: Path, trace: Path) -> None:
     """As the archive has them: .swf.gz."""
     packed = tmp_path / "small.swf.gz"
@@ -115,6 +207,9 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
         (("cut.swf.gz",), 1, "cannot read the trace"),
         (("small.swf", "--plot", "x.pdf"), 2, "a .png or an .svg"),
         (("--history",), 4, "no run of it has both begun and ended"),
+        (("small.swf", "--limits", "0.5", "--no-limits"), 2, "contradict each other"),
+        (("small.swf", "--limits", "50"), 2, "--limits"),
+        (("small.swf", "--scale-load", "0"), 2, "--scale-load"),
     ],
 )
 def test_mistakes_are_told(spool: Command, tmp_path: Path, trace: Path, words: Any, code: int, why: str) -> None:
@@ -177,6 +272,62 @@ def test_our_own_history(spool: Command, spool_root: Path) -> None:
     assert fifo["gpu_utilisation"] == 0.25
     assert "time limit" in spool("simulate", "--history", "--cpus", 2, "--gpus", 1).err
     assert asked(spool, "simulate", "--history", "--cpus", 2)["never_fit"] == 1
+
+
+def test_the_history_of_any_spool(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """Its file is a trace: with the limits of the metadirs beside it, without them where it is a copy."""
+    metadir = spool_root / "jobs" / "b" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text('command = "true"\ntime_limit = "50s"\n')
+    history = b"".join([ended("a", 0, 5, 105), ended("b", 0, 105, 205), ended("b", 0, 205, 255, run=2)])
+    (spool_root / "history.jsonl").write_bytes(history)
+    copy = tmp_path / "copy.jsonl.gz"
+    copy.write_bytes(gzip.compress(history))
+    words = ("--cpus", 2, "--policy", "fifo")
+    there = asked(spool, "simulate", spool_root / "history.jsonl", *words)
+    assert there["policies"] == [
+        one | {"seconds": there["policies"][0]["seconds"]}
+        for one in asked(spool, "simulate", "--history", *words)["policies"]
+    ]
+    assert there["limits_stated"] == 1
+    found = asked(spool, "--spool", tmp_path / "none", "simulate", copy, *words)
+    assert (found["jobs"], found["limits_stated"], found["policies"][0]["makespan_ns"]) == (3, 0, 250 * S)
+    assert [one["name"] for one in found["policies"][0]["longest_waits"]] == ["b_2", "b", "a"]
+
+
+class _Axes(MagicMock):
+    """Stands for axes of matplotlib: keeps the lines that are drawn."""
+
+    def lines(self) -> list[tuple[str, str, list[float]]]:
+        """Return of each its label, its colour and its values."""
+        calls = [*self.step.call_args_list, *self.stairs.call_args_list]
+        return [(call.kwargs["label"], call.kwargs["color"], [*call.args[0], *call.args[1]]) for call in calls]
+
+
+def test_waits_utilisation_and_queue_are_drawn(
+    spool: Command, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The distribution of waits beside both curves, every policy that there is with a colour of its own."""
+    panels: list[_Axes] = []
+
+    class Figure:
+        def subplots(self, rows: int, columns: int) -> list[_Axes]:
+            panels.extend(_Axes() for _ in range(rows))
+            return panels
+
+        def savefig(self, path: str, dpi: int) -> None:
+            Path(path).write_text("drawn")
+
+    monkeypatch.setattr(plotting, "ready", lambda path: Figure())
+    said = spool("simulate", trace, "--policy", ",".join(Discipline), "--plot", tmp_path / "x.svg")
+    assert said.code == 0, said.err
+    assert len(panels) == 3
+    for panel in panels:
+        assert [label for label, _, _ in panel.lines()] == list(Discipline)
+        assert len({colour for _, colour, _ in panel.lines()}) == len(Discipline)
+    easy = next(values for label, _, values in panels[0].lines() if label == "easy")
+    # Two of three jobs start at once, the other after 100 s; the axis ends at the longest wait of all, FIFO's.
+    assert [round(value) for value in easy] == [1, 100, 190, 67, 100, 100]
 
 
 def test_without_matplotlib_it_says_how_to_get_it(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.measures import curve, figures
+from spool.core.measures import curve, distribution, figures, grouped, longest_waits
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Policy, Request, Spec, State
 from spool.core.simulation import Coming, Discipline, Outcome, simulate
@@ -31,10 +31,38 @@ def test_figures_of_a_schedule_of_three() -> None:
     assert found.mean_queue == (90 + 40) / 150
 
 
-def test_the_median_and_the_95th_are_waits_that_somebody_had() -> None:
-    """Nearest rank: of 1 to 100 seconds the 50th and the 95th."""
+def test_percentiles_are_waits_that_somebody_had() -> None:
+    """Nearest rank: of 1 to 100 seconds the 50th, the 95th and the 99th; and the longest."""
     found = figures([ran(1, 1 + wait, 200) for wait in range(1, 101)], 1)
-    assert (found.median_wait_ns, found.wait_95_ns) == (50 * S, 95 * S)
+    assert (found.median_wait_ns, found.wait_95_ns, found.wait_99_ns) == (50 * S, 95 * S, 99 * S)
+    assert found.longest_wait_ns == 100 * S
+
+
+def test_groups_share_the_machine() -> None:
+    """Each group has its own waits; what the groups used is measured against the machine and the makespan of all."""
+    outcomes = [ran(0, 0, 100, 2), ran(0, 50, 100, 2), ran(50, 100, 200, 1), ran(60, None, None, 3)]
+    found = grouped(outcomes, lambda each: each.submit_at_ns == 0, 4)
+    assert list(found) == [True, False]
+    assert (found[True].jobs, found[True].left, found[True].mean_wait_ns) == (2, 0, 25 * S)
+    assert (found[False].jobs, found[False].left, found[False].longest_wait_ns) == (2, 1, 50 * S)
+    assert (found[True].utilisation, found[False].utilisation) == (300 / 800, 100 / 800)
+    assert figures(outcomes, 4).utilisation == 400 / 800
+
+
+def test_the_longest_waits_come_first() -> None:
+    """Of equal waits the one submitted first; a job that never starts has no wait to compare."""
+    outcomes = [ran(1, 11, 20), ran(2, 32, 40), ran(0, 10, 20), ran(3, None, None), ran(4, 5, 6)]
+    assert [each.name for each in longest_waits(outcomes, 3)] == ["2", "0", "1"]
+    assert len(longest_waits(outcomes, 9)) == 4
+
+
+def test_the_distribution_says_what_part_waited_no_longer() -> None:
+    """Equal waits are one point, the part is of all jobs, and however many there are the points are few."""
+    outcomes = [ran(1, 1, 9), ran(1, 1, 9), ran(1, 4, 9), ran(1, None, None)]
+    assert distribution(outcomes, 100) == [(0, 0.5), (3 * S, 0.75)]
+    many = distribution([ran(1, 1 + wait, 9999) for wait in range(1, 1001)], 10)
+    assert many == [(100 * S * at, at / 10) for at in range(1, 11)]
+    assert distribution([], 10) == []
 
 
 def test_a_job_that_never_starts_is_counted_and_waits_to_the_end() -> None:
@@ -54,6 +82,8 @@ def test_gpus_are_used_apart_from_processors() -> None:
     """Two of four GPUs for half of the time are a quarter."""
     found = figures([ran(1, 1, 51, 1, gpus=2), ran(1, 1, 101, 1)], 4, gpus=4)
     assert found.gpu_utilisation == 0.25
+    assert curve([ran(1, 1, 51, 1, gpus=2), ran(1, 1, 101, 1)], 4, 2, gpus=4).gpu_utilisation == (0.5, 0.0)
+    assert curve([ran(1, 1, 51)], 4, 2).gpu_utilisation is None
     assert figures([ran(1, 1, 51)], 4).gpu_utilisation is None
 
 

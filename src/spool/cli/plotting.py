@@ -85,8 +85,8 @@ def _draw_waits(axes: Any, waits: Mapping[Discipline, Sequence[tuple[int, float]
     axes.minorticks_off()
     axes.set_xlim(1, end)
     axes.set_ylim(0, 105)
-    axes.set_xlabel("wait")
-    axes.set_ylabel("jobs that waited no longer, %")
+    axes.set_xlabel("wait no longer than")
+    axes.set_ylabel("share of jobs, %")
 
 
 def _draw_curves(over_time: Sequence[Any], curves: Mapping[Discipline, Curve]) -> None:

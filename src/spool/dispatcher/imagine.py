@@ -255,8 +255,11 @@ def load_of(coming: Sequence[Coming], machine: Machine) -> float | None:
     if not span_ns:
         return None
     work = sum(each.spec.request.cpus * each.duration_ns for each in coming)
+    load = work / (machine.cpus * span_ns)
+    if not machine.gpus:
+        return load
     gpu_work = sum(each.spec.request.gpus * each.duration_ns for each in coming)
-    return max(work / (machine.cpus * span_ns), gpu_work / (max(len(machine.gpus), 1) * span_ns))
+    return max(load, gpu_work / (len(machine.gpus) * span_ns))
 
 
 def _scaled(coming: Sequence[Coming], factor: float) -> list[Coming]:
@@ -271,17 +274,19 @@ def _scaled(coming: Sequence[Coming], factor: float) -> list[Coming]:
 def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]:
     """Return the jobs where only that part of the users states time limits: always the same users.
 
-    Where nobody knows whose a job is, it is drawn by itself.
+    Where all jobs are one user's, or nobody knows whose a job is, it is drawn by itself.
     """
     if share >= 1:
         return tuple(coming)
-    silent = iter(_respecified(coming, lambda spec: replace(spec, time_limit_ns=None)))
     draw = Random(_SEED)  # noqa: S311  (nobody's secret)
     users = sorted({each.user for each in coming} - {UNKNOWN_USER})
+    if len(users) == 1:
+        users = []
     draw.shuffle(users)
-    stating = set(users[: int(share * len(users) + 0.5)])
+    stating = {user: at < int(share * len(users) + 0.5) for at, user in enumerate(users)}
+    silent = _respecified(coming, lambda spec: replace(spec, time_limit_ns=None))
     return tuple(
-        each if (draw.random() < share if each.user == UNKNOWN_USER else each.user in stating) else without
+        each if (stating[each.user] if each.user in stating else draw.random() < share) else without
         for each, without in zip(coming, silent, strict=True)
     )
 

@@ -1,0 +1,91 @@
+"""What is changed of a workload before it is simulated, and what is told of its schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from spool.core.errors import UsageError
+from spool.core.model import SECOND_NS as S
+from spool.core.model import Machine, Policy, Request, Spec
+from spool.core.simulation import Coming, Discipline
+from spool.dispatcher.imagine import Scenario, Workload, gpus_like, imagine, load_of, stating_limits, study
+
+BOX = Machine(4, 1 << 40)
+
+
+def job(name: str, submit: int = 0, runs: int = 100, cpus: int = 1, user: str = "ann", gpus: int = 0) -> Coming:
+    """Return a job with a limit, in seconds."""
+    spec = Spec("true", request=Request(cpus, gpus=gpus), time_limit_ns=500 * S)
+    return Coming(name, spec, submit * S, runs * S, user)
+
+
+def stating(coming: tuple[Coming, ...]) -> list[str]:
+    """Return the users of the jobs that state a limit."""
+    return [each.user for each in coming if each.spec.time_limit_ns is not None]
+
+
+def test_a_part_of_the_users_states_limits() -> None:
+    """A user states the limits of all jobs or of none, the same users each time, and as many as were asked for."""
+    jobs = [job(str(at), user=f"user{at % 10}") for at in range(100)]
+    half = stating(stating_limits(jobs, 0.5))
+    assert (len(half), len(set(half))) == (50, 5)
+    assert stating(stating_limits(jobs, 0.5)) == half
+    assert stating(stating_limits(jobs, 0.0)) == []
+    assert len(stating(stating_limits(jobs, 1.0))) == 100
+
+
+@pytest.mark.parametrize("user", ["ann", "user"])
+def test_jobs_of_one_user_or_of_nobody_known_are_drawn_one_by_one(user: str) -> None:
+    """Else half of the users would be all of the jobs, or none."""
+    jobs = [job(str(at), user=user) for at in range(200)]
+    assert 70 < len(stating(stating_limits(jobs, 0.5))) < 130
+
+
+def test_jobs_without_their_limits_still_share_one_spec() -> None:
+    """What differs in the limit alone is one shape once nobody states it."""
+    jobs = [job("a"), Coming("b", Spec("true", request=Request(1), time_limit_ns=9 * S), 0, S)]
+    assert len({id(each.spec) for each in stating_limits(jobs, 0.0)}) == 1
+
+
+def test_the_load_is_work_by_room() -> None:
+    """Processors times run time over processors times the span of submissions; of GPUs where that is more."""
+    jobs = [job("a", 0, 100, 2), job("b", 100, 300, 1, gpus=2)]
+    assert load_of(jobs, BOX) == (2 * 100 + 300) / (4 * 100)
+    assert load_of(jobs, Machine(4, 1 << 40, gpus=gpus_like(4, jobs))) == 2 * 300 / (4 * 100)
+    assert load_of(jobs[:1], BOX) is None
+
+
+def test_arrivals_are_stretched_to_the_load_that_is_wanted() -> None:
+    """Only the times between submissions change, from the first on."""
+    jobs = (job("a", 50, 100, 2), job("b", 100, 100, 2), job("c", 150, 200, 4))
+    found = imagine(Workload("t", jobs), BOX, Policy(), Scenario(load=1.5))
+    assert (found.load_of_source, found.load) == (3.0, 1.5)
+    assert [each.submit_at_ns for each in found.coming] == [50 * S, 150 * S, 250 * S]
+    assert [(each.spec, each.duration_ns) for each in found.coming] == [(each.spec, each.duration_ns) for each in jobs]
+
+
+def test_jobs_that_come_at_once_have_no_load_to_scale() -> None:
+    """There is no span to stretch."""
+    with pytest.raises(UsageError, match="--scale-load"):
+        imagine(Workload("t", (job("a"), job("b"))), BOX, Policy(), Scenario(load=0.85))
+
+
+def test_sizes_users_and_longest_waits_are_told() -> None:
+    """Sizes ascend, processors before GPUs; users come by what they had; the longest waits have names."""
+    box = Machine(16, 1 << 40, gpus=gpus_like(4, []))
+    jobs = (
+        job("small", 0, 10, 1, "bob"),
+        job("large", 0, 100, 16),
+        job("four", 1, 100, 4),
+        job("five", 2, 50, 5),
+        job("card", 3, 50, 1, "cem", gpus=3),
+    )
+    told: list[tuple[int, int]] = []
+    imagined = imagine(Workload("t", jobs), box, Policy(), Scenario())
+    found = study(imagined, Policy(), Discipline.FIFO, lambda done, of: told.append((done, of)))
+    assert [each.name for each in found.sizes] == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
+    assert [each.name for each in found.users] == ["ann", "cem", "bob"]
+    assert sum(each.figures.jobs for each in found.users) == found.figures.jobs == 5
+    assert found.longest_waits[0].wait_ns == found.figures.longest_wait_ns
+    longest = {each.name: each for each in found.longest_waits}
+    assert (longest["five"].cpus, longest["five"].user, longest["five"].submitted_after_ns) == (5, "ann", 2 * S)

@@ -1,0 +1,73 @@
+"""`benchmarks/policies`: the table that compares policies over traces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+SCRIPT = ROOT / "benchmarks" / "policies"
+LINE = "{} {} -1 100 {} -1 -1 {} 120 -1 1 {} 1 1 1 -1 -1 -1\n"
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the script on this source."""
+    if not SCRIPT.exists():
+        pytest.skip("this copy of the project is without its benchmarks/")
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        timeout=100,
+    )
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """Write a trace that names its machine, a CSV that does not, and something else."""
+    lines = [LINE.format(at, at * 20, 1 + at % 3, 1 + at % 3, at % 4) for at in range(1, 13)]
+    (tmp_path / "small.swf").write_text("; MaxProcs: 4\n" + "".join(lines))
+    rows = [f"{at * 30},100,{1 + at % 2},150,user{at % 4}\n" for at in range(12)]
+    (tmp_path / "gpus.csv").write_text("submit,run_time,gpus,time_limit,user\n" + "".join(rows))
+    (tmp_path / "README.md").write_text("Not a trace.\n")
+    return tmp_path
+
+
+def test_every_policy_is_compared_with_easy_on_every_trace(traces: Path) -> None:
+    """A row for each trace, load, share of limits and policy, and their geometric means, as a Markdown table."""
+    said = run(traces, "gpus=2,2", "--jobs", 2, "--loads", "own", "85")
+    assert said.returncode == 0, said.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()]
+    assert rows[0] == ["trace", "load", "limits", "policy", "slowdown", "mean wait", "99 % wait", "longest wait"]
+    assert {len(row) for row in rows} == {8}
+    assert len(rows) == 2 + 2 * 12 + 12
+    assert [row[0] for row in rows[2:26:12]] == ["gpus (12 jobs)", "small (12 jobs)"]
+    assert [row[1] for row in rows[2:14]][6:] == ["85 %"] * 6
+    assert [(row[2], row[3]) for row in rows[2:8]] == [
+        (limits, policy) for limits in ("all", "half", "none") for policy in ("easy", "spool")
+    ]
+    assert all(cell.endswith("(1.00)") for cell in rows[2][4:])
+    assert rows[26] == ["geometric mean of 2", "own", "all", "easy", *["**1.00**"] * 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "give gpus=CPUS"),
+        (("gpus=2,2", "gone=4"), "there is no trace gone"),
+        (("gpus=two",), "is not NAME=CPUS"),
+        (("gpus=2,2", "--loads", "full"), "neither a percentage nor own"),
+    ],
+)
+def test_mistakes_are_told(traces: Path, words: tuple[str, ...], why: str) -> None:
+    """Before anything is simulated, and without a traceback."""
+    said = run(traces, *words)
+    assert said.returncode != 0
+    assert why in said.stderr
+    assert "Traceback" not in said.stderr
