@@ -55,6 +55,12 @@ def test_figures_by_policy(spool: Command, trace: Path) -> None:
     assert fifo["utilisation"] == (200 + 400 + 50) / (4 * 250)
 
 
+def test_the_help_explains_every_policy(spool: Command) -> None:
+    """Each has a line of its own."""
+    lines = spool("simulate", "--help").out.splitlines()
+    assert all(any(line.split()[:1] == [policy] for line in lines) for policy in Discipline)
+
+
 def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
     """A job that is larger than the machine never fits; one without a run time never ran."""
     said = spool("simulate", trace)
@@ -230,7 +236,7 @@ def test_no_spool_is_needed_and_none_is_made(spool: Command, tmp_path: Path, tra
 
 
 def test_the_spool_s_configuration_is_simulated(spool: Command, spool_root: Path, trace: Path) -> None:
-    """With a starvation of nothing the policy `spool` protects the first at once; quotas hold too."""
+    """The policy `spool` keeps to the quotas of the spool."""
     (spool_root / "config.toml").write_text("[quotas.default_user]\nmax_running_cpus = 1\n")
     found = policies(spool, trace, "--policy", "spool")["spool"]
     assert found["left"] == 2

@@ -94,7 +94,7 @@ class _Size:
 @click.option("--plot", metavar="FILE", help="Draw it into a .png or .svg; needs matplotlib.")
 @json_option
 @click.pass_obj
-def command(  # one parameter for each option
+def command(
     root: str,
     trace: str | None,
     history: bool,
@@ -113,10 +113,12 @@ def command(  # one parameter for each option
 
     TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as the Parallel Workloads Archive has them, a CSV
     with a header (submit, run_time, cpus, gpus, memory, time_limit, user, name), or the history.jsonl of a spool. It is
-    the real planner that decides, with the configuration of the spool; nothing is started. Among the policies are:
+    the real planner that decides, with the configuration of the spool; nothing is started. The policies:
 
       fifo   first come, first served, nobody overtakes
-      easy   as fifo, but who does not delay the first may overtake (backfilling)
+      easy   first come, first served, with EASY backfilling: who does not delay the first may overtake
+      sjf    shortest job first, with EASY backfilling
+      lxf    largest expansion factor first: who has waited longest for its size; with EASY backfilling
       spool  as this spool is configured
 
     The slowdown is the mean bounded one: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU is

@@ -235,16 +235,19 @@ def imagine(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
 
 
 def _respecified(coming: Iterable[Coming], change: Callable[[Spec], Spec]) -> tuple[Coming, ...]:
-    """Return the jobs with their specs changed; jobs that share a spec share the changed one, and equal ones too."""
-    known: dict[int, Spec] = {}
+    """Return the jobs with their specs changed; those whose specs are equal then share one."""
+    known: dict[int, Spec] = {}  # by id, because a spec takes longer to hash than a job to read
     equal: dict[Spec, Spec] = {}
     changed = []
     for each in coming:
         spec = known.get(id(each.spec))
         if spec is None:
             spec = change(each.spec)
-            spec = known[id(each.spec)] = equal.setdefault(spec, spec)
-        changed.append(Coming(each.name, spec, each.submit_at_ns, each.duration_ns, each.user))
+            spec = equal.setdefault(spec, each.spec if spec == each.spec else spec)
+            known[id(each.spec)] = spec
+        if spec is not each.spec:
+            each = Coming(each.name, spec, each.submit_at_ns, each.duration_ns, each.user)
+        changed.append(each)
     return tuple(changed)
 
 
