@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
@@ -43,10 +43,9 @@ class Run:
     limits: str
     policy: str
 
-    @property
-    def base(self) -> Run:
-        """What it is compared with: EASY for the same jobs, all limits stated."""
-        return Run(self.trace, self.load, "all", Discipline.EASY.value)
+    def base(self, stating: bool) -> Run:
+        """Return what it is compared with: EASY for the same jobs, all limits stated where the trace has some."""
+        return Run(self.trace, self.load, "all" if stating else "none", Discipline.EASY.value)
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         traces = list(_traces(options.directory, dict(options.machines)))
-        for each in traces:
-            _machine(each)
+        stating = {each.name: _states_limits(each) for each in traces}
     except (SpoolError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -77,10 +75,11 @@ def main(arguments: list[str]) -> int:
         Run(name, load, limits, policy)
         for name in by_name
         for load in options.loads
-        for limits in options.limits
+        for limits in (options.limits if stating[name] else ["none"])
         for policy in options.policies
     ]
-    todo = list(dict.fromkeys([*(run.base for run in wanted), *wanted]))
+    bases = {run: run.base(stating[run.trace]) for run in wanted}
+    todo = list(dict.fromkeys([*bases.values(), *wanted]))
     found: dict[Run, Found] = {}
     with ProcessPoolExecutor(options.jobs) as pool:
         pending = {pool.submit(_simulate, by_name[run.trace], run): run for run in todo}
@@ -88,7 +87,7 @@ def main(arguments: list[str]) -> int:
             run = pending[done]
             found[run] = done.result()
             print(f"{len(found)}/{len(todo)} {run.trace} {run.limits} {run.policy}", file=sys.stderr, flush=True)
-    print("\n".join(markdown(wanted, found)))
+    print("\n".join(markdown(bases, found)))
     return 0
 
 
@@ -106,6 +105,12 @@ def _traces(directory: str, machines: dict[str, tuple[int, int]]) -> Iterator[Tr
 @cache
 def _read(path: str) -> Workload:
     return of_file(path)
+
+
+def _states_limits(trace: Trace) -> bool:
+    """Whether any job of the trace states a limit. Raises SpoolError if the trace or its machine is unknown."""
+    _machine(trace)
+    return any(each.spec.time_limit_ns is not None for each in _read(trace.path).coming)
 
 
 def _machine(trace: Trace) -> Machine:
@@ -129,13 +134,13 @@ def _values(figures: Figures) -> tuple[float, ...]:
     return (figures.mean_bounded_slowdown or 1.0, *((wait or 0) / SECOND_NS for wait in waits))
 
 
-def markdown(runs: Sequence[Run], found: dict[Run, Found]) -> Iterator[str]:
+def markdown(bases: Mapping[Run, Run], found: Mapping[Run, Found]) -> Iterator[str]:
     """Yield the lines of the table: the figures, in brackets their ratios to EASY with limits, and geometric means."""
     yield f"| trace | load | limits | policy | {' | '.join(METRICS)} |"
     yield f"|---|---|---|---|{'---|' * len(METRICS)}"
     ratios: dict[tuple[float, str, str], list[tuple[float, ...]]] = {}
-    for run in runs:
-        one, base = found[run], found[run.base]
+    for run, base_run in bases.items():
+        one, base = found[run], found[base_run]
         compared = tuple(_ratio(ours, theirs) for ours, theirs in zip(one.values, base.values, strict=True))
         ratios.setdefault((run.load, run.limits, run.policy), []).append(compared)
         cells = [f"{_shown(at, value)} ({compared[at]:.2f})" for at, value in enumerate(one.values)]
@@ -188,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks/policies",
         description="Simulate every trace of a directory under several policies, and print a Markdown table. In "
         "brackets stands each figure's ratio to EASY backfilling with all limits stated, at the same load: below 1 "
-        "is better.",
+        "is better. Of a trace that states no limits there is but one kind of run.",
     )
     parser.add_argument("directory", help=f"where the traces lie: {', '.join(SUFFIXES)}")
     parser.add_argument(
