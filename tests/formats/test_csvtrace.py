@@ -76,6 +76,7 @@ def test_odd_columns_and_lines_are_told_once() -> None:
         ("submit,run_time\n1e99,1\n", "too large"),
         ("submit,run_time\nnow!,1\n", "neither a number of seconds nor a time"),
         ("submit,run_time,memory\n0,1,3X\n", "line 2: memory: "),
+        ("submit,run_time,name\n0,1," + "x" * 200_000, "line 2: field larger than field limit"),
         ("submit,run_time\n", "it has no job that ran"),
     ],
 )

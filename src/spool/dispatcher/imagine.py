@@ -27,7 +27,7 @@ _GIB = 1 << 30
 _LEAST_GPU_BYTES = 80 * _GIB
 _UNSAID = Spec("true")
 _SEED = 0  # the same users state a limit in every run
-_TELL_EVERY = 500  # jobs
+_TELL_EVERY = 100  # jobs
 _LONGEST_WAITS = 5
 
 
@@ -131,7 +131,7 @@ def of_file(path: str) -> Workload:
         root = os.path.dirname(os.path.abspath(path))
         lines = [line for line in data.split(b"\n") if line.strip()]
         return _of_history(path, lines, Spool(root) if is_spool(root) else None)
-    text = data.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     parse = csvtrace.parse if csvtrace.is_header(text.partition("\n")[0]) else swf.parse
     trace = parse(text, f"the trace {path}")
     return Workload(

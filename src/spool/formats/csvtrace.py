@@ -7,7 +7,7 @@ what stands in each.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
 from spool.core.errors import InvalidFile, InvalidValue, Problem
@@ -50,19 +50,15 @@ def parse(text: str, what: str) -> Trace:
     coming: list[Coming] = []
     problems: list[Problem] = []
     incomplete = 0
-    rows = csv.reader(lines)
-    next(rows, None)
-    for row in rows:
-        if not row or row == [""]:
-            continue
+    for number, row in _rows(lines, what):
         if len(row) != len(names):
-            odd.see(rows.line_num)
+            odd.see(number)
             row += [""] * len(names)
         cells = ["" if place is None else row[place].strip() for place in places]
         try:
             job = _coming(cells, specs, unique)
         except InvalidValue as error:
-            problems.append(Problem(None, rows.line_num, f"line {rows.line_num}: {error}"))
+            problems.append(Problem(None, number, f"line {number}: {error}"))
             if len(problems) == MOST_PROBLEMS:
                 break
             continue
@@ -76,6 +72,18 @@ def parse(text: str, what: str) -> Trace:
 
 def _names(line: str) -> list[str]:
     return [name.strip().lower() for name in next(csv.reader([line.lstrip("\ufeff")]), [])]
+
+
+def _rows(lines: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows after the header that are not empty, each with the number of its line."""
+    rows = csv.reader(lines)
+    try:
+        next(rows, None)
+        for row in rows:
+            if any(row):
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise InvalidFile(what, [Problem(None, rows.line_num, f"line {rows.line_num}: {error}")]) from None
 
 
 def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
