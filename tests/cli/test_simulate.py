@@ -163,7 +163,9 @@ def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
     assert [(one["name"], one["wait_ns"]) for one in fifo["longest_waits"]] == [("train", 50 * S), ("eval", 0)]
     assert fifo["gpu_utilisation"] == 250 / 300
     assert "give --cpus, or --gpus" in spool("simulate", path).err
-    assert "GPUs in use" in spool("simulate", path, "--gpus", 2).out
+    packed = tmp_path / "gpus.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert "GPUs in use" in spool("simulate", packed, "--gpus", 2).out
 
 
 def test_progress_is_shown_on_a_terminal_only(spool: Command, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

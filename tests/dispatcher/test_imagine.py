@@ -47,6 +47,15 @@ def test_jobs_without_their_limits_still_share_one_spec() -> None:
     assert len({id(each.spec) for each in stating_limits(jobs, 0.0)}) == 1
 
 
+def test_memory_that_is_not_counted_makes_no_shapes() -> None:
+    """Jobs that differ in memory alone share one spec, and a job that asks for too much of it fits."""
+    jobs = tuple(
+        Coming(str(size), Spec("true", request=Request(1, memory_bytes=size << 40)), 0, S) for size in (0, 1, 2)
+    )
+    assert len({id(each.spec) for each in imagine(Workload("t", jobs), BOX, Policy(), Scenario()).coming}) == 1
+    assert imagine(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
+
+
 def test_the_load_is_work_by_room() -> None:
     """Processors times run time over processors times the span of submissions; of GPUs where that is more."""
     jobs = [job("a", 0, 100, 2), job("b", 100, 300, 1, gpus=2)]
