@@ -19,6 +19,7 @@ from spool.cli import blocks, plotting, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.core.simulation import Discipline
+from spool.dispatcher.imagine import of_file
 from spool.formats import ends
 
 TRACE = """\
@@ -301,6 +302,7 @@ def test_the_history_of_any_spool(spool: Command, spool_root: Path, tmp_path: Pa
     found = asked(spool, "--spool", tmp_path / "none", "simulate", copy, *words)
     assert (found["jobs"], found["limits_stated"], found["policies"][0]["makespan_ns"]) == (3, 0, 250 * S)
     assert [one["name"] for one in found["policies"][0]["longest_waits"]] == ["b_2", "b", "a"]
+    assert len({id(each.spec) for each in of_file(str(copy)).coming}) == 1  # equal requests share one
 
 
 class _Axes(MagicMock):
