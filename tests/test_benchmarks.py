@@ -56,14 +56,14 @@ def test_every_policy_is_compared_with_easy_on_every_trace(traces: Path) -> None
     assert rows[26] == ["geometric mean of 2", "own", "all", "easy", *["**1.00**"] * 4]
 
 
-def test_a_trace_without_limits_is_simulated_without_them_only(traces: Path) -> None:
-    """Nobody can be drawn to state a limit there, and EASY has none either."""
+def test_a_trace_without_limits_stands_apart(traces: Path) -> None:
+    """Nobody can be drawn to state a limit there, and as EASY has none either, it is in no mean with the others."""
     (traces / "gpus.csv").write_text("submit,run_time,gpus\n0,100,1\n10,100,2\n")
-    (traces / "small.swf").unlink()
     said = run(traces, "gpus=2,2", "--loads", "own")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()]
-    assert [row[2:4] for row in rows[2:]] == [["none", "easy"], ["none", "spool"]] * 2
-    assert all(cell.endswith("(1.00)") for cell in rows[2][4:])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()][2:]
+    assert [row[2:4] for row in rows if row[0].startswith("gpus")] == [["none", "easy"], ["none", "spool"]]
+    assert [row[0] for row in rows[-8:]] == ["geometric mean of 1"] * 6 + ["geometric mean of 1 without limits"] * 2
+    assert rows[-2][4:] == ["**1.00**"] * 4
 
 
 @pytest.mark.parametrize(

@@ -138,21 +138,22 @@ def markdown(bases: Mapping[Run, Run], found: Mapping[Run, Found]) -> Iterator[s
     """Yield the lines of the table: the figures, in brackets their ratios to EASY with limits, and geometric means."""
     yield f"| trace | load | limits | policy | {' | '.join(METRICS)} |"
     yield f"|---|---|---|---|{'---|' * len(METRICS)}"
-    ratios: dict[tuple[float, str, str], list[tuple[float, ...]]] = {}
+    ratios: dict[tuple[bool, float, str, str], list[tuple[float, ...]]] = {}
     for run, base_run in bases.items():
         one, base = found[run], found[base_run]
         compared = tuple(_ratio(ours, theirs) for ours, theirs in zip(one.values, base.values, strict=True))
-        ratios.setdefault((run.load, run.limits, run.policy), []).append(compared)
+        ratios.setdefault((base_run.limits != "all", run.load, run.limits, run.policy), []).append(compared)
         cells = [f"{_shown(at, value)} ({compared[at]:.2f})" for at, value in enumerate(one.values)]
         never = f", {one.left} never started" if one.left else ""
         title = f"{run.trace} ({one.jobs:,} jobs{never})"
         load = "-" if one.load is None else f"{100 * one.load:.0f} %"
         yield f"| {title} | {load} | {run.limits} | {run.policy} | {' | '.join(cells)} |"
-    for (load, limits, policy), listed in ratios.items():
+    for (bare, load, limits, policy), listed in sorted(ratios.items(), key=lambda each: each[0][0]):
         means = [math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*listed, strict=True)]
         own = f"{load:g} %" if load else "own"
         cells = [f"**{mean:.2f}**" for mean in means]
-        yield f"| geometric mean of {len(listed)} | {own} | {limits} | {policy} | {' | '.join(cells)} |"
+        which = f"{len(listed)} without limits" if bare else f"{len(listed)}"
+        yield f"| geometric mean of {which} | {own} | {limits} | {policy} | {' | '.join(cells)} |"
 
 
 def _ratio(ours: float, theirs: float) -> float:
