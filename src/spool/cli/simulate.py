@@ -116,9 +116,9 @@ def command(
     the real planner that decides, with the configuration of the spool; nothing is started. The policies:
 
       fifo   first come, first served, nobody overtakes
-      easy   first come, first served, with EASY backfilling: who does not delay the first may overtake
-      sjf    shortest job first, with EASY backfilling
-      lxf    largest expansion factor first: who has waited longest for its size; with EASY backfilling
+      easy   as fifo, but who does not delay the first may overtake (backfilling)
+      sjf    shortest job first, with the same backfilling
+      lxf    largest expansion factor first: who has waited longest for its size
       spool  as this spool is configured
 
     The slowdown is the mean bounded one: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU is
