@@ -2,8 +2,8 @@
 
 The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of one priority
 that with the higher score comes first, `(waited + expected) / expected` times the factor of its user's share (see
-`shares`); before all of these, in the order of arrival, those that later arrivals have passed by too much work (see
-`passing`). The order holds for one pass and is made anew in each. Within one shape of jobs (see `queue`) only priority,
+`shares`). Before all of these goes the first to arrive of those that later arrivals have passed by too much work (see
+`passing`): one at a time, so that the others keep their order. The order holds for one pass and is made anew in each. Within one shape of jobs (see `queue`) only priority,
 arrival and name differ, so the queue keeps each shape sorted whatever the usage of the machine.
 """
 
@@ -111,6 +111,7 @@ class Order:
         self._waiting = queue.projects if self._by_project else queue.users
         self._running = runs.counts.projects if self._by_project else runs.counts.users
         self._factors: Mapping[str, float] | None = None
+        self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the job of who goes first
 
     def factor(self, user: str, project: str | None) -> float:
         """Return the factor of fair share of that user's (or project's) jobs."""
@@ -126,42 +127,60 @@ class Order:
         return self._shares.factors(self._now_ns, active)
 
     def of_shape(self, shape: Shape, at: int) -> OrderKey:
-        """Return where the first job of a shape stands, which is the one at *at* of those that are ready."""
+        """Return where the first job of a shape stands, which is the one at *at* of those that are ready.
+
+        Whether it goes first because it was passed is not in it: `front` knows that once all shapes were asked for.
+        """
         where, key = shape.ready[at], shape.key
+        if self._order == ARRIVAL:
+            return where[0], 1, where[1], where[1], where[2]
         expected_ns = key.time_limit_ns
         if expected_ns is None:
             expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
-        if self._now_ns - where[1] <= LONG_NS or self._passed is None:
-            return self._key(where, expected_ns, key.user, key.project, key.request)
-        if self._is_passed(where, key.request):
-            return where[0], 0, where[1], where[1], where[2]
-        # One that has waited very long has to be passed by more work than another of its shape that came later, which
-        # may have to go first. Then the one that came first does, in the other's place.
-        for other in shape.ready[at + 1 : at + 1 + _BEHIND]:
-            if other[0] != where[0] or self._now_ns - other[1] <= LEAST_PASSED_NS:
-                break
-            if self._is_passed(other, key.request):
-                return where[0], 0, other[1], where[1], where[2]
+        if self._order == SHORTEST:
+            return where[0], 1, expected_ns, where[1], where[2]
+        if self._passed is not None and self._now_ns - where[1] > LEAST_PASSED_NS:
+            self._look_at_passed(shape, at)
         return self._score(where, expected_ns, key.user, key.project)
 
+    def _look_at_passed(self, shape: Shape, at: int) -> None:
+        """Take note if the first job of a shape is the one that goes first.
+
+        One that has waited very long has to be passed by more work than another of its shape that came later. Where
+        that one is to go first, the one that came first does.
+        """
+        ahead, _, name = shape.ready[at]
+        best = self.front.get(ahead)
+        for other, arrived_at_ns, _ in shape.ready[at : at + _BEHIND]:
+            if other != ahead or self._now_ns - arrived_at_ns <= LEAST_PASSED_NS:
+                return
+            if best is not None and best[0] <= arrived_at_ns:
+                return
+            if self._is_passed(arrived_at_ns, shape.key.request):
+                self.front[ahead] = arrived_at_ns, name
+                return
+            if self._now_ns - arrived_at_ns <= LONG_NS:
+                return  # those behind it have been passed by less
+
     def of_job(self, job: Waiting) -> tuple[OrderKey, Standing]:
-        """Return where *job* stands, and why."""
+        """Return where *job* stands, and why; all shapes were asked for."""
         expected = self._run_times.of_job(job)
         spec = job.spec
-        key = self._key(place(job), expected.ns, job.user, spec.project, spec.request)
+        where = place(job)
+        factor = self.factor(job.user, spec.project)
         waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
-        score = -key[2] if self._order == SLOWDOWN and key[1] else None
-        return key, Standing(waited_ns, expected, self.factor(job.user, spec.project), score, not key[1])
+        if self._order != SLOWDOWN:
+            key: OrderKey = (where[0], 1, where[1] if self._order == ARRIVAL else expected.ns, where[1], where[2])
+            return key, Standing(waited_ns, expected, factor, None, was_passed=False)
+        key = self.placed(self._score(where, expected.ns, job.user, spec.project))
+        return key, Standing(waited_ns, expected, factor, -key[2] if key[1] else None, was_passed=not key[1])
 
-    def _key(self, where: Place, expected_ns: int, user: str, project: str | None, request: Request) -> OrderKey:
-        ahead, arrived_at_ns, name = where
-        if self._order == ARRIVAL:
-            return ahead, 1, arrived_at_ns, arrived_at_ns, name
-        if self._order == SHORTEST:
-            return ahead, 1, expected_ns, arrived_at_ns, name
-        if self._now_ns - arrived_at_ns > LEAST_PASSED_NS and self._is_passed(where, request):
-            return ahead, 0, arrived_at_ns, arrived_at_ns, name
-        return self._score(where, expected_ns, user, project)
+    def placed(self, key: OrderKey) -> OrderKey:
+        """Return *key*, or where its job stands that goes first."""
+        front = self.front.get(key[0])
+        if front is None or front[1] != key[4]:
+            return key
+        return key[0], 0, front[0], key[3], key[4]
 
     def _score(self, where: Place, expected_ns: int, user: str, project: str | None) -> OrderKey:
         ahead, arrived_at_ns, name = where
@@ -178,6 +197,7 @@ class Order:
             known = self._known_pools[id(request)] = self._pools(request)
         return known
 
-    def _is_passed(self, where: Place, request: Request) -> bool:
+    def _is_passed(self, arrived_at_ns: int, request: Request) -> bool:
         passed = self._passed
-        return passed is not None and passed.is_passed(where[1], self._now_ns, self._whole, self._lacking(request))
+        pools = self._lacking(request)
+        return passed is not None and passed.is_passed(arrived_at_ns, self._now_ns, self._whole, pools)

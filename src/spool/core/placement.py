@@ -80,6 +80,10 @@ class Placement:
                     entries.append((*of_shape(shape, 0), len(shapes)))
                     shapes.append(shape)
         self._next = [1] * len(shapes)
+        if self._order.front:
+            placed = self._order.placed
+            self._entries = [(*placed(entry[:5]), entry[5]) for entry in self._entries]
+            self._blocked = [(*placed(entry[:5]), entry[5]) for entry in self._blocked]
         self._entries.sort()
         heapify(self._blocked)
         return True

@@ -142,6 +142,10 @@ class Plan:
 
     def in_order(self) -> list[tuple[Waiting, Standing]]:
         """Return every waiting job in the order in which they are considered, and why it stands there."""
+        for demand in self._view.queue.demands:
+            for shape in demand.shapes.values():
+                if shape.ready:
+                    self._order.of_shape(shape, 0)
         found = [(self._order.of_job(job), job) for job in self._view.queue.values()]
         found.sort(key=lambda each: each[0][0])
         return [(job, standing) for (_, standing), job in found]
