@@ -51,9 +51,19 @@ def test_what_says_too_little_is_counted_and_left_out(columns: dict[str, int]) -
 
 @pytest.mark.parametrize("wanted_time", [-1, 0])
 def test_a_limit_that_is_unknown_stays_unstated(wanted_time: int) -> None:
-    """The run time never stands for a limit: no planner may know how long a job is going to run."""
-    job = one(run=50, wanted_time=wanted_time)
-    assert (job.duration_ns, job.spec.time_limit_ns) == (50 * S, None)
+    """Where others state theirs, no planner may know how long a job is going to run that does not."""
+    trace = swf.parse(f"{line(wanted_time=70)}\n{line(run=50, wanted_time=wanted_time)}\n", "t")
+    assert [(job.duration_ns, job.spec.time_limit_ns) for job in trace.coming] == [(60 * S, 70 * S), (50 * S, None)]
+    assert trace.warnings == ()
+
+
+def test_where_no_limit_is_known_the_run_times_stand_for_them() -> None:
+    """So everybody takes synthetic traces who compares schedulers by them; a warning says it."""
+    trace = swf.parse(f"{line(run=50)}\n{line(run=0)}\n", "t")
+    assert [job.spec.time_limit_ns for job in trace.coming] == [50 * S, S]
+    assert trace.warnings == (
+        "no job states a requested time; the run times stand for them, exact as real limits are not",
+    )
 
 
 def test_equal_requests_are_one_spec() -> None:
@@ -69,9 +79,9 @@ def test_lines_of_another_length_are_read_with_one_warning(text: str) -> None:
     """What is missing is unknown, what is too many is ignored, and however many there are it is told once."""
     trace = swf.parse(f"{line()}\n{text}\n{text}\n", "t")
     assert [(job.duration_ns, job.spec, job.user) for job in trace.coming] == [(60 * S, one().spec, "user")] * 3
-    (warning,) = trace.warnings
+    warning, *_ = trace.warnings
     assert warning.startswith("2 lines have more or fewer than 18 columns, line 2 first")
-    assert swf.parse(line(), "t").warnings == ()
+    assert swf.parse(line(wanted_time=9), "t").warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of one priority
 that with the higher score comes first, `(waited + expected) / expected` times the factor of its user's share (see
 `shares`). Before all of these goes the first to arrive of those that later arrivals have passed by too much work (see
-`passing`): one at a time, so that the others keep their order. The order holds for one pass and is made anew in each. Within one shape of jobs (see `queue`) only priority,
-arrival and name differ, so the queue keeps each shape sorted whatever the usage of the machine.
+`passing`): one at a time, so that the others keep their order. The order holds for one pass and is made anew in each.
+Within one shape of jobs (see `queue`) only priority, arrival and name differ, so the queue keeps each shape sorted
+whatever the usage of the machine.
 """
 
 from __future__ import annotations

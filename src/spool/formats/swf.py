@@ -81,6 +81,11 @@ class Specs:
 
     _known: dict[tuple[object, ...], Spec] = field(default_factory=dict)
 
+    def exact(self, spec: Spec, run_time_s: int) -> Spec:
+        """Return *spec* with that run time as its limit."""
+        request = spec.request
+        return self.of(request.cpus, request.memory_bytes, max(run_time_s, 1) * SECOND_NS, request.gpus)
+
     def of(self, cpus: int, memory_bytes: int | None, time_limit_ns: int | None, gpus: int = 0) -> Spec:
         """Return the spec that asks for that."""
         key = (cpus, memory_bytes, time_limit_ns, gpus)
@@ -114,7 +119,8 @@ def parse(text: str, what: str) -> Trace:
     """Return the trace *text*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
 
     A job asks for the requested processors and memory; where one of them is unknown, for those it used. Its memory is
-    stated for each processor. A requested time that is unknown is a limit that nobody has stated.
+    stated for each processor. A requested time that is unknown is a limit that nobody has stated. In a trace without
+    any (they are synthetic) the run times stand for them, as everybody takes them who compares schedulers by it.
     """
     header: dict[str, str] = {}
     jobs: list[tuple[int, int, int, int, Spec]] = []  # number, submission, run time, user
@@ -147,7 +153,14 @@ def parse(text: str, what: str) -> Trace:
         else:
             jobs.append((fields[_JOB], submit, run_time, fields[_USER], spec))
     require_jobs(what, problems, len(jobs), odd)
-    return Trace(_comings(jobs), _cpus(header), incomplete, odd.warnings())
+    warnings = odd.warnings()
+    if all(spec.time_limit_ns is None for *_, spec in jobs):
+        jobs = [(job, at, ran, user, specs.exact(spec, ran)) for job, at, ran, user, spec in jobs]
+        warnings = (
+            *warnings,
+            "no job states a requested time; the run times stand for them, exact as real limits are not",
+        )
+    return Trace(_comings(jobs), _cpus(header), incomplete, warnings)
 
 
 def require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: OddLines) -> None:
