@@ -11,7 +11,7 @@ from spool.cli.verb import Verb
 from spool.core.model import Grant
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
-from spool.dispatcher.forecast import Forecast, Waits, forecast
+from spool.dispatcher.forecast import Forecast, Starting, Waits, forecast
 
 _COLUMNS = (
     render.Column("#", right=True),
@@ -19,6 +19,7 @@ _COLUMNS = (
     render.Column("USER"),
     render.Column("PRIO", right=True),
     render.Column("START", right=True),
+    render.Column("RUNS", right=True),
     render.Column("WHY", wide=True),
 )
 
@@ -31,7 +32,8 @@ def command(root: str, as_json: bool) -> int:
 
     In the order of the queue. It is the scheduler itself that answers, from a fresh look at the files and the machine;
     no dispatcher is needed. START is the earliest time at which a job could start if every time limit holds and no
-    other job that waits is first; with a ~ it rests on the guess of a run time.
+    other job that waits is first; RUNS is how long it may run. With a ~ they rest on a guess, learnt from earlier runs;
+    `spool why` says from which.
 
       spool plan
       spool plan --json | jq -r '.starts[].name'
@@ -50,13 +52,17 @@ def _print(found: Forecast) -> None:
     if found.paused:
         tell("the spool is paused: nothing starts until `spool resume`")
     rows = [
-        (each.place, [str(each.place), each.name, each.user, str(each.priority), "now", _gets(each.grant)], "green")
+        (
+            each.place,
+            [str(each.place), each.name, each.user, str(each.priority), "now", _runs(each), _gets(each.grant)],
+            "green",
+        )
         for each in found.starts
     ]
     rows += [
         (
             each.place,
-            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), each.reason],
+            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), _runs(each), each.reason],
             "",
         )
         for each in found.waits
@@ -87,6 +93,10 @@ def _start(each: Waits, found: Forecast) -> str:
     wait = each.start_at_ns - found.at_ns
     about = "~" if each.start_is_guess else ""
     return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
+
+
+def _runs(each: Starting | Waits) -> str:
+    return f"{'~' if each.run_is_guess else ''}{show_duration(each.expected_run_ns)}"
 
 
 def _gets(grant: Grant) -> str:

@@ -49,6 +49,7 @@ def _print(found: Details) -> None:
         ("tags", ", ".join(row.tags)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
+        ("expected to run", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
     ]
     render.pairs((key, value) for key, value in lines if value)

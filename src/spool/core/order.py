@@ -82,8 +82,12 @@ class Standing:
             return f"{waited}; goes first, for later arrivals have passed it by too much work"
         if self.score is None:
             return waited
-        share = "" if abs(self.factor - 1) < 0.005 else f", fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}"
-        return f"{waited}, expected to run {show_duration(self.expected.ns)}: score {self.score:.1f}{share}"
+        ratio = (
+            f"{waited} of an expected {show_duration(max(self.expected.ns, LEAST_NS))}: {self.score / self.factor:.1f}"
+        )
+        if abs(self.factor - 1) < 0.005:
+            return ratio
+        return f"{ratio}, fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}: {self.score:.1f}"
 
 
 class Order:

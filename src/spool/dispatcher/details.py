@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
+from spool.core.runtimes import Expected, Source, stem
 from spool.dispatcher.listing import Lister
+from spool.dispatcher.past import past_of
 from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.rows import Row
+from spool.dispatcher.settings import Settings
 from spool.machine.tree import MachineProber
 from spool.store.gathering import standing
 from spool.store.spool import Spool
@@ -66,6 +70,8 @@ class Details:
     runs: tuple[RunDetails, ...]
     dispatcher: bool
     others: tuple[OtherFile, ...] = ()
+    expected_run_ns: int | None = None  # how long it is expected to run; None: it has ended, or is an array
+    expected: str = ""  # … in words, and what says so
 
 
 def details(spool: Spool, name: str, run: int | None = None) -> Details:
@@ -83,6 +89,9 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
+    expected = (
+        _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
+    )
     shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
     if place is None and not found:
         last = shown[-1]
@@ -100,7 +109,23 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
         runs=shown,
         dispatcher=lister.dispatcher,
         others=tuple(_other(spool, row) for row in found[1:]),
+        expected_run_ns=expected.ns if expected is not None else None,
+        expected=expected.words(name, found[0].user or "") if expected is not None else "",
     )
+
+
+def _expected(spool: Spool, place: str, row: Row) -> Expected | None:
+    """Return how long the job of *row* is expected to run; None if nobody can tell, or it has ended."""
+    if row.state.ended or row.state is State.INVALID:
+        return None
+    settings = Settings(spool)
+    spec = spool.job_spec(place, row.name, kill_grace_ns=settings.config.kill_grace_ns)
+    if spec is None or spec.is_array:
+        return None
+    if spec.time_limit_ns is not None:
+        return Expected(spec.time_limit_ns, Source.LIMIT)
+    past = past_of(spool, time.time_ns(), settings.config.policy)
+    return past.run_times.guess(row.user or "", stem(row.name), spec.request)
 
 
 def _other(spool: Spool, row: Row) -> OtherFile:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spool.core.backfill import Expectation
 from spool.core.model import Grant, Waiting
+from spool.core.order import Standing
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.waits import opens_at_ns
 from spool.dispatcher.survey import Survey, survey
@@ -21,6 +22,9 @@ class Starting:
     user: str
     priority: int
     grant: Grant
+    expected_run_ns: int
+    run_is_guess: bool  # nobody stated it
+    expected: str  # how long it is expected to run, and what says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Waits:
     start_is_guess: bool  # that rests on the guess of a run time
     must_end: tuple[str, ...]  # the runs that have to end first
     expected_run_ns: int
-    expected: str  # how long it is expected to run, and what says so
+    run_is_guess: bool
+    expected: str
     score: float | None
 
 
@@ -86,7 +91,7 @@ def forecast(spool: Spool) -> Forecast:
     for place, (job, standing) in enumerate(order, 1):
         name, priority = job.name, job.spec.priority
         if name in grants:
-            starts.append(Starting(place, name, job.user, priority, grants[name]))
+            starts.append(Starting(place, name, job.user, priority, grants[name], *_runs(job, standing)))
             continue
         reason = plan.reason(name)
         expected = expect(job)
@@ -101,8 +106,7 @@ def forecast(spool: Spool) -> Forecast:
                 expected.at_ns if expected is not None else None,
                 expected is not None and expected.guessed,
                 expected.must_end if expected is not None else (),
-                standing.expected.ns,
-                standing.expected.words(name, job.user),
+                *_runs(job, standing),
                 standing.score,
             )
         )
@@ -121,6 +125,12 @@ def forecast(spool: Spool) -> Forecast:
         config_problem=seen.config_problem,
         at_ns=seen.now_ns,
     )
+
+
+def _runs(job: Waiting, standing: Standing) -> tuple[int, bool, str]:
+    """Return how long *job* is expected to run, whether that is a guess, and what says so."""
+    expected = standing.expected
+    return expected.ns, expected.is_guess, expected.words(job.name, job.user)
 
 
 class _Expecting:

@@ -28,7 +28,7 @@ class Remembered:
         table = self._table
         made_for = (policy.half_life_ns, policy.cpu_weight, policy.fair_share_by, policy.learn_run_times)
         if made_for != self._made_for and table.queue and len(table.queue) + len(table.runs) > 1:
-            table.remember(self._read(now_ns, policy))
+            table.remember(past_of(self._spool, now_ns, policy))
             self._made_for = made_for
         return table.past
 
@@ -37,21 +37,23 @@ class Remembered:
         if live.result is not None and self._made_for is not None:
             self._table.past.learn(live.user, live.result)
 
-    def _read(self, now_ns: int, policy: Policy) -> Past:
-        past = Past(policy)
-        known: list[Result] = []
-        for line in islice(self._spool.history(), _MOST):
-            try:
-                result = ends.parse_history_line(line)
-            except InvalidRecord:
-                continue
-            if result.ended_at_ns is not None and result.ended_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
-                break
-            known.append(result)
-        for result in reversed(known):
-            user = result.user or ""
-            if result.started_at_ns is not None and result.ended_at_ns is not None:
-                past.begin(user, result.project, result.grant, result.started_at_ns)
-                past.end(user, result.project, result.grant, max(result.ended_at_ns, result.started_at_ns))
-            past.learn(user, result)
-        return past
+
+def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
+    """Return what the newest runs in the history teach."""
+    past = Past(policy)
+    known: list[Result] = []
+    for line in islice(spool.history(), _MOST):
+        try:
+            result = ends.parse_history_line(line)
+        except InvalidRecord:
+            continue
+        if result.ended_at_ns is not None and result.ended_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
+            break
+        known.append(result)
+    for result in reversed(known):
+        user = result.user or ""
+        if result.started_at_ns is not None and result.ended_at_ns is not None:
+            past.begin(user, result.project, result.grant, result.started_at_ns)
+            past.end(user, result.project, result.grant, max(result.ended_at_ns, result.started_at_ns))
+        past.learn(user, result)
+    return past
