@@ -229,7 +229,7 @@ def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_ro
     assert (found["held"], found["dispatcher"], found["paused"]) == (1, False, False)
     text = spool("plan").out
     assert "wide" in text.splitlines()[1]
-    assert "now  starts with 4 CPUs" in text.splitlines()[1]
+    assert "now   1 h 00 m  starts with 4 CPUs" in text.splitlines()[1]
     assert "1 would start, 3 wait, 1 held" in text
 
 
