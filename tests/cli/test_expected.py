@@ -94,7 +94,7 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3 * 3600 * S)
     monkeypatch.setattr(survey, "time", later)
     out = spool("why", "short").out
-    assert "order: waited 3 h 00 m of an expected 20 m 00 s: 10.0; behind first, 4.0" in out
+    assert "order: waited 3 h 00 m of an expected 20 m 00 s: 10.0; behind first, 10.0" in out
     answer = asked(spool, "why", "short")
     assert answer["score"] == pytest.approx(10, abs=0.1)
     assert (answer["behind"], answer["ahead"]) == ("first", 1)
