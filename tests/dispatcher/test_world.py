@@ -164,7 +164,7 @@ def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: W
 def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: World) -> None:
     """What such an answer shows besides may be the run's; a share needs no more than the memory that is free."""
     run = SimpleNamespace(name="before", grant=ALONE, holds_room=True)
-    watched._table.live["before", 1] = run  # type: ignore[assignment]
+    watched._table.on_gpus["before", 1] = run  # type: ignore[assignment]
     watched.machine(NOW)
     run.holds_room = False  # from now on, though its paperwork is not done
     answer(watched)

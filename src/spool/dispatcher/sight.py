@@ -127,7 +127,8 @@ class Sight:
     def _reload(self) -> None:
         of = self._of
         grace_ns, executor = of.settings.config.kill_grace_ns, of.settings.executor
-        if of.settings.reload():
+        reloaded = of.settings.reload()
+        if reloaded:
             log.info("the configuration has changed")
             if of.settings.config.kill_grace_ns != grace_ns:
                 of.look.configuration_changed()
@@ -138,10 +139,14 @@ class Sight:
             of.table.version += 1
         of.watch.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
         of.telling.look()
+        was_paused, before = self.paused, of.report.problems
         problems = (of.settings.problem, of.watch.problem, *of.telling.problems)
         of.report.problems = [problem for problem in problems if problem]
         self.see_pause()
-        of.report.changed()
+        if reloaded or self.paused != was_paused or of.report.problems != before:
+            of.report.changed()
+        else:
+            of.report.refresh()
 
     def _see_bookings(self) -> None:
         if self._of.bookings.look():

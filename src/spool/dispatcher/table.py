@@ -134,6 +134,7 @@ class Live:
     pid: int | None = None  # our own child
     pidfd: int | None = None  # of a wrapper that is not our child
     jid: Jid | None = None
+    spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
@@ -280,6 +281,7 @@ class Table:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], Live] = field(default_factory=dict)
+    on_gpus: dict[tuple[str, int], Live] = field(default_factory=dict)  # of these, those that were given GPUs
     executor_problem: Callable[[str | None], str | None] = lambda name: None
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
@@ -300,6 +302,8 @@ class Table:
         """Take in a run of *job* that is alive."""
         job.live = live
         self.live[live.key] = live
+        if live.grant.gpu_uuids:
+            self.on_gpus[live.key] = live
         self.recount(live)
 
     def recount(self, live: Live) -> None:
@@ -377,6 +381,7 @@ class Table:
 
     def end_run(self, live: Live) -> None:
         """Take out a run whose paperwork is done."""
+        self.on_gpus.pop(live.key, None)
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
 
