@@ -243,7 +243,9 @@ class Machine:
                     self.show(child, **facts | {"parent": ME})
 
 
-def same(found: Mapping[tuple[str, int], Iterable[Process]], keys: Iterable[tuple[str, int]]) -> dict[Any, set[Process]]:
+def same(
+    found: Mapping[tuple[str, int], Iterable[Process]], keys: Iterable[tuple[str, int]]
+) -> dict[Any, set[Process]]:
     """Return what was found, as it can be compared."""
     return {key: set(found.get(key, ())) for key in keys}
 

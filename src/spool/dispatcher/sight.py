@@ -78,7 +78,8 @@ class Sight:
             self._reload()
         if booked:
             self._see_bookings()
-        if of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished):
+        looks = of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished)
+        if looks:
             self._rescan(now, until)
         elif of.look.unfinished:
             with self._pace:
@@ -86,7 +87,10 @@ class Sight:
             self._put_off(now)
         of.look.due(now)
         of.bookings.tell_again()
-        of.moves.see()
+        with self._pace:
+            of.moves.see()
+        if looks:  # then the file of every run is looked at
+            self._put_off(now)
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
