@@ -36,22 +36,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         made.end()
 
 
-def run_of(name: str, *gpus: str, memory_bytes: int | None = None) -> Live:
-    """Return a run."""
-    grant = Grant(cpus=1, gpu_uuids=gpus, memory_bytes=memory_bytes)
+def run_of(name: str, memory_bytes: int) -> Live:
+    """Return a run with that limit."""
+    grant = Grant(cpus=1, memory_bytes=memory_bytes)
     return Live(name, 1, Spec(command="true"), grant, "alice", Wait(0), FRESH, 0, 0, 0, "process")
-
-
-def test_it_is_known_which_runs_are_on_gpus() -> None:
-    """From their start until their paperwork is done."""
-    table = Table()
-    one, other = run_of("one", "GPU-1"), run_of("other")
-    for live in (one, other):
-        table.add_run(table.job(live.name), live)
-    assert table.on_gpus == {one.key: one}
-    for live in (other, one):
-        table.end_run(live)
-    assert table.on_gpus == {}
 
 
 # state.json.
@@ -137,7 +125,7 @@ class Memory:
         self.rss, self.pss, self.ticks = 0, 0, OLD.start_ticks
         self.seen, self.really = {OLD}, {OLD}
         self.walks, self.stops = 0, list[StopKind]()
-        self.live = run_of("one", memory_bytes=100)
+        self.live = run_of("one", 100)
         table = Table()
         table.add_run(table.job("one"), self.live)
         memory = SimpleNamespace(

@@ -281,7 +281,6 @@ class Table:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], Live] = field(default_factory=dict)
-    on_gpus: dict[tuple[str, int], Live] = field(default_factory=dict)  # of these, those that were given GPUs
     executor_problem: Callable[[str | None], str | None] = lambda name: None
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
@@ -302,8 +301,6 @@ class Table:
         """Take in a run of *job* that is alive."""
         job.live = live
         self.live[live.key] = live
-        if live.grant.gpu_uuids:
-            self.on_gpus[live.key] = live
         self.recount(live)
 
     def recount(self, live: Live) -> None:
@@ -381,7 +378,6 @@ class Table:
 
     def end_run(self, live: Live) -> None:
         """Take out a run whose paperwork is done."""
-        self.on_gpus.pop(live.key, None)
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
 
