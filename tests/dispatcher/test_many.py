@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,24 @@ def test_a_missing_file_is_missed_once(session: Session) -> None:
     assert [live.name for live in now.moves._missing.values()] == ["gone"]
     session.settle()
     assert now.moves._missing == {}
+
+
+def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks take a thousandth of a processor, what they find of each run included."""
+    session.settle()
+    now, used_ns = session.now, [0]
+    assert now is not None
+    clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
+    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(now.moves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
+    now.watch.lost = True
+    now.sight.see()
+    due_ns = now.sight.next_due_ns
+    assert due_ns - time.monotonic_ns() > 15_000_000_000
+    now.sight.see()
+    assert now.sight.next_due_ns == due_ns  # another pass is no look
 
 
 # Memory.

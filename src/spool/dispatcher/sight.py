@@ -87,10 +87,12 @@ class Sight:
             self._put_off(now)
         of.look.due(now)
         of.bookings.tell_again()
-        with self._pace:
-            of.moves.see()
-        if looks:  # then the file of every run is looked at
+        if looks:  # then the file of every run is looked at, too
+            with self._pace:
+                of.moves.see()
             self._put_off(now)
+        else:
+            of.moves.see()
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
