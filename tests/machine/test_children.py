@@ -72,14 +72,16 @@ for pid in (living, orphan):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 nursery.close()
-print(json.dumps([listed, deaf, failed, os.listdir("/proc/self/task") == [str(os.getpid())]]))
+while len(os.listdir("/proc/self/task")) > 1:  # it has left Python, and not yet the kernel
+    time.sleep(0.002)
+print(json.dumps([listed, deaf, failed]))
 """
 
 
 def test_only_orphans_are_listed_beside_the_children_of_a_nursery() -> None:
     """However many there are; the thread hears no signal, tells what fails, and leaves."""
     done = subprocess.run([sys.executable, "-c", _NURSERY], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [True, 1, True, True]
+    assert json.loads(done.stdout) == [True, 1, True]
 
 
 def test_a_machine_without_room_for_a_thread_has_children_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
