@@ -37,9 +37,10 @@ class Size:
     timeout_s: float = 300.0
     history: int = 1_000_000
     ended: int = 5_000
+    running: int = 1_000
 
 
-SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50)
+SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20)
 
 
 def limited(engine: Any, test: str, key: str, ours: int) -> int:

@@ -12,10 +12,11 @@ from spoolbench.accounting import accounting, collecting
 from spoolbench.depth import depth
 from spoolbench.engines import load, spool_command
 from spoolbench.figures import FIGURES, SMOKE, Samples, Size
+from spoolbench.many import many
 from spoolbench.planner import planner
 from spoolbench.tools import MissingError, Scratch
 
-_ALONE = {"depth": depth, "accounting": accounting, "gc": collecting}  # of spool, in a spool of their own
+_ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting}  # of spool, in a spool of their own
 GROUPS = (*FIGURES, *_ALONE, "planner")
 _ONCE = {"idle"}  # of these one round says enough
 

@@ -15,7 +15,7 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.plan import View, decide
-from spool.dispatcher import moves, recover, start, survey
+from spool.dispatcher import ends, moves, recover, start, survey
 from spool.dispatcher.loop import Dispatcher
 from spool.store import locked
 from spool.store.spool import Spool
@@ -68,6 +68,14 @@ def compare(world: World, now: Dispatcher) -> None:
         same(plan(replace(seen.view, machine=machine), clock, policy), plan(own, clock, policy))
 
 
+def compare_kept(now: Dispatcher) -> None:
+    """Assert that what the dispatcher keeps of its runs is what a look at all of them would find."""
+    runs = now.table.live
+    assert now.ends._polled == {key: live for key, live in runs.items() if ends._unwatched(live)}
+    missing = {key for key, live in runs.items() if live.file_missing_ns is not None and live.proof is None}
+    assert {key for key, live in now.moves._missing.items() if runs.get(key) is live} >= missing
+
+
 def same(files: dict[str, object], own: dict[str, object]) -> None:
     """Assert that both are equal, and name what is not."""
     for key, value in files.items():
@@ -101,6 +109,7 @@ class Watched(Life):
         cuts = self.session.cuts + len(self.session.errors)
         if self.session.now is not None and cuts == self._cuts:
             compare(self.world, self.session.now)
+            compare_kept(self.session.now)
             self.compared += 1
         self._cuts = cuts
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from plugins.fake_nvml import FakeNvml
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Spec, Waiting
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.table import Table
 from spool.dispatcher.world import World
@@ -163,10 +162,9 @@ def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: W
 
 def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: World) -> None:
     """What such an answer shows besides may be the run's; a share needs no more than the memory that is free."""
-    run = SimpleNamespace(name="before", grant=ALONE, holds_room=True)
-    watched._table.live["before", 1] = run  # type: ignore[assignment]
+    watched._table.runs.put(Running("before", 1, "alice", Spec(command="true"), ALONE, NOW))
     watched.machine(NOW)
-    run.holds_room = False  # from now on, though its paperwork is not done
+    watched._table.runs.remove("before")  # though its paperwork is not done
     answer(watched)
     assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (False, True)
     watched.ask_gpus_again(NOW)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +17,7 @@ from machine.fake_proc import FakeProc
 from spool.core.model import Jid
 from spool.machine import tree
 from spool.machine.signalling import Process, send
-from spool.machine.tree import Wanted
+from spool.machine.tree import Census, Wanted
 from support import wait_for
 from wrapper_runs import SHELLS, Runs, runs_below
 
@@ -205,6 +209,105 @@ def test_one_walk_serves_many_runs(proc: FakeProc) -> None:
         ("c", 1): frozenset(),
     }
     assert tree.scan([]) == {}
+
+
+class Machine:
+    """Two runs, of which processes fork, leave and end at random; no pid comes back."""
+
+    def __init__(self, proc: FakeProc, seed: int) -> None:
+        self.proc, self.random = proc, random.Random(seed)
+        self.wanted = [Wanted("a", 3, SPOOL, JID), Wanted("b", 1, SPOOL, replace(JID, pid=70, start_ticks=700))]
+        self.alive: dict[int, dict[str, Any]] = {1: {"parent": 0}, ME: {"parent": 1}}
+        self.next = 100
+        for pid, name, run in ((50, "a", "3"), (70, "b", "1"), (90, "c", "1")):
+            self.show(pid, parent=ME, session=pid, environment=MARK | {"SPOOL_JOB": name, "SPOOL_RUN": run})
+
+    def show(self, pid: int, **facts: Any) -> None:
+        self.alive[pid] = facts
+        self.proc.process(pid, start=10 * pid, **facts)
+
+    def step(self) -> None:
+        """Have somebody fork, or end."""
+        others = [pid for pid in self.alive if pid not in (1, ME)]
+        pid = self.random.choice(others)
+        if self.random.random() < 0.6 or len(others) < 4:
+            self.next += 1
+            session = self.random.choice((self.alive[pid]["session"], self.next))
+            environment = self.random.choice((self.alive[pid]["environment"], self.alive[pid]["environment"], None))
+            self.show(self.next, parent=pid, session=session, environment=environment)
+        else:
+            del self.alive[pid]
+            self.proc.end(pid)
+            for child, facts in self.alive.items():
+                if facts["parent"] == pid:
+                    self.show(child, **facts | {"parent": ME})
+
+
+def same(
+    found: Mapping[tuple[str, int], Iterable[Process]], keys: Iterable[tuple[str, int]]
+) -> dict[Any, set[Process]]:
+    """Return what was found, as it can be compared."""
+    return {key: set(found.get(key, ())) for key in keys}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_census_finds_what_a_walk_finds(proc: FakeProc, seed: int) -> None:
+    """After whatever is forked, left and ended, as far as it is told what was known before."""
+    machine, census, known = Machine(proc, seed), Census(proc=str(proc), me=ME), dict[tuple[str, int], set[Process]]()
+    keys = [run.key for run in machine.wanted]
+    for _ in range(60):
+        for _ in range(machine.random.randint(0, 3)):
+            machine.step()
+        wanted = [replace(run, known=frozenset(known.get(run.key, ()))) for run in machine.wanted]
+        fresh = same(tree.scan(wanted, proc=str(proc), me=ME), keys)
+        found = census.look(lambda: machine.wanted)
+        known = same({key: members.values() for key, members in found.items()}, keys)
+        assert known == fresh
+
+
+def test_a_census_asks_only_who_is_new(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each of the others once in a while: who has the pid of one that has ended is found out."""
+    asked: list[int] = []
+    read = tree.read_stat
+    monkeypatch.setattr(tree, "read_stat", lambda pid, *, proc: asked.append(pid) or read(pid, proc=proc))
+    census = Census(proc=str(proc), me=ME)
+
+    def look() -> list[int]:
+        asked.clear()
+        return sorted(census.look(lambda: [Wanted("a", 3, SPOOL, JID)])["a", 3])
+
+    assert (look(), sorted(asked)) == ([50, 51], [1, ME, 50, 51, 90])
+    proc.process(52, parent=51, session=50, start=502)
+    assert (look(), asked) == ([50, 51, 52], [52])
+    proc.end(51)
+    assert (look(), asked) == ([50, 52], [])
+    proc.process(52, parent=90, session=90, start=900)
+    proc.process(90, start=90, environment=MARK)
+    for _ in range(64):
+        look()
+    assert look() == [50, 52, 90]
+    proc.process(90, start=90, environment=MARK | {"SPOOL_RUN": "4"})
+    census.ask_again(90)
+    assert look() == [50, 52]
+
+
+def test_a_census_that_could_not_be_taken_is_taken_again(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine had too little left, nobody is left out for good."""
+    census = Census(proc=str(proc), me=ME)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree, "read_bytes", raising(errno.EMFILE))
+        with pytest.raises(OSError, match="EMFILE"):
+            census.look(lambda: [Wanted("a", 3, SPOOL, JID)])
+    assert sorted(census.look(lambda: [Wanted("a", 3, SPOOL, JID)])["a", 3]) == [50, 51]
+
+
+def raising(number: int) -> Callable[..., bytes]:
+    """Return a function that fails."""
+
+    def fail(*_: object) -> bytes:
+        raise OSError(number, errno.errorcode[number])
+
+    return fail
 
 
 def test_an_environment_that_cannot_be_read_is_skipped(proc: FakeProc) -> None:

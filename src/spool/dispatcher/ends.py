@@ -39,8 +39,14 @@ class Ends:
         self.wakes = wakes
         self.prober = prober
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
+        self._polled: dict[tuple[str, int], Live] = {}  # runs of whose end no event tells
         self._ended: list[Live] = []  # found, and nobody was told of them
         self._poll_at_ns = 0
+
+    def watch(self, live: Live) -> None:
+        """Find the end of a run from now on; call it once events tell of that, or cannot."""
+        if _unwatched(live):
+            self._polled[live.key] = live
 
     def suspect(self, live: Live) -> None:
         """Have the next call of :meth:`collect` look at the evidence of *live*."""
@@ -48,7 +54,7 @@ class Ends:
 
     def next_due_ns(self) -> int | None:
         """Return when the next poll is due, on the monotonic clock; None if every end raises an event."""
-        return self._poll_at_ns if any(map(_unwatched, self.table.live.values())) else None
+        return self._poll_at_ns if self._polled else None
 
     def collect(self) -> list[Live]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
@@ -56,7 +62,7 @@ class Ends:
         self._suspects |= {live.key for live in self.wakes.reap()}
         self._suspects |= self.wakes.ended_runs()
         if now >= self._poll_at_ns:
-            self._suspects |= {live.key for live in self.table.live.values() if _unwatched(live)}
+            self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
         gone: list[Live] = []
         with self.confinement.service("look at", "the processes of runs that are stopped"):
@@ -79,6 +85,8 @@ class Ends:
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self.table.live.get(key)
         if run is None or run.proof is not None or run.unread:
+            if run is None or run.proof is not None:
+                self._polled.pop(key, None)
             return
         if self._over(run):
             self._ended.append(run)
@@ -87,6 +95,8 @@ class Ends:
             self._free(run)
         elif _unwatched(run):
             self.wakes.watch_run(run)  # its jid may be known by now
+        if not _unwatched(run):
+            self._polled.pop(key, None)
 
     def _free(self, live: Live) -> None:
         """Nothing of the run is left: what it was granted can be given to the next."""

@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.stop import Stopper, processes_of
+from spool.dispatcher.pace import Pace
+from spool.dispatcher.stop import Stopper, processes_of, wanted
 from spool.dispatcher.table import Live, Table
-from spool.machine import memory
+from spool.machine import identity, memory
+from spool.machine.tree import Census
 
 log = logging.getLogger(__name__)
 
 MEMORY_EVERY_NS = SECOND_NS
+_SHARE = 50  # and it may cost one part in so many of a processor
 _AGAIN_NS = SECOND_NS // 4  # after an error
 
 
@@ -43,6 +46,8 @@ class Limits:
         self._order = order
         self._moments: list[_Moment] = []
         self._with_memory: set[tuple[str, int]] = set()
+        self._census = Census()
+        self._pace = Pace(_SHARE)
         self._memory_at_ns = 0
 
     def add(self, live: Live) -> None:
@@ -57,6 +62,10 @@ class Limits:
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
+            if live.adopted:  # what is of it was seen as a stranger's
+                self._census.ask_again()
+            elif live.pid is not None:  # it was a shell of nobody's
+                self._census.ask_again(live.pid)
 
     def next_due_ns(self) -> int | None:
         """Return how long until :meth:`check` has something to do."""
@@ -80,9 +89,9 @@ class Limits:
             if piece.failed:
                 heapq.heappush(self._moments, replace(moment, at_ns=now + _AGAIN_NS))
         if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
-            self._memory_at_ns = time.monotonic_ns() + MEMORY_EVERY_NS
-            with self._confinement.service("watch", "the memory of runs"):
+            with self._confinement.service("watch", "the memory of runs"), self._pace:
                 self._check_memory()
+            self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
 
     def _enforce(self, live: Live, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
@@ -95,17 +104,42 @@ class Limits:
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
-        self._with_memory &= self._table.live.keys()
-        runs = [self._table.live[key] for key in self._with_memory]
-        for live, members in processes_of(runs, self._stopper.spool_dir).items():
-            limit = live.grant.memory_bytes
-            pids = [process.pid for process in members]
+        """Stop what is over its memory limit: what seems to be is looked at again, closely."""
+        runs = {key: live for key in self._with_memory if (live := self._table.live.get(key)) and live.holds_room}
+        runs = {key: live for key, live in runs.items() if not _is_counted(live)}
+        self._with_memory = set(runs)
+        found = self._census.look(lambda: (wanted(live, self._stopper.spool_dir) for live in runs.values()))
+        over = []
+        for key, live in runs.items():
+            members, limit = found.get(key, {}), live.grant.memory_bytes
             # Resident sizes count shared pages once for each process: cheap, and never too low.
-            used = memory.rss_bytes(pids)
+            used = memory.rss_bytes(members)
+            if used <= (live.peak_memory_bytes or 0) and (limit is None or used <= limit):
+                continue
+            own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
+            used = memory.rss_bytes(own)
             if limit is not None and used > limit:
-                used = memory.pss_bytes(pids)
-            if used:  # else nobody is left to be asked
-                live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
-            if limit is not None and used > limit and live.stop is None:
-                words = f"used {show_size(used)} of {show_size(limit)}"
-                self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
+                used = memory.pss_bytes(own)
+            if limit is not None and used > limit:
+                over.append(live)
+            else:
+                _take_peak(live, used)
+        for live, processes in processes_of(over, self._stopper.spool_dir).items():
+            self._compare(live, memory.pss_bytes(process.pid for process in processes))
+
+    def _compare(self, live: Live, used: int) -> None:
+        limit = live.grant.memory_bytes
+        _take_peak(live, used)
+        if limit is not None and used > limit and live.stop is None:
+            words = f"used {show_size(used)} of {show_size(limit)}"
+            self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
+
+
+def _take_peak(live: Live, used: int) -> None:
+    if used:  # else nobody is left to be asked
+        live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
+
+
+def _is_counted(live: Live) -> bool:
+    """Whether the kernel counts what a run has in memory, and ends it by itself when that is too much."""
+    return live.group is not None and live.group.peak_memory_bytes() is not None

@@ -315,9 +315,11 @@ class Dispatcher:
             "adopted" if live.adopted else "started",
         )
         if live.failure is not None or live.cleared:  # nothing was started
+            self.ends.watch(live)
             self.ends.suspect(live)
             return
         self.wakes.watch_run(live)
+        self.ends.watch(live)
         self.limits.add(live)
         self.noticing.watch_run(live)
         if live.adopted:

@@ -44,6 +44,7 @@ class Moves:
         self.finisher = finisher
         self.logs = logs
         self.order_stop = order_stop
+        self._missing: dict[tuple[str, int], Live] = {}  # runs whose file is not in running/
         self._called_off: dict[str, list[tuple[Job, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
@@ -85,11 +86,14 @@ class Moves:
                     live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
                 elif live.file_missing_ns is None:
                     live.file_missing_ns = time.monotonic_ns()
+                    self._missing[live.key] = live
             if piece.failed:
                 self.look.moved.add(name)
         self._due_ns = None
-        for live in list(self.table.live.values()):
-            if live.file_missing_ns is not None and live.stop is None and live.proof is None and not live.asking:
+        for key, live in list(self._missing.items()):
+            if live.file_missing_ns is None or live.proof is not None or self.table.live.get(key) is not live:
+                del self._missing[key]
+            elif live.stop is None and not live.asking:
                 self._try_missing(live)
 
     def _try_missing(self, live: Live) -> None:

@@ -192,7 +192,7 @@ class Noticing:
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
         telling = self._telling
-        granted = {uuid for live in self._of.table.live.values() if live.holds_room for uuid in live.grant.gpu_uuids}
+        granted = {uuid for run in self._of.table.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
         taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
         for gpu in machine.gpus:
             is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None

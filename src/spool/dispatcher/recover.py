@@ -163,7 +163,7 @@ class Recovery:
             setattr(known, each.name, getattr(read, each.name))
         if stop is not None and known.stop is None:
             known.stop, known.stop_recorded = stop, recorded
-        self._table.version += 1
+        self._table.add_run(self._table.job(known.name), known)  # what it was granted was not known either
 
     def _watch_unread(self, name: str) -> None:
         """Watch the run that the journal knows, as far as that can be done without its records."""

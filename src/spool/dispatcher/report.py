@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
-from spool.core.model import SECOND_NS, Machine, State
+from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.plan import Plan
 from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.confinement import Confinement
@@ -23,6 +23,7 @@ from spool.store.locked import LockedSpool
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may cost one part in so many of a processor
+_REFRESH_SHARE = 10  # and writing what has probably not changed, one part in so many of that
 
 
 class Report:
@@ -39,6 +40,8 @@ class Report:
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
         self._wanted = True
+        self._awaits_word = False  # of a run that was written down as starting, and no event tells when that is over
+        self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
         self.problems: list[str] = []
         self.blocked: dict[str, str] = {}  # what was said of jobs that could not be started
@@ -48,6 +51,10 @@ class Report:
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
         self._wanted = True
+
+    def refresh(self) -> None:
+        """Have the file written again, for what no change tells of; rarely where that takes long."""
+        self._wanted |= self._awaits_word or time.monotonic_ns() >= self._refresh_ns
 
     def next_due_ns(self) -> int:
         """Return when :meth:`write` has something to do, on the monotonic clock."""
@@ -62,6 +69,7 @@ class Report:
             if now >= self._beat_ns:
                 self._beat(now)
             return
+        self._awaits_word = False
         with self._confinement.service("write", layout.STATE) as piece, self._pace:
             text = render_state(self._view(plan, machine, paused=paused))
             self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
@@ -70,6 +78,7 @@ class Report:
             return
         self._wanted, self._written_of, self._confinement.changed = False, troubles, False
         self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
+        self._refresh_ns = now + _REFRESH_SHARE * self._pace.pause_ns
         self._beat_ns = now + _HEARTBEAT_NS
 
     def _beat(self, now: int) -> None:
@@ -169,13 +178,16 @@ class Report:
         """Return what is known of a run without asking the disk or the machine more than needed."""
         if live.proof is not None:
             return live.proof
-        spoken = live.jid is not None or self._has_spoken(live)
+        spoken = live.jid is not None or live.spoken or self._has_spoken(live)
+        self._awaits_word |= not spoken
         liveness = Liveness.GONE if live.remains else Liveness.ALIVE if spoken else Liveness.ABSENT
         return prove(Evidence(liveness, stop=live.stop_kind, remains=live.remains, grace=True))
 
     def _has_spoken(self, live: Live) -> bool:
         try:
-            return self._spool.jid(live.name, live.run) is not Liveness.ABSENT
+            jid = self._spool.jid(live.name, live.run)
+            live.spoken = isinstance(jid, Jid)
+            return jid is not Liveness.ABSENT
         except OSError:  # told of where the run is looked at
             return True
 

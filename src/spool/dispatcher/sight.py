@@ -78,7 +78,8 @@ class Sight:
             self._reload()
         if booked:
             self._see_bookings()
-        if of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished):
+        looks = of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished)
+        if looks:
             self._rescan(now, until)
         elif of.look.unfinished:
             with self._pace:
@@ -86,7 +87,12 @@ class Sight:
             self._put_off(now)
         of.look.due(now)
         of.bookings.tell_again()
-        of.moves.see()
+        if looks:  # then the file of every run is looked at, too
+            with self._pace:
+                of.moves.see()
+            self._put_off(now)
+        else:
+            of.moves.see()
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
@@ -127,7 +133,8 @@ class Sight:
     def _reload(self) -> None:
         of = self._of
         grace_ns, executor = of.settings.config.kill_grace_ns, of.settings.executor
-        if of.settings.reload():
+        reloaded = of.settings.reload()
+        if reloaded:
             log.info("the configuration has changed")
             if of.settings.config.kill_grace_ns != grace_ns:
                 of.look.configuration_changed()
@@ -138,10 +145,14 @@ class Sight:
             of.table.version += 1
         of.watch.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
         of.telling.look()
+        was_paused, before = self.paused, of.report.problems
         problems = (of.settings.problem, of.watch.problem, *of.telling.problems)
         of.report.problems = [problem for problem in problems if problem]
         self.see_pause()
-        of.report.changed()
+        if reloaded or self.paused != was_paused or of.report.problems != before:
+            of.report.changed()
+        else:
+            of.report.refresh()
 
     def _see_bookings(self) -> None:
         if self._of.bookings.look():

@@ -174,12 +174,14 @@ def processes_of(
     runs: Iterable[Live], spool_dir: str, known: Mapping[tuple[str, int], frozenset[Process]] = MappingProxyType({})
 ) -> dict[Live, set[Process]]:
     """Return the processes of each run: its session, its descendants and what carries its marks."""
-    wanted = {live.key: live for live in runs}
-    found = tree.scan(
-        Wanted(live.name, live.run, spool_dir, _identity(live), known.get(key, frozenset()))
-        for key, live in wanted.items()
-    )
-    return {live: set(found[key]) for key, live in wanted.items()}
+    runs = list(runs)
+    found = tree.scan(wanted(live, spool_dir, known.get(live.key, frozenset())) for live in runs)
+    return {live: set(found[live.key]) for live in runs}
+
+
+def wanted(live: Live, spool_dir: str, known: frozenset[Process] = frozenset()) -> Wanted:
+    """Return what the processes of *live* are known by."""
+    return Wanted(live.name, live.run, spool_dir, _identity(live), known)
 
 
 def _identity(live: Live) -> Jid | None:

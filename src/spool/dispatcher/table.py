@@ -134,6 +134,7 @@ class Live:
     pid: int | None = None  # our own child
     pidfd: int | None = None  # of a wrapper that is not our child
     jid: Jid | None = None
+    spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None

@@ -183,7 +183,7 @@ class Wakes:
         inherited = children.children_of_self() if self._inherits and live.pid is not None else None
         if inherited is None:
             return bool(processes_of([live], self._spool_dir)[live])
-        unknown = inherited - self._runs.keys() - self._strangers - self._own
+        unknown = {pid for pid in inherited if pid not in self._runs} - self._strangers - self._own
         if not unknown:
             return False
         found = processes_of(self._runs.values(), self._spool_dir)

@@ -67,11 +67,8 @@ class World:
 
     def gpus_matter(self) -> bool:
         """Whether a job that wants GPUs waits or runs, or somebody asks for them."""
-        return (
-            self._with_gpus
-            or any(shape.key.request.gpus for shape in self._table.queue.shapes)
-            or any(live.grant.gpu_uuids for live in self._table.live.values())
-        )
+        asked = any(shape.key.request.gpus for shape in self._table.queue.shapes)
+        return self._with_gpus or asked or bool(self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Have the GPUs looked at even if no job has to do with them, or no longer."""
@@ -196,9 +193,9 @@ class World:
 
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}
-        for live in self._table.live.values():
-            for uuid in live.grant.gpu_uuids if live.holds_room else ():
-                on.setdefault(uuid, {})[live.name] = live.grant.gpu_memory_bytes
+        for run in self._table.runs.with_gpus.values():
+            for uuid in run.grant.gpu_uuids:
+                on.setdefault(uuid, {})[run.name] = run.grant.gpu_memory_bytes
         return Ours(self._job_of, on)
 
     def _job_of(self, pid: int) -> str | None:

@@ -15,6 +15,7 @@ from spool.executors.base import Launch, Started, own_environment, refused
 from spool.executors.spare import Spare
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import descriptors, identity
+from spool.machine.children import Nursery
 
 SHELL = "/bin/sh"
 
@@ -37,6 +38,7 @@ class ProcessExecutor:
     def __init__(self) -> None:
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
         self._spare: Spare | None = None
+        self._nursery = Nursery()
 
     def unavailable(self) -> str | None:
         """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""
@@ -94,7 +96,7 @@ class ProcessExecutor:
         """
         spare = self._spare
         if spare is not None and not spare.gone and not spare.reads(text):
-            self.close()
+            self._dismiss_spare()
         if self._spare is None:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
                 self._spare = Spare(self._spawn, own_environment())
@@ -103,6 +105,10 @@ class ProcessExecutor:
 
     def close(self) -> None:
         """End the shell that waits."""
+        self._dismiss_spare()
+        self._nursery.close()
+
+    def _dismiss_spare(self) -> None:
         if self._spare is not None:
             self._spare.dismiss()
             self._spare = None
@@ -116,14 +122,17 @@ class ProcessExecutor:
         """Do nothing: nothing is kept."""
 
     def _spawn(self, arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
-        return os.posix_spawn(
-            SHELL,
-            [SHELL, *arguments],
-            environment,
-            file_actions=[*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=self._catchable,
+        actions = [*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE]
+        return self._nursery.start(
+            lambda: os.posix_spawn(
+                SHELL,
+                [SHELL, *arguments],
+                environment,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=self._catchable,
+            )
         )
 
 

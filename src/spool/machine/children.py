@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spool.machine.identity import PROC, read_bytes
@@ -38,9 +40,45 @@ def become_subreaper(*, on: bool = True) -> bool:
     return result == 0
 
 
+class Nursery:
+    """A thread that starts children, and does nothing else.
+
+    The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
+    its list is as long as there are orphans, however many children there are.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, spawn: Callable[[], int]) -> int:
+        """Return the pid of the child that *spawn* starts. What it raises is raised here."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "nursery", initializer=_hear_no_signals)
+        try:
+            begun = self._thread.submit(spawn)
+        except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there
+            self.close()
+            return spawn()
+        return begun.result()
+
+    def close(self) -> None:
+        """End the thread; its children become the leader's."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+
+def _hear_no_signals() -> None:
+    """Leave every signal to the main thread, which sleeps until one comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
 def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
-    """Return the pids of this process's children, zombies too; None where the kernel does not list them."""
-    # Orphans become children of the thread that leads the process, and it is the one that starts the wrappers.
+    """Return the pids of this process's children, zombies too; None where the kernel does not list them.
+
+    They are those of its main thread: all orphans, but no child of a :class:`Nursery`.
+    """
     pid = os.getpid() if proc == PROC else "self"
     try:
         return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from spool.core.layout import JOBS, Layout
 from spool.core.lifecycle import Liveness
@@ -38,6 +38,7 @@ from spool.machine.identity import PROC, Stat, boot_id, pid_namespace, read_byte
 from spool.machine.signalling import Process
 
 _MOST_LISTS = 20
+_EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers whoever asks of one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
@@ -88,14 +89,86 @@ def scan(
     return _Walk(runs, proc, os.getpid() if me is None else me).members()
 
 
+class Census:
+    """The processes of runs, look after look: asked who they are, which is what takes long, are those that are new.
+
+    And some of the others each time, for a pid may have come back since the last look, or a process be another's by
+    now. Until then what is found is not quite certain: before anything is ended, `scan` has to agree.
+    """
+
+    def __init__(self, *, proc: str = PROC, me: int | None = None) -> None:
+        self._proc, self._me = proc, me
+        self._owners: dict[int, tuple[str, int] | None] = {}
+        self._members: dict[tuple[str, int], dict[int, Process]] = {}
+        self._reapers: set[int] = set()
+        self._round: list[int] = []  # pids that are still to be asked again in this round
+        self._looks = 0
+
+    def ask_again(self, pid: int | None = None) -> None:
+        """Have the next look ask that process anew, or all of them."""
+        if pid is None:
+            self._owners.clear()
+        else:
+            self._owners.pop(pid, None)
+
+    def look(self, wanted: Callable[[], Iterable[Wanted]]) -> dict[tuple[str, int], dict[int, Process]]:
+        """Return the processes of each run, by pid; *wanted* tells, where anybody is asked, of which runs.
+
+        Raises OSError where the machine has too little left for that.
+        """
+        self._take_turns()
+        names = certainly(lambda: os.listdir(self._proc))
+        listed = {int(name) for name in names if name.isdigit()}
+        for pid in self._owners.keys() - listed:
+            del self._owners[pid]
+        again: dict[tuple[str, int], set[Process]] = {}
+        for key, members in self._members.items():
+            for pid in [pid for pid in members if pid not in self._owners]:
+                again.setdefault(key, set()).add(members.pop(pid))
+        if listed <= self._owners.keys():
+            return self._members
+        runs = [replace(run, known=frozenset(again[run.key])) if run.key in again else run for run in wanted()]
+        try:
+            walk = _Walk(runs, self._proc, os.getpid() if self._me is None else self._me, self._owners, self._reapers)
+            found = walk.members()
+        except OSError:
+            self._owners.clear()  # not all that are entered have been asked
+            for key, processes in again.items():
+                self._members[key].update((process.pid, process) for process in processes)
+            raise
+        self._owners.update(dict.fromkeys(listed - self._owners.keys()))  # zombies, and who has left meanwhile
+        self._reapers = walk.reapers
+        self._members = {
+            key: self._members.get(key, {}) | {process.pid: process for process in processes}
+            for key, processes in found.items()
+        }
+        return self._members
+
+    def _take_turns(self) -> None:
+        self._looks += 1
+        if self._looks % _EVERY == 0:
+            self._round = self._round or list(self._owners)
+            for _ in range(min(len(self._round), len(self._owners) // _PARTS + 1)):
+                self._owners.pop(self._round.pop(), None)
+
+
 class _Walk:
     """One walk over /proc, and to whom each process belongs."""
 
-    def __init__(self, runs: list[Wanted], proc: str, me: int) -> None:
+    def __init__(
+        self,
+        runs: list[Wanted],
+        proc: str,
+        me: int,
+        asked: dict[int, tuple[str, int] | None] | None = None,
+        reapers: Iterable[int] = (),
+    ) -> None:
+        """Look at every process but those in *asked*: of them it is known to whom they belong."""
         self._proc, self._me = proc, me
         self._uid = os.getuid()
         self._alive: dict[int, Stat] = {}
-        looked_at: set[str] = set()
+        self._owners = asked if asked is not None else {}
+        looked_at = set(map(str, self._owners))
         # Who forks and ends at once is never there when it is looked for, but its child is, in a list made after that.
         for _ in range(_MOST_LISTS):
             new = {name for name in certainly(lambda: os.listdir(proc)) if name.isdigit()} - looked_at
@@ -121,24 +194,26 @@ class _Walk:
                 if leader is not None and leader.start_ticks == run.jid.start_ticks:
                     self._wrappers[Process(run.jid.pid, run.jid.start_ticks)] = run.key
                     self._sessions[run.jid.pid] = run.key
+                elif self._owners.get(run.jid.pid) == run.key:
+                    self._sessions[run.jid.pid] = run.key
                 else:
                     self._orphaned[run.jid.pid] = run.key
         self._keys = [run.key for run in runs]
-        self._reapers = {_INIT, me}  # who may inherit an orphan: us, and whoever had the dispatchers before us
+        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and whoever had the dispatchers before us
         at = self._alive.get(me)
-        while at is not None and at.parent not in self._reapers:
-            self._reapers.add(at.parent)
+        while at is not None and at.parent not in self.reapers:
+            self.reapers.add(at.parent)
             at = self._alive.get(at.parent)
         # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
         # walk cannot send us round in a circle.
-        self._owners: dict[int, tuple[str, int] | None] = {me: None, 0: None, _INIT: None, _KERNEL: None}
+        self._owners.update({me: None, 0: None, _INIT: None, _KERNEL: None})
 
     def members(self) -> dict[tuple[str, int], frozenset[Process]]:
         """Return the processes of each run."""
         found: dict[tuple[str, int], set[Process]] = {key: set() for key in self._keys}
         for stat in self._alive.values():
             owner = self._owner(stat)
-            if owner is not None and owner is not _SOMEBODY_ELSES:
+            if owner is not None and owner in found:
                 found[owner].add(Process(stat.pid, stat.start_ticks))
         return {key: frozenset(processes) for key, processes in found.items()}
 
@@ -155,6 +230,8 @@ class _Walk:
             decided, owner = self._own(at)
             if decided:
                 break
+            if at.parent not in self._alive:
+                owner = self._owners.get(at.parent)
             at = self._alive.get(at.parent)
         for step in reversed(line):
             # What a process's ancestors do not say, its session may.
@@ -173,7 +250,7 @@ class _Walk:
         if process in self._known:
             return True, self._known[process]
         # Whose parent was gone when that was looked at is an orphan by now.
-        if stat.parent in self._reapers or stat.parent not in self._alive:
+        if stat.parent in self.reapers or not (stat.parent in self._alive or stat.parent in self._owners):
             owner = self._by_output(stat.pid)
             return owner is not None, owner
         return False, None

@@ -1,0 +1,228 @@
+"""What is looked at for each of many runs, how closely, and what is not looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crash.world import Session, world_at
+from spool.core import layout
+from spool.core.layout import RUNNING
+from spool.core.model import Grant, Spec, Stop, StopKind
+from spool.dispatcher import limits, moves, pace
+from spool.dispatcher.confinement import Confinement
+from spool.dispatcher.limits import Limits
+from spool.dispatcher.report import Report
+from spool.dispatcher.stop import Stopper
+from spool.dispatcher.table import FRESH, Live, Table, Wait
+from spool.formats.state import parse_state
+from spool.machine.signalling import Process
+
+OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher in a world with an empty spool."""
+    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        made = Session(world)
+        yield made
+        made.end()
+
+
+def run_of(name: str, memory_bytes: int) -> Live:
+    """Return a run with that limit."""
+    grant = Grant(cpus=1, memory_bytes=memory_bytes)
+    return Live(name, 1, Spec(command="true"), grant, "alice", Wait(0), FRESH, 0, 0, 0, "process")
+
+
+# state.json.
+
+
+def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
+    """A look that finds nothing new leaves `state.json` as it is, until that is old for what it costs."""
+    session.users.submit("long", "hang")
+    session.settle()
+    now = session.now
+    assert now is not None
+    path = session.world.root / layout.STATE
+    now.report.write = partial(Report.write, now.report)  # type: ignore[method-assign]
+
+    def look() -> bool:
+        before = path.stat().st_ino if path.exists() else None
+        now.watch.lost, now.report._next_ns = True, 0
+        now.turn()
+        return path.stat().st_ino != before
+
+    look()
+    now.report._refresh_ns = 1 << 62
+    assert not look()
+    (session.world.root / layout.PAUSED).touch()
+    assert look()
+    now.report._refresh_ns = 0
+    assert look()
+
+
+def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
+    """No event tells that a wrapper has spoken; once it has, nobody asks the disk."""
+    session.users.submit("long", "hang")
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    (live,) = now.table.live.values()
+    jid = session.world.root / "jobs" / "long" / "1" / layout.JID
+    text = jid.read_bytes()
+    jid.unlink()  # it has not spoken yet
+    live.jid, live.spoken = None, False
+    write = partial(Report.write, now.report, None, None, paused=False)
+    write(force=True)
+    now.report._next_ns, now.report._refresh_ns = 0, 1 << 62
+    assert state_of(session) == "starting"
+    jid.write_bytes(text)
+    now.report.refresh()
+    write()
+    assert state_of(session) == "running"
+    jid.unlink()
+    write(force=True)
+    assert state_of(session) == "running"
+    jid.write_bytes(text)
+
+
+def state_of(session: Session) -> str:
+    """Return what `state.json` says of the one job."""
+    found = parse_state((session.world.root / layout.STATE).read_bytes())
+    assert found is not None
+    return str(found.jobs["long"].state)
+
+
+def test_a_missing_file_is_missed_once(session: Session) -> None:
+    """A run whose file was taken away is remembered until that is settled, and no other run is looked at."""
+    for name in ("gone", "stays"):
+        session.users.submit(name, "hang")
+    session.turns(2)
+    now = session.now
+    assert now is not None
+    session.users.path(RUNNING, "gone").unlink()
+    session.turns(1)
+    assert [live.name for live in now.moves._missing.values()] == ["gone"]
+    session.settle()
+    assert now.moves._missing == {}
+
+
+def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks take a thousandth of a processor, what they find of each run included."""
+    session.settle()
+    now, used_ns = session.now, [0]
+    assert now is not None
+    clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
+    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(now.moves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
+    now.watch.lost = True
+    now.sight.see()
+    due_ns = now.sight.next_due_ns
+    assert due_ns - time.monotonic_ns() > 15_000_000_000
+    now.sight.see()
+    assert now.sight.next_due_ns == due_ns  # another pass is no look
+
+
+# Memory.
+
+
+class Memory:
+    """A run with a limit of 100 bytes, and what the machine says of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rss, self.pss, self.ticks = 0, 0, OLD.start_ticks
+        self.seen, self.really = {OLD}, {OLD}
+        self.walks, self.stops = 0, list[StopKind]()
+        self.live = run_of("one", 100)
+        table = Table()
+        table.add_run(table.job("one"), self.live)
+        memory = SimpleNamespace(
+            rss_bytes=lambda pids: self.rss * len(list(pids)), pss_bytes=lambda pids: self.pss * len(list(pids))
+        )
+        monkeypatch.setattr(limits, "memory", memory)
+        monkeypatch.setattr(limits.identity, "start_ticks", lambda pid: self.ticks)
+        monkeypatch.setattr(limits, "processes_of", self._walk)
+        self.limits = Limits(table, Stopper("/nowhere"), self._order, Confinement("/nowhere"))
+        self.limits._census = self  # type: ignore[assignment]
+        self.limits.add(self.live)
+
+    def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:
+        """Tell what a census would, which is not always so."""
+        return {self.live.key: {process.pid: process for process in self.seen}}
+
+    def ask_again(self, pid: int | None = None) -> None:
+        """Know that a run is new."""
+
+    def _walk(self, lives: list[Live], spool_dir: str) -> dict[Live, set[Process]]:
+        self.walks += bool(lives)
+        return dict.fromkeys(lives, self.really)
+
+    def _order(self, live: Live, stop: Stop) -> None:
+        self.stops.append(stop.kind)
+
+    def check(self, rss: int, pss: int | None = None) -> None:
+        """Look once."""
+        self.rss, self.pss = rss, rss if pss is None else pss
+        self.limits._memory_at_ns = 0
+        self.limits.check()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Give that run."""
+    return Memory(monkeypatch)
+
+
+def test_a_run_is_stopped_once_a_walk_agrees(watched: Memory) -> None:
+    """Below its limit it is not walked for; its peak is the largest sum that was seen."""
+    for rss in (50, 60, 40):
+        watched.check(rss)
+    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (60, 0, [])
+    watched.check(150, pss=90)  # much of it is shared
+    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (90, 0, [])
+    watched.check(150, pss=120)
+    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (120, 1, [StopKind.MEMORY])
+
+
+def test_the_memory_of_a_stranger_is_not_the_runs(watched: Memory) -> None:
+    """Neither of one that has the pid of a process that has ended, nor of one that no walk finds."""
+    watched.ticks = NEW.start_ticks
+    watched.check(150)
+    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (None, 0, [])
+    watched.seen, watched.really = {NEW}, set()
+    watched.check(150)
+    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (None, 1, [])
+
+
+def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
+    """A control group holds its run to its limit, and knows its peak, once it has one."""
+    group: Any = SimpleNamespace(peak_memory_bytes=lambda: None)
+    watched.live.group = group
+    watched.check(50)
+    assert watched.limits.next_due_ns() is not None
+    group.peak_memory_bytes = lambda: 50
+    watched.check(90)
+    assert (watched.live.peak_memory_bytes, watched.limits.next_due_ns()) == (50, None)
+
+
+def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a fiftieth of a processor at most; else it is looked at each second."""
+    used = iter((0, 10_000_000, 10_000_000, 110_000_000))
+    clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
+    monkeypatch.setattr(pace, "time", clocks)
+    waits = []
+    for _ in range(2):
+        watched.check(50)
+        waits.append(round((watched.limits.next_due_ns() or 0) / 1e9))
+    assert waits == [1, 5]
