@@ -34,6 +34,7 @@ class Run:
     ended_at_ns: int | None
     cpus: int = 0
     gpus: tuple[str, ...] = ()
+    resources: dict[str, int] | None = None
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     attempt: int = 1

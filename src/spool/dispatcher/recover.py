@@ -361,7 +361,7 @@ class Recovery:
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
         """Return what can be said in place of a `grant.toml` that a power cut emptied."""
-        record = GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+        record = GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus, resources=spec.request.resources))
         if known is None:
             return record
         series = self._series(name, known.arrived_at_ns, before=run)

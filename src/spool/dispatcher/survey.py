@@ -154,7 +154,9 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     spec = spool.spec(name, run, kill_grace_ns=grace_ns) or spool.job_spec(RUNNING, name, kill_grace_ns=grace_ns)
     if spec is None:
         return None
-    record = record or GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+    record = record or GrantRecord(
+        job=name, run=run, grant=Grant(cpus=spec.request.cpus, resources=spec.request.resources)
+    )
     jid = spool.jid(name, run)
     live = Live.of_records(
         record,

@@ -235,7 +235,7 @@ class Live:
         record = GrantRecord(
             name,
             run,
-            grant=Grant(cpus=spec.request.cpus, memory_bytes=spec.request.memory_bytes),
+            grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
             executor=spec.executor or "process",
             boot_id=started.boot_id,
             submitted_at_ns=started.arrived_at_ns,

@@ -23,6 +23,8 @@ from spool.formats.records import (
     optional,
     read_keys,
     required,
+    resource_lines,
+    resources_of,
     several,
     text_lines,
 )
@@ -53,6 +55,7 @@ def render_result(result: Result) -> bytes:
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
         text_lines(("gpu_type", request.gpu_type)),
+        resource_lines(request.resources),
     ]
     if result.grant != NOTHING:
         lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
@@ -106,6 +109,7 @@ def _request_of(keys: dict[str, object]) -> Request:
         gpus=optional(keys, "gpus", int) or 0,
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
         gpu_type=optional(keys, "gpu_type", str),
+        resources=resources_of(keys),
     )
 
 
@@ -141,11 +145,14 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
     gpu_type: str | UnsetType = UNSET
+    resources: dict[str, int] = {}
     granted_cpus: int = 0  # what was given
     granted_memory_bytes: int | UnsetType = UNSET
     granted_gpu_memory_bytes: int | UnsetType = UNSET
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
+    granted_resources: dict[str, int] = {}
+    resource_indices: dict[str, tuple[int, ...]] = {}
     peak_memory_bytes: int | UnsetType = UNSET
     cpu_time_ms: int | UnsetType = UNSET
     requeues: int = 0
@@ -182,11 +189,14 @@ def render_history(result: Result) -> bytes:
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
         gpu_type=_text(request.gpu_type),
+        resources=dict(request.resources),
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
         granted_gpu_memory_bytes=_known(grant.gpu_memory_bytes),
         gpu_uuids=tuple(map(_clean, grant.gpu_uuids)),
         gpu_indices=grant.gpu_indices,
+        granted_resources=dict(grant.resources),
+        resource_indices=dict(grant.resource_indices),
         peak_memory_bytes=_known(result.peak_memory_bytes),
         cpu_time_ms=_known(_to_ms(result.cpu_time_ns)),
         requeues=result.requeues,
@@ -249,7 +259,12 @@ def parse_history_line(data: bytes) -> Result:
         group=_set(line.group),
         tags=line.tags,
         request=Request(
-            line.cpus, _set(line.memory_bytes), line.gpus, _set(line.gpu_memory_bytes), _set(line.gpu_type)
+            line.cpus,
+            _set(line.memory_bytes),
+            line.gpus,
+            _set(line.gpu_memory_bytes),
+            _set(line.gpu_type),
+            tuple(sorted(line.resources.items())),
         ),
         grant=Grant(
             line.granted_cpus,
@@ -257,6 +272,8 @@ def parse_history_line(data: bytes) -> Result:
             line.gpu_uuids,
             line.gpu_indices,
             _set(line.granted_gpu_memory_bytes),
+            tuple(sorted(line.granted_resources.items())),
+            tuple(sorted(line.resource_indices.items())),
         ),
         executor=_set(line.executor),
         host=_set(line.host),
