@@ -21,8 +21,8 @@ EVENT = Event(
     attempt=2,
     user="bob",
     tags=("big",),
-    request=Request(gpus=1),
-    grant=Grant(1, None, ("GPU-a",), (0,)),
+    request=Request(gpus=1, resources=(("tpu", 2),)),
+    grant=Grant(1, None, ("GPU-a",), (0,), resources=(("tpu", 2),), resource_indices=(("tpu", (0, 3)),)),
     result=Result(
         "train", 3, 2, State.FAILED, "exit code 130", submitted_at_ns=0, exit_code=130, cpu_time_ns=5_000_000
     ),
@@ -45,8 +45,14 @@ def test_programs_are_given_all_but_whom_to_tell() -> None:
         "attempt": 2,
         "user": "bob",
         "tags": ["big"],
-        "request": {"cpus": 1, "gpus": 1},
-        "grant": {"cpus": 1, "gpu_uuids": ["GPU-a"], "gpu_indices": [0]},
+        "request": {"cpus": 1, "gpus": 1, "resources": {"tpu": 2}},
+        "grant": {
+            "cpus": 1,
+            "gpu_uuids": ["GPU-a"],
+            "gpu_indices": [0],
+            "resources": {"tpu": 2},
+            "resource_indices": {"tpu": [0, 3]},
+        },
         "submitted_at": "1970-01-01T00:00:00.000000000Z",
         "outcome": "failed",
         "exit_code": 130,

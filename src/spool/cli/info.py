@@ -52,7 +52,7 @@ def _print(found: Overview) -> None:
         ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {max(found.cpus - found.cpus_granted, 0)} free"),
         ("memory", _memory(found)),
         ("GPUs", _gpus(found)),
-        *((pool.name, f"{pool.total}, {pool.granted} granted, {pool.free} free") for pool in found.pools),
+        *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
         *([("runs", _runs(found))] if found.max_running is not None else []),
         ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "none wait or run"),

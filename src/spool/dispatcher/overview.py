@@ -81,7 +81,6 @@ class Share:
 class PoolUse:
     """A named resource. What is free is what can be granted now."""
 
-    name: str
     total: int
     granted: int
     free: int
@@ -115,7 +114,7 @@ class Overview:
     disk_floor_bytes: int
     gpus: tuple[GpuUse, ...]
     gpu_problem: str | None
-    pools: tuple[PoolUse, ...]
+    resources: dict[str, PoolUse]
     max_running: int | None
     runs: tuple[Share, ...]
     states: dict[str, int]  # of the jobs that wait or run
@@ -218,7 +217,7 @@ def overview(spool: Spool) -> Overview:
         disk_floor_bytes=seen.policy.disk_floor_bytes,
         gpus=found.gpus,
         gpu_problem=found.problem,
-        pools=_pools(seen),
+        resources=_resources(seen),
         max_running=seen.policy.max_running,
         runs=tuple(map(_share, sorted(running.values(), key=lambda run: (run.started_at_ns, run.name)))),
         states=dict(Counter(row.state.value for row in listing.rows if not row.state.ended)),
@@ -228,11 +227,11 @@ def overview(spool: Spool) -> Overview:
     )
 
 
-def _pools(seen: Survey) -> tuple[PoolUse, ...]:
+def _resources(seen: Survey) -> dict[str, PoolUse]:
     held = seen.view.running.counts.named
-    return tuple(
-        PoolUse(pool.name, pool.total, held.granted(pool.name), held.free(pool)) for pool in seen.view.machine.resources
-    )
+    return {
+        pool.name: PoolUse(pool.total, held.granted(pool.name), held.free(pool)) for pool in seen.view.machine.resources
+    }
 
 
 def _share(run: Running) -> Share:
