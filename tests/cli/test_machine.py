@@ -236,9 +236,9 @@ def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_ro
 def test_resources_are_shown(spool: Command, spool_root: Path) -> None:
     """`info`, `plan`, `why` and `show` tell named resources with their indices, and the limit of the whole spool."""
     configure(spool_root, "cpus = 4\nmax_running = 1\nresources = { licence = 1, tpu = { indices = [3, 5] } }\n")
-    put(spool_root, "a", priority=20, resources={"licence": 1, "tpu": 2})
-    put(spool_root, "b", resources={"licence": 1})
-    put(spool_root, "c", resources={"licens": 1})
+    put_job(spool_root, "a", 'command = "true"\npriority = 20\nresources = { licence = 1, tpu = 2 }\n')
+    put_job(spool_root, "b", 'command = "true"\nresources = { licence = 1 }\n')
+    put_job(spool_root, "c", 'command = "true"\nresources = { licens = 1 }\n')
     found = asked(spool, "plan")
     (start,) = found["starts"]
     assert start["grant"]["resources"] == {"licence": 1, "tpu": 2}
