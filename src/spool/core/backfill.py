@@ -170,8 +170,7 @@ class Protection:
         counts, machine = self._then.counts, self._then.machine
         # Where the sums of processors and memory alone decide, what is left beside the job is two numbers.
         self._spare: tuple[int, int] | None = None
-        counted = spec.group or spec.task or self._then.quotas.limited or self._then.policy.max_running is not None
-        if not (request.gpus or request.resources or counted):
+        if not (request.gpus or request.resources or spec.group or spec.task or self._then.quotas.limited):
             self._spare = (
                 machine.cpus - counts.cpus - request.cpus if request.cpus else machine.cpus,
                 machine.memory_bytes - counts.memory_bytes - (request.memory_bytes or 0)

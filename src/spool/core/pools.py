@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from spool.core.model import Grant, Pool, Request
@@ -11,48 +12,53 @@ from spool.core.reasons import count_of
 class Pools:
     """What some runs hold of the named resources. How much there is, is for the caller to say each time."""
 
-    __slots__ = ("_counts", "_holders", "_indices")
+    __slots__ = ("_counts", "_holders", "_indexed", "_indices")
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._holders: dict[str, int] = {}
-        self._indices: dict[str, dict[int, int]] = {}  # how many runs hold each index: one, whatever was configured
+        self._counts: Counter[str] = Counter()
+        self._holders: Counter[str] = Counter()
+        self._indexed: Counter[str] = Counter()  # of the counts, what is known by its index
+        self._indices: Counter[tuple[str, int]] = Counter()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pools) and all(getattr(self, each) == getattr(other, each) for each in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def copy(self) -> Pools:
         """Return the same sums, to be changed apart from these."""
         other = Pools()
-        other._counts, other._holders = self._counts.copy(), self._holders.copy()
-        other._indices = {name: held.copy() for name, held in self._indices.items()}
+        for each in self.__slots__:
+            getattr(other, each).update(getattr(self, each))
         return other
 
     def add(self, grant: Grant, sign: int = 1) -> None:
         """Count what *grant* gives; with sign -1, count it no more."""
         for name, count in grant.resources:
-            self._counts[name] = self._counts.get(name, 0) + sign * count
-            self._holders[name] = self._holders.get(name, 0) + sign
+            self._counts[name] += sign * count
+            self._holders[name] += sign
         for name, indices in grant.resource_indices:
-            held = self._indices.setdefault(name, {})
+            self._indexed[name] += sign * len(indices)
             for index in indices:
-                held[index] = held.get(index, 0) + sign
+                self._indices[name, index] += sign
 
     def granted(self, name: str) -> int:
         """Return how much of the resource *name* runs hold."""
-        return self._counts.get(name, 0)
+        return self._counts[name]
 
     def free(self, pool: Pool) -> int:
         """Return how much of *pool* can be granted now. Unknown is not free."""
-        left = pool.total - self.granted(pool.name)
+        left = pool.total - self._counts[pool.name]
         if pool.indices:
             left = 0 if self._unknown(pool) else min(left, len(self._free_indices(pool)))
         return max(left, 0)
 
     def _free_indices(self, pool: Pool) -> list[int]:
-        held = self._indices.get(pool.name, {})
-        return [index for index in pool.indices if not held.get(index)]
+        return [index for index in pool.indices if not self._indices[pool.name, index]]
 
-    def _unknown(self, pool: Pool) -> int:
-        """Return how much of *pool* runs hold without known indices: it was granted as a plain count."""
-        return self.granted(pool.name) - sum(self._indices.get(pool.name, {}).values())
+    def _unknown(self, pool: Pool) -> bool:
+        """Tell whether a run holds some of *pool* without an index, as it was only counted when that was granted."""
+        return self._counts[pool.name] > self._indexed[pool.name]
 
     def lacks(self, request: Request, pools: Sequence[Pool]) -> bool:
         """Tell whether something that *request* names is not free."""
@@ -71,7 +77,7 @@ class Pools:
         )
 
     def _lack(self, pool: Pool, need: int) -> str:
-        held, holders = self.granted(pool.name), self._holders.get(pool.name, 0)
+        held, holders = self.granted(pool.name), self._holders[pool.name]
         hold = f"{count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {held}"
         if pool.indices and self._unknown(pool):
             return f"{pool.name}: needs {need}, and which are free is unknown ({hold})"
