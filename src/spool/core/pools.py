@@ -28,8 +28,9 @@ class Pools:
     def copy(self) -> Pools:
         """Return the same sums, to be changed apart from these."""
         other = Pools()
-        for each in self.__slots__:
-            getattr(other, each).update(getattr(self, each))
+        if self._counts:  # most spools have no named resources, and this is done in every pass
+            for each in self.__slots__:
+                setattr(other, each, getattr(self, each).copy())
         return other
 
     def add(self, grant: Grant, sign: int = 1) -> None:
