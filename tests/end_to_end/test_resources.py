@@ -45,6 +45,24 @@ def test_indices_are_kept_over_a_dead_dispatcher(served: Served) -> None:
     assert (served.result("two") or {})["grant"]["resource_indices"] == {"tpu": [1]}
 
 
+def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
+    """Of a run whose `grant.toml` a power cut has emptied its job file counts; which indices it has nobody knows."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 2, tpu = { indices = [0, 1] } }\n")
+    gate = served.root.parent / "gate"
+    served.start()
+    served.drop("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
+    served.says("one", "up")
+    served.kill()
+    (served.root / "jobs/one/1/grant.toml").write_bytes(b"")
+    served.drop("two", "true", resources={"licence": 2})
+    served.drop("three", "true", resources={"tpu": 1})
+    served.start()
+    assert served.wait_reason("two", "licence") == "licence: needs 2, 1 of 2 free (1 run holds 1)"
+    assert served.wait_reason("three", "tpu") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
+    gate.touch()
+    served.wait_done("one", "two", "three")
+
+
 def test_the_spool_runs_so_many_at_once(served: Served) -> None:
     """`max_running` holds for all jobs together, also after it was lowered while they run."""
     config = served.root / "config.toml"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Notify, Request, Result, State
+from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
 
 EVENT = Event(
@@ -59,6 +61,18 @@ def test_programs_are_given_all_but_whom_to_tell() -> None:
         "signal": 2,
         "cpu_time_ms": 5,
     }
+
+
+def test_hooks_find_the_resources_in_their_environment() -> None:
+    """Under the same names as the job itself; a job that was given none has none."""
+    found = variables(
+        replace(EVENT, grant=Grant(1, resources=(("a-b", 7), ("tpu", 2)), resource_indices=(("tpu", (0, 3)),)))
+    )
+    assert {key: value for key, value in found.items() if key.startswith("SPOOL_RESOURCE")} == {
+        "SPOOL_RESOURCE_A_B": "7",
+        "SPOOL_RESOURCE_TPU": "0,3",
+    }
+    assert not any(key.startswith("SPOOL_RESOURCE") for key in variables(replace(EVENT, grant=Grant(1))))
 
 
 def test_an_object_is_one_line() -> None:

@@ -453,3 +453,8 @@ def user_name(uid: int) -> str:
 def this_user() -> str:
     """Return the login name of whoever runs this process."""
     return user_name(os.getuid())
+
+
+def presumed_grant(spec: Spec) -> Grant:
+    """Return what a run is taken to have where no record says any more what it was given."""
+    return Grant(cpus=spec.request.cpus, resources=spec.request.resources)
