@@ -15,7 +15,7 @@ from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.errors import UsageError, cannot
 from spool.core.measures import Waits, distribution
-from spool.core.model import SECOND_NS, Machine
+from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
 from spool.core.simulation import Discipline
 from spool.core.units import parse_size
