@@ -232,3 +232,4 @@ def test_no_index_is_ever_granted_twice(pools, steps):
                     assert set(indices) <= set(pool.indices)
         listed = [index for each in runs.values() for _, some in each.grant.resource_indices for index in some]
         assert len(listed) == len(set(listed))
+        assert runs.counts.named == Runs(runs.values()).counts.named
