@@ -123,6 +123,18 @@ def test_a_pipeline_of_make_is_a_pipeline_of_jobs(home: Home) -> None:
     assert "up to date" in home.run("make", "-j4", cwd=make).stdout
 
 
+def test_resources_are_given_and_named(home: Home) -> None:
+    """With the configuration of the page, each job finds in its environment what it was given."""
+    resources = folder(home, "resources")
+    page = (resources / "README.md").read_text(encoding="utf-8")
+    with (home.spool / "config.toml").open("a", encoding="utf-8") as config:
+        config.write(page.partition("```toml\n")[2].partition("```")[0])
+    home.run("spool", "submit", "-f", "solve.toml", "-f", "measure.toml", cwd=resources)
+    home.run("spool", "wait", "solve", "measure")
+    assert home.run("spool", "log", "solve").stdout == "solving with 1 licence\n"
+    assert home.run("spool", "log", "measure").stdout == "measuring on /dev/ttyUSB0\n"
+
+
 def test_a_script_carries_its_own_options(home: Home) -> None:
     """The `#SPOOL` lines of the script hold, options of the command line win, and words after it are its arguments."""
     script = folder(home, "script")

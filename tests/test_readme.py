@@ -68,7 +68,7 @@ def test_every_verb_that_the_pages_show_exists() -> None:
     """Each `spool VERB` in the README and the docs is a verb of the program."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        typed = re.findall(r"(?:`|^    )spool (?!paused)([a-z]+)\b", text, re.MULTILINE)
+        typed = re.findall(r"(?:`|^    )spool (?!paused|is full)([a-z]+)\b", text, re.MULTILINE)
         for block in blocks(text):
             typed += re.findall(r"^spool ([a-z]+)\b", block, re.MULTILINE)
         for verb in typed:

@@ -33,6 +33,15 @@ def test_single_keys_change_and_comments_stay(spool: Command, spool_root: Path) 
     assert (spec.request.memory_bytes, spec.env, spec.retry.max) == (8 << 30, (("A", "1"), ("B", "2")), 3)
 
 
+def test_resources_are_changed_one_by_one(spool: Command, spool_root: Path) -> None:
+    """`--resource` lays over what is there, and `--unset resources.NAME` takes one out."""
+    path = put_job(spool_root, "a", 'command = "true"\nresources = { licence = 1, tpu = 2 } # mine\n')
+    assert spool("edit", "a", "--resource", "licence=2", "--unset", "resources.tpu").code == 0
+    assert "# mine" in path.read_text()
+    assert jobfile.parse(path.read_bytes(), name="a").request.resources == (("licence", 2),)
+    assert 'not "x"' in spool("edit", "a", "--resource", "licence=x").err
+
+
 def test_keys_can_be_taken_out(spool: Command, spool_root: Path) -> None:
     """`--unset` removes a key, dotted in a table; one that is not set is an error."""
     path = put_job(spool_root, "a", TEXT, "held")

@@ -233,6 +233,32 @@ def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_ro
     assert "1 would start, 3 wait, 1 held" in text
 
 
+def test_resources_are_shown(spool: Command, spool_root: Path) -> None:
+    """`info`, `plan`, `why` and `show` tell named resources with their indices, and the limit of the whole spool."""
+    configure(spool_root, "cpus = 4\nmax_running = 1\nresources = { licence = 1, tpu = { indices = [3, 5] } }\n")
+    put_job(spool_root, "a", 'command = "true"\npriority = 20\nresources = { licence = 1, tpu = 2 }\n')
+    put_job(spool_root, "b", 'command = "true"\nresources = { licence = 1 }\n')
+    put_job(spool_root, "c", 'command = "true"\nresources = { licens = 1 }\n')
+    found = asked(spool, "plan")
+    (start,) = found["starts"]
+    assert start["grant"]["resources"] == {"licence": 1, "tpu": 2}
+    assert start["grant"]["resource_indices"] == {"tpu": [3, 5]}
+    assert "starts with 1 CPU, licence 1, tpu 2 (3, 5)" in spool("plan").out
+    reasons = {each["code"]: each["text"] for each in asked(spool, "why", "b")["reasons"]}
+    assert reasons == {
+        "max_running": "spool is full: 1 of 1 run",
+        "resources": "licence: needs 1, 0 of 1 free (1 run holds 1)",
+    }
+    assert "it names licence (1), tpu (2)" in spool("why", "c").out
+    assert "licence 1, tpu 2" in spool("show", "a").out
+    assert asked(spool, "show", "a")["row"]["resources"] == {"licence": 1, "tpu": 2}
+    told = asked(spool, "info")
+    assert told["resources"]["tpu"] == {"total": 2, "granted": 0, "free": 2}
+    assert told["max_running"] == 1
+    lines = dict(line.split(maxsplit=1) for line in spool("info").out.splitlines())
+    assert (lines["licence"], lines["runs"]) == ("1, 0 granted, 1 free", "0 of 1")
+
+
 def test_plan_changes_nothing(spool: Command, spool_root: Path) -> None:
     """No file of the spool is other than before, and nothing was started."""
     put(spool_root, "a")

@@ -283,6 +283,17 @@ def test_our_own_history(spool: Command, spool_root: Path) -> None:
     assert asked(spool, "simulate", "--history", "--cpus", 2)["never_fit"] == 1
 
 
+def test_resources_are_simulated(spool: Command, spool_root: Path) -> None:
+    """Runs of the history wait for the resources of the configuration; what it no longer has is left out."""
+    wanted = {name: Request(1, resources=((name, 1),)) for name in ("licence", "gone")}
+    lines = [ended(f"j{at}", 0, 0, 100, request=wanted["licence"]) for at in range(3)]
+    lines.append(ended("x", 0, 0, 100, request=wanted["gone"]))
+    (spool_root / "history.jsonl").write_bytes(b"".join(lines))
+    (spool_root / "config.toml").write_text("resources = { licence = 2 }\n")
+    found = asked(spool, "simulate", "--history", "--cpus", 9, "--policy", "spool")
+    assert (found["jobs"], found["never_fit"], found["policies"][0]["makespan_ns"]) == (3, 1, 200 * S)
+
+
 def test_the_history_of_any_spool(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """Its file is a trace: with the limits of the metadirs beside it, without them where it is a copy."""
     metadir = spool_root / "jobs" / "b" / "1"

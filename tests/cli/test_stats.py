@@ -61,6 +61,16 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     assert found["most GPUs"].startswith("1 at once")
 
 
+def test_resources_are_told_in_hours(spool: Command, history: Path) -> None:
+    """Each named resource has its own line, or column, once a run was given any of it."""
+    grant = Grant(1, resources=(("licence", 2), ("tpu", 1)), resource_indices=(("tpu", (3,)),))
+    history.write_bytes(history.read_bytes() + line("d", 6000, 9600, grant=grant))
+    said = spool("stats").out
+    assert re.search(r"^licence hours +2\.00$", said, re.MULTILINE)
+    assert asked(spool, "stats")["total"]["resource_hours"] == {"licence": 2, "tpu": 1}
+    assert "LICENCE-H" in spool("stats", "--by", "user").out.splitlines()[0]
+
+
 def test_json_has_units_in_its_names_and_null_for_unknown(spool: Command, history: Path) -> None:
     """The keys are documented; what is unknown is null and never 0."""
     found = asked(spool, "stats")

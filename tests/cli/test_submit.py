@@ -84,6 +84,7 @@ def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None
     said = spool(
         "submit", "--name", "a", "-g", 2, "--gpu-memory", "8G", "--cpus=4", "-m", "16G", "-t", "2h",
         "-p50", "-e", "A=1", "--env", "B=x=y", "-d", "any:x,y", "-d", "z", "--retry-max", 3, "--retry-on", "failed,7",
+        "--resource", "licence=1,scratch-bw=30", "--resource", "tpu",
         "--no-requeue", "--tag", "t,u", "--notify", "me", "--notify-on", "started", "--retry-backoff", "1.5",
         "--", "true",
     )  # fmt: skip
@@ -102,6 +103,7 @@ def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None
         "depends_on": {"any": ["x", "y"], "all": ["z"]},
         "retry": {"max": 3, "on": ["failed", 7], "backoff": 1.5},
         "requeue": False,
+        "resources": {"licence": 1, "scratch-bw": 30, "tpu": 1},
         "tags": ["t", "u"],
         "notify": {"to": ["me"], "on": ["started"]},
     }

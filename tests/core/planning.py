@@ -8,6 +8,7 @@ from typing import Any
 from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
 from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
+from spool.core.runs import Runs
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -84,7 +85,7 @@ def view(*jobs: Waiting, on: Machine | None = None, **values: Any) -> View:
     """Return a view with these jobs in the queue."""
     if not isinstance(values.get("held", {}), dict):
         values["held"] = {each.name: each for each in values["held"]}
-    values["running"] = tuple(values.get("running", ()))
+    values["running"] = Runs(values.get("running", ()))
     return View(on or machine(), WaitingQueue(jobs), **values)
 
 

@@ -34,6 +34,7 @@ class Run:
     ended_at_ns: int | None
     cpus: int = 0
     gpus: tuple[str, ...] = ()
+    resources: dict[str, int] | None = None
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     attempt: int = 1
@@ -62,6 +63,24 @@ def added(*runs: Run, by: By | None = None, **wanted: Any) -> Statistics:
 def total(*runs: Run, **wanted: Any) -> Totals:
     """Return what all the runs together add up to."""
     return added(*runs, **wanted).total
+
+
+def test_resources_add_up_to_hours():
+    """Named resources count times how long, cut at the edges of the period, in each group and in all."""
+    runs = [
+        ran("a", 0, 0, 3600, user="alice", resources={"licence": 2}),
+        ran("b", 0, 1800, 5400, 0, user="bob", resources={"licence": 1, "tpu": 1}),
+        ran("c", 0, 0, 3600),
+    ]
+    found = added(*runs, by=By.USER)
+    assert found.total.resource_hours == {"licence": 3, "tpu": 1}
+    assert {key: totals.resource_hours for key, totals in found.groups} == {
+        "alice": {"licence": 2}, "bob": {"licence": 1, "tpu": 1}, None: {},
+    }  # fmt: skip
+    cut = added(*runs, since_at_ns=T0 + 3600 * S).total
+    assert cut.resource_hours == {"licence": 0.5, "tpu": 0.5}
+    by_day = added(*runs, by=By.DAY)
+    assert sum(totals.resource_hours.get("tpu", 0) for _, totals in by_day.groups) == 1
 
 
 def test_three_runs_added_up_by_hand() -> None:

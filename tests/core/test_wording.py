@@ -21,7 +21,14 @@ RESULT = Result(
     exit_code=137,
     peak_memory_bytes=3 << 30,
     cpu_time_ns=170 * MINUTE,
-    grant=Grant(4, 4 << 30, ("GPU-a", "GPU-b"), (0, 2)),
+    grant=Grant(
+        4,
+        4 << 30,
+        ("GPU-a", "GPU-b"),
+        (0, 2),
+        resources=(("licence", 1), ("tpu", 2)),
+        resource_indices=(("tpu", (0, 3)),),
+    ),
 )
 FAILED = Event(
     id="1",
@@ -71,6 +78,7 @@ def test_the_body_has_the_facts_a_line_each() -> None:
         "memory: 3 GiB of 4 GiB\n"
         "CPU time: 2 h 50 m\n"
         "GPUs: 0, 2\n"
+        "resources: licence 1, tpu 2 (0, 3)\n"
         "metadir: /s/jobs/train/3\n"
         "\nThe end of its log:\n\nKilled\n"
     )

@@ -33,7 +33,13 @@ RESULTS = st.builds(
     group=TEXTS,
     tags=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     request=st.just(Request()),
-    grant=st.builds(Grant, st.integers(0, 64), st.none(), st.lists(st.text("G-01", max_size=6), max_size=3).map(tuple)),
+    grant=st.builds(
+        Grant,
+        st.integers(0, 64),
+        st.none(),
+        st.lists(st.text("G-01", max_size=6), max_size=3).map(tuple),
+        resources=st.sampled_from([(), (("licence", 2), ("tpu", 1))]),
+    ),
     executor=TEXTS,
 )
 
@@ -53,6 +59,7 @@ def test_what_is_written_is_read(result: Result) -> None:
         assert getattr(account, name) == getattr(result, name), name
     assert account.outcome == result.outcome.value
     assert (account.cpus, account.gpus) == (result.grant.cpus, result.grant.gpu_uuids)
+    assert (account.resources or {}) == dict(result.grant.resources)
     cpu_time = None if result.cpu_time_ns is None else result.cpu_time_ns // 10**6 * 10**6
     assert account.cpu_time_ns == cpu_time
     for name in ("submitted_at_ns", "started_at_ns", "ended_at_ns"):

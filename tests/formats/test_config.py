@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidConfig, InvalidReservation
-from spool.core.model import Limits, Policy, Reservation
+from spool.core.model import Limits, Policy, Pool, Reservation
 from spool.core.notices import NotifyRule
 from spool.formats import config, reservation
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
@@ -37,11 +37,13 @@ EXPECTED = {
             default_project_limits=Limits(max_queued_jobs=1000),
             user_limits={"alice": Limits(max_running_gpus=config.UNLIMITED)},
             project_limits={"big one": Limits(max_running_cpus=0)},
+            max_running=100,
             on_failure="pause",
         ),
         cpus=14,
         memory_bytes=100 * GIB,
         memory_reserve=Reserve(share_ppm=25_000),
+        resources=(Pool("licence", 3), Pool("scratch-bw", 100), Pool("tpu", 3, (0, 1, 5))),
         executor="tmux",
         keep_session=True,
         durability="strict",
@@ -91,6 +93,25 @@ def test_the_documented_defaults_are_those_of_the_values() -> None:
 
 
 WRONG = [
+    ("resources = 3", '"resources" on line 1: must be a table, not 3'),
+    ("resources.licence = 0", '"resources.licence" on line 1: must be a whole number >= 1, not 0'),
+    ("resources.licence = true", "must be a whole number or a table, not true"),
+    ("resources.licence = 2.5", "must be a whole number or a table, not 2.5"),
+    ('resources = { licence = 3, tpu = "4" }', '"resources.tpu" on line 1: must be a whole number or a table, not "4"'),
+    ("resources.Licence = 1", '"Licence" cannot name a resource: a name is 1-100 lower-case letters, digits, - and _'),
+    ("resources.gpus = 1", 'it has a key of its own, "gpus"'),
+    (
+        "resources = { a-b = 1, a_b = 1 }",
+        '"resources.a_b" on line 1: has the same variable as "a-b", SPOOL_RESOURCE_A_B',
+    ),
+    ("resources.tpu = { indices = [] }", '"resources.tpu.indices" on line 1: is an empty list'),
+    ("resources.tpu = { indices = [1, 1] }", "names 1 twice"),
+    ("resources.tpu = { indices = [-1] }", ">= 0"),
+    ("resources.tpu = { indices = ['a'] }", '"resources.tpu.indices[0]" on line 1: must be a whole number, not "a"'),
+    (f"resources.tpu = {{ indices = {list(range(1001))} }}", "has 1,001 entries"),
+    ("resources.tpu = { count = 3, indices = [1] }", 'unknown key "resources.tpu.count"'),
+    ("resources.tpu = {}", '"resources.tpu.indices" on line 1: is required'),
+    ("max_running = 0", ">= 1"),
     ('executer = "tmux"', 'unknown key "executer" on line 1, did you mean "executor"?'),
     ('executor = "tmx"', 'did you mean "tmux"?'),
     ('durability = "none"', "one of grouped, strict"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Notify, Request, Result, State
+from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
 
 EVENT = Event(
@@ -21,8 +23,8 @@ EVENT = Event(
     attempt=2,
     user="bob",
     tags=("big",),
-    request=Request(gpus=1),
-    grant=Grant(1, None, ("GPU-a",), (0,)),
+    request=Request(gpus=1, resources=(("tpu", 2),)),
+    grant=Grant(1, None, ("GPU-a",), (0,), resources=(("tpu", 2),), resource_indices=(("tpu", (0, 3)),)),
     result=Result(
         "train", 3, 2, State.FAILED, "exit code 130", submitted_at_ns=0, exit_code=130, cpu_time_ns=5_000_000
     ),
@@ -45,14 +47,32 @@ def test_programs_are_given_all_but_whom_to_tell() -> None:
         "attempt": 2,
         "user": "bob",
         "tags": ["big"],
-        "request": {"cpus": 1, "gpus": 1},
-        "grant": {"cpus": 1, "gpu_uuids": ["GPU-a"], "gpu_indices": [0]},
+        "request": {"cpus": 1, "gpus": 1, "resources": {"tpu": 2}},
+        "grant": {
+            "cpus": 1,
+            "gpu_uuids": ["GPU-a"],
+            "gpu_indices": [0],
+            "resources": {"tpu": 2},
+            "resource_indices": {"tpu": [0, 3]},
+        },
         "submitted_at": "1970-01-01T00:00:00.000000000Z",
         "outcome": "failed",
         "exit_code": 130,
         "signal": 2,
         "cpu_time_ms": 5,
     }
+
+
+def test_hooks_find_the_resources_in_their_environment() -> None:
+    """Under the same names as the job itself; a job that was given none has none."""
+    found = variables(
+        replace(EVENT, grant=Grant(1, resources=(("a-b", 7), ("tpu", 2)), resource_indices=(("tpu", (0, 3)),)))
+    )
+    assert {key: value for key, value in found.items() if key.startswith("SPOOL_RESOURCE")} == {
+        "SPOOL_RESOURCE_A_B": "7",
+        "SPOOL_RESOURCE_TPU": "0,3",
+    }
+    assert not any(key.startswith("SPOOL_RESOURCE") for key in variables(replace(EVENT, grant=Grant(1))))
 
 
 def test_an_object_is_one_line() -> None:

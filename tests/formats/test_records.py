@@ -116,6 +116,19 @@ def test_a_whole_record_that_says_nothing_is_told(parse: Callable[[bytes], objec
         parse(text)
 
 
+def test_resources_are_tables_of_one_line() -> None:
+    """Named resources stand in the records as people would write them; what is no count is passed over."""
+    grant = Grant(1, resources=(("licence", 1), ("tpu", 2)), resource_indices=(("tpu", (0, 3)),))
+    text = records.render_grant(records.GrantRecord("a", 1, grant=grant))
+    assert b'resources = { "licence" = 1, "tpu" = 2 }\nresource_indices = { "tpu" = [0, 3] }\n' in text
+    result = Result("a", 1, 1, State.FINISHED, "", request=Request(resources=grant.resources), grant=grant)
+    line = json.loads(ends.render_history(result))
+    assert line["resources"] == line["granted_resources"] == {"licence": 1, "tpu": 2}
+    assert line["resource_indices"] == {"tpu": [0, 3]}
+    odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
+    assert records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
+
+
 def test_people_may_write_a_stop_by_hand() -> None:
     """`echo cancel > stop` is enough: then the file's time is when."""
     assert records.parse_stop(b"cancel\n", at_ns=7) == Stop(StopKind.CANCEL, "-", 7)
@@ -196,7 +209,11 @@ _text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 _word = st.from_regex(r"[!-~]{1,20}", fullmatch=True)
 _at = st.none() | st.integers(0, (1 << 63) - 1)
 _size = st.none() | st.integers(0, (1 << 63) - 1)
-_request = st.builds(Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.none() | _text)
+_named = st.dictionaries(_text, st.integers(1, 10**6), max_size=3).map(lambda named: tuple(sorted(named.items())))
+_which = st.dictionaries(_text, st.lists(st.integers(0, 64), max_size=3).map(tuple), max_size=2).map(
+    lambda named: tuple(sorted(named.items()))
+)
+_request = st.builds(Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.none() | _text, _named)
 _grant = st.builds(
     Grant,
     st.integers(0, 64),
@@ -204,6 +221,8 @@ _grant = st.builds(
     st.lists(_text, max_size=3).map(tuple),
     st.lists(st.integers(0, 64), max_size=3).map(tuple),
     _size,
+    _named,
+    _which,
 )
 _result = st.builds(
     Result,

@@ -656,7 +656,8 @@ def test_any_argument_and_any_variable_arrive_unchanged(
 def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
     """The environment names the job, the run, the grant and the GPUs, by UUID."""
     spec = Spec("x", env=(("A", "1"), ("SPOOL_JOB", "no"), ("CUDA_VISIBLE_DEVICES", "3")), task=ArrayTask("t", 4))
-    grant = Grant(cpus=3, memory_bytes=(5 << 20) + 1, gpu_uuids=("GPU-a", "GPU-b"))
+    named = (("scratch-bw", 30), ("tpu", 2))
+    grant = Grant(3, (5 << 20) + 1, ("GPU-a", "GPU-b"), resources=named, resource_indices=(("tpu", (0, 3)),))
     assert job_environment(spec, grant, spool_dir="/s", job="t_4", run=2, attempt=1, metadir="/s/jobs/t_4/2") == {
         "A": "1",
         "OMP_NUM_THREADS": "3",
@@ -669,6 +670,8 @@ def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
         "SPOOL_MEMORY_MB": "5",
         "SPOOL_GPUS": "2",
         "SPOOL_ARRAY_INDEX": "4",
+        "SPOOL_RESOURCE_SCRATCH_BW": "30",
+        "SPOOL_RESOURCE_TPU": "0,3",
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.formats.config import Config
-from spool.formats.state import GpuView, JobView, MachineView, PassesView, StateView, render_state
+from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, StateView, render_state
 from spool.listeners import metrics
 from spool.listeners.metrics import Metrics
 from support import ROOT
@@ -49,6 +49,7 @@ VIEW = StateView(
             ),
             GpuView(uuid="GPU-b", index=1, problem="fell off the bus"),
         ),
+        resources={"licence": PoolView(total=3, granted=2)},
     ),
     passes=PassesView(count=3, sum_ns=3 * SECOND_NS, last_ns=SECOND_NS, bounds_ns=(SECOND_NS,), counts=(2, 1)),
     events_lost=2,
@@ -134,6 +135,8 @@ def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
     assert value(found, "spool_cpus_granted") == 12
     assert value(found, "spool_memory_granted_bytes") == 48 * G
     assert value(found, "spool_gpu_memory_used_bytes", uuid="GPU-a") == 60 * G
+    assert value(found, "spool_resources", resource="licence") == 3
+    assert value(found, "spool_resources_granted", resource="licence") == 2
     assert value(found, "spool_gpu_jobs", uuid="GPU-a") == 2
     assert value(found, "spool_gpu_foreign_processes", uuid="GPU-a") == 1
     assert value(found, "spool_gpu_utilisation_ratio", uuid="GPU-a") == 0.87

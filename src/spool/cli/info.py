@@ -7,6 +7,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, viewed
 from spool.cli.verb import Verb
+from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 from spool.dispatcher.overview import Overview, overview
 
@@ -16,6 +17,7 @@ _COLUMNS = (
     render.Column("CPU", right=True),
     render.Column("MEM", right=True),
     render.Column("GPU"),
+    render.Column("RESOURCES"),
     render.Column("FOR", right=True),
     render.Column(""),
 )
@@ -50,7 +52,9 @@ def _print(found: Overview) -> None:
         ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {max(found.cpus - found.cpus_granted, 0)} free"),
         ("memory", _memory(found)),
         ("GPUs", _gpus(found)),
+        *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
+        *([("runs", _runs(found))] if found.max_running is not None else []),
         ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "none wait or run"),
         ("last day", ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or "none ended"),
     ]
@@ -66,12 +70,14 @@ def _print(found: Overview) -> None:
                 str(each.cpus),
                 render.size(each.memory_bytes),
                 ",".join(map(str, each.gpus)),
+                in_words(each.resources, each.resource_indices),
                 render.duration(found.at_ns - each.started_at_ns),
                 "stopping" if each.stopping else "",
             ]
             for each in found.runs
         ]
-        render.table(_COLUMNS, rows)
+        kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
+        render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it makes it anew at its next look"
@@ -104,6 +110,12 @@ def _memory(found: Overview) -> str:
     if found.memory_available_bytes is not None:
         parts.append(f"{show_size(found.memory_available_bytes)} really available")
     return ", ".join(parts)
+
+
+def _runs(found: Overview) -> str:
+    running = len(found.runs)
+    full = "" if found.max_running is None or running < found.max_running else ": the spool is full"
+    return f"{running} of {found.max_running}{full}"
 
 
 def _gpus(found: Overview) -> str:

@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _INSTEAD = {
     "env": "An environment variable; without =VALUE it is passed on as it is now. May be repeated.",
     "depends_on": "Jobs that must finish first; before a colon any, ended, failed or each. May be repeated.",
+    "resources": "What it needs of the resources that the configuration names; NAME alone is 1. May be repeated.",
     "matrix": "Makes many jobs: a key and its values. May be repeated; {key} is replaced in the command.",
     "workdir": "Where the command runs. Default: here.",
     "requeue": "Run it again after a reboot or when it vanished. Default: yes, at most 3 times.",

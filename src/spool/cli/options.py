@@ -49,6 +49,7 @@ OPTIONS = (
     Option("--gpu-type", "gpu_type", TEXT, "NAME"),
     Option("--cpus", "cpus", COUNT, "N"),
     Option("-m --memory", "memory", SIZE, "SIZE"),
+    Option("--resource --resources", "resources", PAIRS, "NAME=N,…"),
     Option("-t --time-limit", "time_limit", DURATION, "TIME"),
     Option("--signal", "signal", TEXT, "NAME@TIME"),
     Option("--kill-grace", "kill_grace", DURATION, "TIME"),
@@ -181,6 +182,12 @@ def _variables(given: list[str]) -> dict[str, object]:
     return found
 
 
+def _resources(given: list[str]) -> dict[str, object]:
+    """Return `NAME=N,…` as a table; `NAME` alone is one of it."""
+    pairs = (text.partition("=") for text in _names(given))
+    return {name: _count([count]) if equals else 1 for name, equals, count in pairs}
+
+
 def _choices(given: list[str]) -> dict[str, object]:
     pairs = (pair.partition("=") for pair in given)
     return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
@@ -222,6 +229,7 @@ _READERS: dict[str, Callable[[list[str]], object]] = {
 _SPECIAL: dict[str, Callable[[list[str]], object]] = {
     "depends_on": _dependencies,
     "matrix": _choices,
+    "resources": _resources,
     "retry.on": _codes,
     "rows": _rows,
 }

@@ -9,6 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.model import Grant
+from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.dispatcher.forecast import Forecast, Starting, Waits, forecast
@@ -107,4 +108,6 @@ def _gets(grant: Grant) -> str:
         plural = "s" if len(grant.gpu_indices) > 1 else ""
         share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
         parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
+    if grant.resources:
+        parts.append(in_words(grant.resources, grant.resource_indices))
     return "starts with " + ", ".join(parts)

@@ -131,6 +131,10 @@ def as_json(value: Any) -> None:
     sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
 
 
+_TABLES = frozenset({"resources", "resource_indices"})
+"""Fields that are tables, held as pairs so that the values that they are in can be compared and hashed."""
+
+
 def plain(value: Any) -> Any:
     """Return *value* as what JSON has."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -139,6 +143,8 @@ def plain(value: Any) -> Any:
             item = getattr(value, field.name)
             if field.name.endswith("_at_ns"):
                 found[field.name.removesuffix("_ns")] = None if item is None else render_instant(item)
+            elif field.name in _TABLES and isinstance(item, tuple):
+                found[field.name] = {key: plain(each) for key, each in item}
             else:
                 found[field.name] = plain(item)
         return found

@@ -11,6 +11,7 @@ from spool.cli.common import job_name, json_option, opened
 from spool.cli.completing import complete_names
 from spool.cli.verb import Verb
 from spool.core.lifecycle import exit_words
+from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 from spool.dispatcher.details import Details, RunDetails, details
 
@@ -84,6 +85,8 @@ def _asks(found: Details) -> str:
         parts.append(f"{show_size(row.memory_bytes)} of memory")
     if row.gpus:
         parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
+    if row.resources:
+        parts.append(in_words(row.resources))
     return ", ".join(parts)
 
 
@@ -136,6 +139,8 @@ def _given(run: RunDetails) -> str:
         index = f"GPU {grant.gpu_indices[at]}" if at < len(grant.gpu_indices) else "GPU"
         share = f", {show_size(grant.gpu_memory_bytes)} of it" if grant.gpu_memory_bytes is not None else ""
         parts.append(f"{index} ({uuid}{share})")
+    if grant.resources:
+        parts.append(in_words(grant.resources, grant.resource_indices))
     return ", ".join(parts)
 
 

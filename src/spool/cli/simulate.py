@@ -33,6 +33,7 @@ from spool.dispatcher.imagine import (
     study,
 )
 from spool.dispatcher.settings import Settings
+from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
 from spool.store.spool import Spool
 from spool.store.submitting import is_spool
@@ -136,12 +137,13 @@ def command(
         raise UsageError("cannot simulate: --no-limits and --limits contradict each other; give one of the two")
     figure = plotting.ready(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
-    rules = Settings(spool).config.policy if spool is not None else Policy()
+    config = Settings(spool).config if spool is not None else Config()
+    rules = config.policy
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)
     size = _Size(cpus, memory, gpus)
-    machine = replace(_machine(size, workload), gpus=gpus_like(gpus, workload.coming))
+    machine = replace(_machine(size, workload), gpus=gpus_like(gpus, workload.coming), resources=config.resources)
     rules = replace(rules, gpu_use=None)  # which of the real GPUs may be given says nothing of imagined ones
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)

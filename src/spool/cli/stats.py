@@ -131,6 +131,7 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
         ("CPU hours", _cpu_hours(total)),
         ("GPU hours", _hours(total.gpu_hours) if total.peak_gpus else ""),
+        *((f"{name} hours", _hours(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
         ("most memory", _memory(total)),
@@ -182,6 +183,10 @@ def _outcome(state: State) -> Callable[[Totals], str]:
     return lambda totals: render.count(totals.outcomes.get(state.value) or None)
 
 
+def _resource_hours(name: str) -> Callable[[Totals], str]:
+    return lambda totals: _hours(totals.resource_hours.get(name, 0)) if totals.resource_hours.get(name) else ""
+
+
 _SHORT = {State.OUT_OF_MEMORY: "NO MEM", State.UNSCHEDULABLE: "UNSCHED", State.CANCELLED: "CANCEL"}
 _OUTCOME_WEIGHTS = {State.FINISHED: 55, State.FAILED: 54}
 _CELLS = (
@@ -216,7 +221,9 @@ def _print_table(statistics: Statistics, by: By) -> None:
         keys.append("all")
         rows.append(statistics.total)
     outcomes = {_SHORT.get(state, state.upper()) for state in OUTCOMES} if by is By.STATE else set()
-    columns = [(cell, [cell.text(row) for row in rows]) for cell in _CELLS if cell.title not in outcomes]
+    named = dict.fromkeys(name for row in rows for name in row.resource_hours)
+    cells = [*_CELLS, *(_Cell(f"{name.upper()}-H", 45, _resource_hours(name)) for name in named)]
+    columns = [(cell, [cell.text(row) for row in rows]) for cell in cells if cell.title not in outcomes]
     columns = [(cell, texts) for cell, texts in columns if any(texts)]
     if sys.stdout.isatty():
         columns = _fitting(columns, max(map(len, (by, *keys))), shutil.get_terminal_size((80, 24)).columns)

@@ -103,7 +103,7 @@ class Ledger:
                 if end is not None:
                     if 0 <= end - start <= LARGEST:
                         ran_ns = end - start
-                        if run.cpus or run.gpus:
+                        if run.cpus or run.gpus or run.resources:
                             given_from, given_until = (start, end) if always else (max(start, since), min(end, until))
                     elif counts:
                         self._clock_set += 1
@@ -120,9 +120,13 @@ class Ledger:
                 if by_day:
                     for day, begin, finish in self._days.parts(given_from, given_until):
                         self._groups[day].given.add(begin, finish, run.cpus, gpus)
+                        if run.resources:
+                            self._groups[day].give(run.resources, finish - begin)
                 else:
                     for tally in tallies_of(run):
                         tally.given.add(given_from, given_until, run.cpus, gpus)
+                        if run.resources:
+                            tally.give(run.resources, given_until - given_from)
 
     def statistics(self) -> Statistics:
         """Return the sums. Groups are in the order of their days, of the states, or of what they have used."""

@@ -22,7 +22,7 @@ from spool.core.runtimes import RunTimes
 from spool.core.units import show_duration
 from spool.core.waits import opens_at_ns, waited_ns
 
-FULL = frozenset({"memory", "cpus", "gpus", "reserved"})
+FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""
 
 
@@ -170,7 +170,7 @@ class Protection:
         counts, machine = self._then.counts, self._then.machine
         # Where the sums of processors and memory alone decide, what is left beside the job is two numbers.
         self._spare: tuple[int, int] | None = None
-        if not (request.gpus or spec.group or spec.task or self._then.quotas.limited):
+        if not (request.gpus or request.resources or spec.group or spec.task or self._then.quotas.limited):
             self._spare = (
                 machine.cpus - counts.cpus - request.cpus if request.cpus else machine.cpus,
                 machine.memory_bytes - counts.memory_bytes - (request.memory_bytes or 0)

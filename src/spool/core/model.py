@@ -67,6 +67,7 @@ class Request:
     gpus: int = 0
     gpu_memory_bytes: int | None = None  # per GPU; stated means: shares its GPUs
     gpu_type: str | None = None  # a name or a part of one; None is any
+    resources: tuple[tuple[str, int], ...] = ()  # named ones and how many of each, in the order of their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Grant:
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
     gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means: they are its own
+    resources: tuple[tuple[str, int], ...] = ()
+    resource_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the resources that have indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,15 @@ class ForeignProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """A named resource of the whole spool, such as licences: how many there are, and which, where they have indices."""
+
+    name: str
+    total: int
+    indices: tuple[int, ...] = ()  # each is granted to one run at a time; () means: they are only counted
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What there is. The totals are what may be given out, after reserves."""
 
@@ -279,6 +291,7 @@ class Machine:
     gpu_problem: str | None = None  # NVML failing or hanging; None with no GPUs: there are none
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "": it does not
+    resources: tuple[Pool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,5 +378,6 @@ class Policy:
     default_project_limits: Limits = Limits()
     user_limits: dict[str, Limits] = field(default_factory=dict)
     project_limits: dict[str, Limits] = field(default_factory=dict)
+    max_running: int | None = None  # runs of the whole spool at once; None is unlimited
     on_failure: str = "continue"  # or "pause"
     strict_order: bool = False  # nobody overtakes a job that does not fit; for comparison in the simulator

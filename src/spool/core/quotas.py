@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from spool.core.model import Grant, Limits, Policy, Running, Waiting
+from spool.core.pools import Pools
 
 _UNLIMITED = Limits()
 
@@ -25,12 +26,25 @@ _NOTHING = Use()
 class Counts:
     """The sums of what some runs hold, in all and by group, array, user and project."""
 
-    __slots__ = ("arrays", "cpu_holders", "cpus", "groups", "memory_bytes", "memory_holders", "projects", "users")
+    __slots__ = (
+        "arrays",
+        "cpu_holders",
+        "cpus",
+        "groups",
+        "memory_bytes",
+        "memory_holders",
+        "named",
+        "projects",
+        "runs",
+        "users",
+    )
 
     def __init__(self) -> None:
+        self.runs = 0
         self.cpus = 0
         self.memory_bytes = 0
         self.cpu_holders = self.memory_holders = 0  # so many runs have some of it
+        self.named = Pools()
         self.groups: dict[str, int] = {}
         self.arrays: dict[str, int] = {}
         self.users: dict[str, Use] = {}
@@ -39,8 +53,9 @@ class Counts:
     def copy(self) -> Counts:
         """Return the same sums, to be changed apart from these."""
         other = Counts.__new__(Counts)
-        other.cpus, other.memory_bytes = self.cpus, self.memory_bytes
+        other.runs, other.cpus, other.memory_bytes = self.runs, self.cpus, self.memory_bytes
         other.cpu_holders, other.memory_holders = self.cpu_holders, self.memory_holders
+        other.named = self.named.copy()
         other.groups, other.arrays = self.groups.copy(), self.arrays.copy()
         other.users, other.projects = self.users.copy(), self.projects.copy()
         return other
@@ -49,10 +64,13 @@ class Counts:
         """Count *run*; with sign -1, count it no more. Without *owners*, not for its user and its project."""
         spec, grant = run.spec, run.grant
         memory = grant.memory_bytes or 0
+        self.runs += sign
         self.cpus += sign * grant.cpus
         self.memory_bytes += sign * memory
         self.cpu_holders += sign * (grant.cpus > 0)
         self.memory_holders += sign * (memory > 0)
+        if grant.resources:
+            self.named.add(grant, sign)
         if spec.group is not None:
             _count(self.groups, spec.group, sign)
         if spec.task is not None:

@@ -1,9 +1,9 @@
 """Why a job waits: a code for programs, a sentence with numbers for people.
 
 The codes, in the order in which the rules are asked:
-held, paused, scheduling_timeout, refused, begins, retry, running, dependency, group, array, quota, never_fits,
-memory, cpus, gpus, reserved, left, disk, executor. (`invalid` comes before all of them; such a file never becomes a
-waiting job.)
+held, paused, scheduling_timeout, refused, begins, retry, running, dependency, group, array, quota, max_running,
+never_fits, memory, cpus, resources, gpus, reserved, left, disk, executor. (`invalid` comes before all of them; such a
+file never becomes a waiting job.)
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ CODES = (
     "group",
     "array",
     "quota",
+    "max_running",
     "never_fits",
     "memory",
     "cpus",
+    "resources",
     "gpus",
     "reserved",
     "left",

@@ -5,12 +5,13 @@ A room is made for one pass, of the sums that the index of the runs keeps (`runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 
 from spool.core import reservations as reserved
 from spool.core.gpus import Card, Cards
-from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
+from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
+from spool.core.pools import why_never
 from spool.core.quotas import Quotas, SharedLimits
 from spool.core.reasons import Reason, count_of
 from spool.core.runs import Runs
@@ -89,11 +90,12 @@ class Room:
             self.available_bytes -= run.grant.memory_bytes or 0
 
     def lacks(self, request: Request) -> bool:
-        """Tell quickly whether the sums of processors and memory leave no room for *request*."""
+        """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
             or (memory and memory > self.machine.memory_bytes - self.counts.memory_bytes)
+            or (request.resources and self.counts.named.lacks(request, self.machine.resources))
         )
 
     def may_have(self, request: Request) -> bool:
@@ -102,6 +104,10 @@ class Room:
 
     def pools(self, request: Request) -> tuple[int, ...]:
         """Return which pools, as places in `passing.Work`, *request* lacks; if none, all of which it asks for."""
+        lacking, asked = self._places(request)
+        return lacking or asked
+
+    def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
         asked, lacking = [], []
         memory = request.memory_bytes or 0
         if request.cpus:
@@ -116,15 +122,18 @@ class Room:
             asked.append(2)
             if len(self.cards.open_to(request)) < request.gpus:
                 lacking.append(2)
-        return tuple(lacking or asked)
+        return tuple(lacking), tuple(asked)
 
     def lacking(self, request: Request) -> list[tuple[float, float]]:
         """Return of each pool of which there is too little for *request* how much is free, and how much there is."""
-        free = self._free(request)
-        lacks = self.pools(request)
-        return [free[pool] for pool in lacks if free[pool][1]]
+        places, named = self._scarce(request)
+        free, counts = self._free(request), self.counts
+        return [
+            *(free[pool] for pool in places if free[pool][1]),
+            *((counts.named.free(pool), pool.total) for pool in named),
+        ]
 
-    def held_back(self, request: Request, refused: Iterable[Request]) -> float:
+    def held_back(self, request: Request, refused: Sequence[Request]) -> float:
         """Return which part of the pools that *request* lacks lies idle for it, though *refused* could have it."""
         free = self._free(request)
         wanted = [0, 0, 0]
@@ -132,8 +141,18 @@ class Room:
             wanted[0] += each.cpus
             wanted[1] += each.memory_bytes or 0
             wanted[2] += each.gpus
-        parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in self.pools(request) if free[pool][1]]
+        places, named = self._scarce(request)
+        parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in places if free[pool][1]]
+        for pool in named:
+            asked = sum(dict(each.resources).get(pool.name, 0) for each in refused)
+            parts.append(min(self.counts.named.free(pool), asked) / pool.total)
         return max(parts, default=0.0)
+
+    def _scarce(self, request: Request) -> tuple[tuple[int, ...], list[Pool]]:
+        """Return which pools *request* lacks, those of `pools` and the named ones; if none, the former as there."""
+        named = self.counts.named.lacking(request, self.machine.resources) if request.resources else []
+        lacking, asked = self._places(request)
+        return lacking or (() if named else asked), named
 
     def _free(self, request: Request) -> tuple[tuple[float, float], ...]:
         machine, counts = self.machine, self.counts
@@ -173,6 +192,13 @@ class Room:
         why = self.quotas.why_full(job, self.counts)
         return None if why is None else Reason("quota", f"quota: {why}")
 
+    def max_running(self) -> Reason | None:
+        """At most so many runs of the whole spool at once."""
+        running, limit = self.counts.runs, self.policy.max_running
+        if limit is None or running < limit:
+            return None
+        return Reason("max_running", f"spool is full: {running} of {limit} run")
+
     def never_fits(self, job: Waiting) -> Reason | None:
         """More than the whole machine has."""
         request = job.spec.request
@@ -182,7 +208,7 @@ class Room:
         elif request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
             why = f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
         else:
-            why = self.cards.never(request)
+            why = why_never(request, machine.resources) or self.cards.never(request)
         return None if why is None else Reason("never_fits", f"never fits: {why}")
 
     def memory(self, job: Waiting) -> Reason | None:
@@ -219,6 +245,13 @@ class Room:
         holders, held = self.counts.cpu_holders, self.counts.cpus
         return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
 
+    def resources(self, job: Waiting) -> Reason | None:
+        """Enough of each named resource is free."""
+        request, pools, named = job.spec.request, self.machine.resources, self.counts.named
+        if not request.resources or not named.lacks(request, pools):
+            return None
+        return Reason("resources", named.why_full(request, pools))
+
     def gpus(self, job: Waiting) -> Reason | None:
         """Enough GPUs have room, whoever they are kept for."""
         request = job.spec.request
@@ -249,6 +282,10 @@ class Room:
                 reason = rule(job)
                 if reason is not None:
                     yield reason
+        if self.policy.max_running is not None:
+            reason = self.max_running()
+            if reason is not None:
+                yield reason
         if ever:
             reason = self.never_fits(job)
             if reason is not None:
@@ -257,7 +294,7 @@ class Room:
         if not (request.gpus or request.memory_bytes or self.lacks(request)):
             return
         full = None
-        for rule in (self.memory, self.processors, self.gpus):
+        for rule in (self.memory, self.processors, self.resources, self.gpus):
             full = rule(job)
             if full is not None:
                 yield full
@@ -301,6 +338,8 @@ class Room:
             gpu_uuids=tuple(card.gpu.uuid for card in cards),
             gpu_indices=tuple(card.gpu.index for card in cards),
             gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
+            resources=request.resources,
+            resource_indices=self.counts.named.take(request, self.machine.resources) if request.resources else (),
         )
 
     def _end_ns(self, job: Waiting) -> int | None:
@@ -338,4 +377,4 @@ def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
     """Tell whether the machine, with nothing on it, has what *request* asks for."""
     if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
         return False
-    return Cards(machine, policy).never(request) is None
+    return why_never(request, machine.resources) is None and Cards(machine, policy).never(request) is None

@@ -29,6 +29,7 @@ class Account(Protocol):
     ended_at_ns: int | None
     cpus: int  # what it was given
     gpus: tuple[str, ...]
+    resources: dict[str, int] | None
     cpu_time_ns: int | None
     peak_memory_bytes: int | None
     attempt: int
@@ -66,6 +67,7 @@ class Totals:
     cpu_used_runs: int  # so many
     cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
     gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
+    resource_hours: dict[str, float]  # named resources given, times run time
     peak_cpus: int
     peak_cpus_at_ns: int | None
     peak_gpus: int  # different GPUs in use at one moment
@@ -77,7 +79,17 @@ class Totals:
 class Tally:
     """The sums of one group, while they grow."""
 
-    __slots__ = ("_cpu_given_ns", "_cpu_known_ns", "_cpu_known_runs", "_kinds", "_largest", "_ran", "_waits", "given")
+    __slots__ = (
+        "_cpu_given_ns",
+        "_cpu_known_ns",
+        "_cpu_known_runs",
+        "_kinds",
+        "_largest",
+        "_ran",
+        "_resource_ns",
+        "_waits",
+        "given",
+    )
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome, and by how the submission goes on
@@ -85,6 +97,7 @@ class Tally:
         self._ran = array("q")
         self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
+        self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # what runs were given within the period, whenever they ended
 
     def count(self, run: Account, waited_ns: int | None, ran_ns: int | None) -> None:
@@ -103,6 +116,11 @@ class Tally:
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
 
+    def give(self, resources: dict[str, int], given_ns: int) -> None:
+        """Count named resources that a run was given for so long within the period."""
+        for name, count in resources.items():
+            self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
+
     def merge(self, other: Tally) -> None:
         """Count all that *other*, which has none of the same runs, has counted."""
         for kind, count in other._kinds.items():
@@ -114,6 +132,7 @@ class Tally:
         self._cpu_given_ns += other._cpu_given_ns
         self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
         self.given.merge(other.given)
+        self.give(other._resource_ns, 1)
 
     def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
         """Return how many runs there were, of an outcome or of any, that went on like that, or in any way."""
@@ -150,6 +169,7 @@ class Tally:
             cpu_used_runs=self._cpu_known_runs,
             cpu_efficiency=self._cpu_known_ns / self._cpu_given_ns if self._cpu_given_ns else None,
             gpu_hours=gpu_ns / _HOUR_NS,
+            resource_hours={name: held_ns / _HOUR_NS for name, held_ns in sorted(self._resource_ns.items())},
             peak_cpus=cpus.count,
             peak_cpus_at_ns=cpus.at_ns,
             peak_gpus=gpus.count,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, Result
+from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 
 _SAYS = {
@@ -64,6 +65,8 @@ def body(event: Event, log: str = "") -> str:
     grant = event.grant or (result.grant if result is not None else None)
     if grant is not None and grant.gpu_indices:
         lines.append(("GPUs", ", ".join(map(str, grant.gpu_indices))))
+    if grant is not None and grant.resources:
+        lines.append(("resources", in_words(grant.resources, grant.resource_indices)))
     lines.append(("metadir", event.metadir or ""))
     text = "".join(f"{key}: {value}\n" for key, value in lines if value)
     return f"{text}\nThe end of its log:\n\n{log}\n" if log else text

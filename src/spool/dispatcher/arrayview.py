@@ -28,6 +28,7 @@ def array_views(table: Table) -> dict[str, JobView]:
             cpus=request.cpus,
             memory_bytes=request.memory_bytes,
             gpus=request.gpus,
+            resources=dict(request.resources),
             user=array.user,
             project=array.spec.project,
             tags=array.spec.tags,

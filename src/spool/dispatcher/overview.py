@@ -71,8 +71,19 @@ class Share:
     cpus: int
     memory_bytes: int | None
     gpus: tuple[int, ...]
+    resources: tuple[tuple[str, int], ...]
+    resource_indices: tuple[tuple[str, tuple[int, ...]], ...]
     started_at_ns: int
     stopping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """A named resource. What is free is what can be granted now."""
+
+    total: int
+    granted: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ class Overview:
     disk_floor_bytes: int
     gpus: tuple[GpuUse, ...]
     gpu_problem: str | None
+    resources: dict[str, PoolUse]
+    max_running: int | None
     runs: tuple[Share, ...]
     states: dict[str, int]  # of the jobs that wait or run
     ended: dict[str, int]  # runs that ended within the last day, by outcome
@@ -204,6 +217,8 @@ def overview(spool: Spool) -> Overview:
         disk_floor_bytes=seen.policy.disk_floor_bytes,
         gpus=found.gpus,
         gpu_problem=found.problem,
+        resources=_resources(seen),
+        max_running=seen.policy.max_running,
         runs=tuple(map(_share, sorted(running.values(), key=lambda run: (run.started_at_ns, run.name)))),
         states=dict(Counter(row.state.value for row in listing.rows if not row.state.ended)),
         ended=_ended(spool, seen.now_ns),
@@ -212,10 +227,26 @@ def overview(spool: Spool) -> Overview:
     )
 
 
+def _resources(seen: Survey) -> dict[str, PoolUse]:
+    held = seen.view.running.counts.named
+    return {
+        pool.name: PoolUse(pool.total, held.granted(pool.name), held.free(pool)) for pool in seen.view.machine.resources
+    }
+
+
 def _share(run: Running) -> Share:
     grant = run.grant
     return Share(
-        run.name, run.run, run.user, grant.cpus, grant.memory_bytes, grant.gpu_indices, run.started_at_ns, run.stopping
+        run.name,
+        run.run,
+        run.user,
+        grant.cpus,
+        grant.memory_bytes,
+        grant.gpu_indices,
+        grant.resources,
+        grant.resource_indices,
+        run.started_at_ns,
+        run.stopping,
     )
 
 

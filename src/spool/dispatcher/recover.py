@@ -16,13 +16,13 @@ from spool.core.arrays import Tasks
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
-from spool.core.model import Grant, Jid, Spec
+from spool.core.model import Jid, Spec
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.finish import series_so_far
 from spool.dispatcher.memory import Memory
 from spool.dispatcher.settings import Settings
 from spool.dispatcher.start import SILENT_NS
-from spool.dispatcher.table import Live, Series, Table, Wait
+from spool.dispatcher.table import Live, Series, Table, Wait, presumed_grant
 from spool.formats import journal, records
 from spool.formats.records import GrantRecord
 from spool.formats.tasks import ArrayRecord, render_array
@@ -303,6 +303,7 @@ class Recovery:
             run=run,
             attempt=series.attempt,
             requeues=series.requeues,
+            grant=presumed_grant(self._spec(name, run, started.inode)),
             submitted_at_ns=started.arrived_at_ns,
             granted_at_ns=started.at_ns,
             boot_id=started.boot_id,
@@ -361,7 +362,7 @@ class Recovery:
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
         """Return what can be said in place of a `grant.toml` that a power cut emptied."""
-        record = GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec))
         if known is None:
             return record
         series = self._series(name, known.arrived_at_ns, before=run)

@@ -16,7 +16,16 @@ from spool.dispatcher.counts import Counts
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.dispatcher.watch import Watch
-from spool.formats.state import GpuView, HoldingView, JobView, MachineView, RefusalView, StateView, render_state
+from spool.formats.state import (
+    GpuView,
+    HoldingView,
+    JobView,
+    MachineView,
+    PoolView,
+    RefusalView,
+    StateView,
+    render_state,
+)
 from spool.machine import identity
 from spool.store.locked import LockedSpool
 
@@ -145,6 +154,7 @@ class Report:
             cpus=request.cpus,
             memory_bytes=request.memory_bytes,
             gpus=request.gpus,
+            resources=dict(request.resources),
             user=user,
             project=file.spec.project,
             tags=file.spec.tags,
@@ -167,6 +177,7 @@ class Report:
             memory_bytes=request.memory_bytes,
             gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
+            resources=dict(request.resources),
             user=live.user,
             project=live.spec.project,
             tags=live.spec.tags,
@@ -205,6 +216,10 @@ class Report:
             gpu_problem=machine.gpu_problem,
             refusal=self._confinement.held_up() or machine.refusal,
             gpus_at_ns=self.gpus_at(),
+            resources={
+                pool.name: PoolView(total=pool.total, granted=runs.counts.named.granted(pool.name))
+                for pool in machine.resources
+            },
             gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
         )
 

@@ -20,6 +20,7 @@ class Row:
     cpus: int | None = None
     memory_bytes: int | None = None
     gpus: int | None = None
+    resources: tuple[tuple[str, int], ...] = ()
     user: str | None = None
     project: str | None = None
     tags: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ def row_of_result(result: Result) -> Row:
         cpus=result.request.cpus,
         memory_bytes=result.request.memory_bytes,
         gpus=result.request.gpus,
+        resources=result.request.resources,
         user=result.user,
         project=result.project,
         tags=result.tags,
@@ -70,6 +72,7 @@ def row_of_view(name: str, state: State, view: JobView) -> Row:
         cpus=view.cpus,
         memory_bytes=view.memory_bytes,
         gpus=view.gpus,
+        resources=tuple(sorted(view.resources.items())),
         user=view.user,
         project=view.project,
         tags=view.tags,
@@ -90,6 +93,7 @@ def row_of_spec(row: Row, spec: Spec | None) -> Row:
         cpus=request.cpus,
         memory_bytes=request.memory_bytes,
         gpus=request.gpus,
+        resources=request.resources,
         project=spec.project,
         tags=spec.tags,
     )

@@ -17,7 +17,7 @@ from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, Grant, Jid, Machine, Policy
+from spool.core.model import SECOND_NS, Jid, Machine, Policy
 from spool.core.plan import Plan, View, decide
 from spool.dispatcher.array import Array
 from spool.dispatcher.arraynames import ArrayNames
@@ -29,7 +29,7 @@ from spool.dispatcher.memory import Memory, recall
 from spool.dispatcher.past import Remembered
 from spool.dispatcher.paths import why_not_expanded
 from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import INVALID, JobFile, Live, Refusal, Table, Wait, this_user
+from spool.dispatcher.table import INVALID, JobFile, Live, Refusal, Table, Wait, presumed_grant, this_user
 from spool.dispatcher.world import Outcomes, World
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
@@ -154,7 +154,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     spec = spool.spec(name, run, kill_grace_ns=grace_ns) or spool.job_spec(RUNNING, name, kill_grace_ns=grace_ns)
     if spec is None:
         return None
-    record = record or GrantRecord(job=name, run=run, grant=Grant(cpus=spec.request.cpus))
+    record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
     jid = spool.jid(name, run)
     live = Live.of_records(
         record,

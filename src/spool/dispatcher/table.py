@@ -236,7 +236,7 @@ class Live:
         record = GrantRecord(
             name,
             run,
-            grant=Grant(cpus=spec.request.cpus, memory_bytes=spec.request.memory_bytes),
+            grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
             executor=spec.executor or "process",
             boot_id=started.boot_id,
             submitted_at_ns=started.arrived_at_ns,
@@ -454,3 +454,8 @@ def user_name(uid: int) -> str:
 def this_user() -> str:
     """Return the login name of whoever runs this process."""
     return user_name(os.getuid())
+
+
+def presumed_grant(spec: Spec) -> Grant:
+    """Return what a run is taken to have where no record says any more what it was given."""
+    return Grant(cpus=spec.request.cpus, resources=spec.request.resources)

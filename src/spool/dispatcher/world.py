@@ -94,7 +94,15 @@ class World:
                 self.gpus_are_new = answered > self._seen_answer and answered >= self._needed
                 self._seen_answer = answered
                 gpus, problem, self.gpus_at_ns = look.gpus, look.problem, look.seen_at_ns
-        seen = Machine(cpus, memory, self._available[0], gpus, problem, self._disk[0])
+        seen = Machine(
+            cpus,
+            memory,
+            self._available[0],
+            gpus,
+            problem,
+            self._disk[0],
+            resources=self._settings.config.resources,
+        )
         if self.gpus_matter() and (known := known_gpus(seen)) is not None:
             self.gpu_indices = known
         if seen != self._seen:

@@ -20,6 +20,7 @@ _LAST_DAY = 100_000  # since 1970, in the year 2243: later instants do not fit 6
 _NS_PER_MS = 1_000_000
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -40,8 +41,9 @@ class _Line(msgspec.Struct, gc=False):
     project: str | None = None
     group: str | None = None
     tags: tuple[str, ...] = ()
-    cpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = msgspec.field(default=0, name="granted_cpus")
+    cpus: _Count = msgspec.field(default=0, name="granted_cpus")
     gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
+    resources: dict[str, _Count] | None = msgspec.field(default=None, name="granted_resources")
     peak_memory_bytes: int | None = None
     cpu_time_ms: int | None = None
     requeues: int = 0

@@ -11,14 +11,14 @@ from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidValue
 from spool.core.executors import EXECUTORS
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, Pool
 from spool.core.notices import EVENT_WORDS, NotifyRule
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.checking import Problems, convert
-from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable
+from spool.formats.checking import MAX_NAMES, Problems, convert
+from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable, ResourceTable
 from spool.formats.jobkeys import Names
-from spool.formats.jobvalues import different, one_of, trimmed, words
+from spool.formats.jobvalues import different, one_of, resource_name, resource_variable, trimmed, words
 from spool.formats.toml import Path
 
 V = TypeVar("V")
@@ -77,6 +77,7 @@ class Config:
     cpus: int | None = None  # None: what the machine has
     memory_bytes: int | None = None  # None: what the machine has
     memory_reserve: Reserve = Reserve()
+    resources: tuple[Pool, ...] = ()
     executor: str = "process"
     keep_session: bool = False
     durability: str = "grouped"  # or "strict"
@@ -137,6 +138,7 @@ def _config(raw: ConfigFile, problems: Problems) -> Config:
         memory_reserve=Reserve()
         if raw.memory_reserve is UNSET
         else problems.value(("memory_reserve",), reserve, raw.memory_reserve, Reserve()),
+        resources=_resources(raw.resources, problems),
         executor=_word(raw.executor, ("executor",), EXECUTORS, problems),
         keep_session=raw.keep_session,
         durability=_word(raw.durability, ("durability",), ("grouped", "strict"), problems),
@@ -200,8 +202,35 @@ def _policy(raw: ConfigFile, problems: Problems) -> Policy:
         default_project_limits=_limits(quotas.default_project, ("quotas", "default_project"), problems),
         user_limits=limits(("quotas", "users"), quotas.users),
         project_limits=limits(("quotas", "projects"), quotas.projects),
+        max_running=_known(raw.max_running),
         on_failure=_word(raw.on_failure, ("on_failure",), ("continue", "pause"), problems),
     )
+
+
+def _resources(tables: Mapping[str, int | ResourceTable], problems: Problems) -> tuple[Pool, ...]:
+    pools = []
+    variables: dict[str, str] = {}
+    for name, there_is in tables.items():
+        path = ("resources", name)
+        if not problems.value(path, resource_name, name, ""):
+            continue
+        other = variables.setdefault(resource_variable(name), name)
+        if other != name:
+            problems.add(path, f'has the same variable as "{other}", {resource_variable(name)}; rename one of them')
+        if isinstance(there_is, ResourceTable):
+            problems.value((*path, "indices"), _indices, there_is.indices, None)
+            pools.append(Pool(name, len(there_is.indices), there_is.indices))
+        else:
+            pools.append(Pool(name, there_is))
+    return tuple(pools)
+
+
+def _indices(listed: tuple[int, ...]) -> None:
+    if not listed:
+        raise InvalidValue("is an empty list; name the indices, or leave the resource out")
+    if len(listed) > MAX_NAMES:
+        raise InvalidValue(f"has {len(listed):,} entries, and it may have {MAX_NAMES:,}")
+    different(listed)
 
 
 def _gpu_use(table: GpuTable, problems: Problems) -> tuple[str, ...] | None:

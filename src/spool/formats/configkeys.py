@@ -100,6 +100,15 @@ class GcTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
 
 
+class ResourceTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A resource of which each run is given certain ones."""
+
+    indices: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MOST)], ...],
+        Meta(description="Which there are; each is given to one run at a time, the first free ones first."),
+    ]
+
+
 class NotifyRuleTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who is told of everybody's jobs, and of what. Filters are lists of patterns, as "train-*"; one must fit."""
 
@@ -137,6 +146,16 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     disk_floor: Annotated[Size, Meta(description="With less than this free on the spool's disk nothing starts.")] = "1G"
+    resources: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=MOST)] | ResourceTable],
+        Meta(
+            description="What else there is in the whole spool, by names of your own: how many of it, "
+            "`licence = 3`, or which, `tpu = { indices = [0, 1] }`."
+        ),
+    ] = {}
+    max_running: (
+        Annotated[int, Meta(ge=1, le=MOST, description="So many jobs run at once in the whole spool.")] | UnsetType
+    ) = UNSET
     executor: Annotated[
         str,
         Meta(description="What runs a job that does not say.", extra_json_schema={"enum": list(EXECUTORS)}),

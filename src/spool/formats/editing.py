@@ -11,14 +11,14 @@ from tomlkit.items import InlineTable, Table
 
 from spool.core.errors import InvalidJob, InvalidValue, Problem, cannot
 
-_ADDED_TO = frozenset({"env", "retry", "notify"})
+_ADDED_TO = frozenset({"env", "resources", "retry", "notify"})
 
 
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
     """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) taken out.
 
-    `env`, `retry` and `notify` in *changes* are laid over what is there. Raises InvalidJob if *data* cannot be read,
-    InvalidValue for a key of *unset* that it has not. What comes out is not judged.
+    `env`, `resources`, `retry` and `notify` in *changes* are laid over what is there. Raises InvalidJob if *data*
+    cannot be read, InvalidValue for a key of *unset* that it has not. What comes out is not judged.
     """
     text = data if data.endswith(b"\n") else data + b"\n"
     try:

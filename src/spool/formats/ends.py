@@ -6,6 +6,7 @@ The rules by which both may change from version to version are in `records`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ from spool.formats.records import (
     optional,
     read_keys,
     required,
+    resource_lines,
+    resources_of,
     several,
     text_lines,
 )
@@ -53,6 +56,7 @@ def render_result(result: Result) -> bytes:
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
         text_lines(("gpu_type", request.gpu_type)),
+        resource_lines(request.resources),
     ]
     if result.grant != NOTHING:
         lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
@@ -106,6 +110,7 @@ def _request_of(keys: dict[str, object]) -> Request:
         gpus=optional(keys, "gpus", int) or 0,
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
         gpu_type=optional(keys, "gpu_type", str),
+        resources=resources_of(keys),
     )
 
 
@@ -141,11 +146,14 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
     gpu_type: str | UnsetType = UNSET
+    resources: dict[str, int] | UnsetType = UNSET
     granted_cpus: int = 0  # what was given
     granted_memory_bytes: int | UnsetType = UNSET
     granted_gpu_memory_bytes: int | UnsetType = UNSET
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
+    granted_resources: dict[str, int] | UnsetType = UNSET
+    resource_indices: dict[str, tuple[int, ...]] | UnsetType = UNSET
     peak_memory_bytes: int | UnsetType = UNSET
     cpu_time_ms: int | UnsetType = UNSET
     requeues: int = 0
@@ -182,11 +190,14 @@ def render_history(result: Result) -> bytes:
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
         gpu_type=_text(request.gpu_type),
+        resources=_table(request.resources),
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
         granted_gpu_memory_bytes=_known(grant.gpu_memory_bytes),
         gpu_uuids=tuple(map(_clean, grant.gpu_uuids)),
         gpu_indices=grant.gpu_indices,
+        granted_resources=_table(grant.resources),
+        resource_indices=_table(grant.resource_indices),
         peak_memory_bytes=_known(result.peak_memory_bytes),
         cpu_time_ms=_known(_to_ms(result.cpu_time_ns)),
         requeues=result.requeues,
@@ -209,6 +220,14 @@ def _text(text: str | None) -> str | UnsetType:
 
 def _known(value: V | None) -> V | UnsetType:
     return UNSET if value is None else value
+
+
+def _table(pairs: tuple[tuple[str, V], ...]) -> dict[str, V] | UnsetType:
+    return {_clean(name): value for name, value in pairs} if pairs else UNSET
+
+
+def _pairs(table: dict[str, V] | UnsetType) -> tuple[tuple[str, V], ...]:
+    return () if table is UNSET else tuple(sorted(table.items(), key=itemgetter(0)))
 
 
 def _at(at_ns: int | None) -> str | UnsetType:
@@ -249,7 +268,12 @@ def parse_history_line(data: bytes) -> Result:
         group=_set(line.group),
         tags=line.tags,
         request=Request(
-            line.cpus, _set(line.memory_bytes), line.gpus, _set(line.gpu_memory_bytes), _set(line.gpu_type)
+            line.cpus,
+            _set(line.memory_bytes),
+            line.gpus,
+            _set(line.gpu_memory_bytes),
+            _set(line.gpu_type),
+            _pairs(line.resources),
         ),
         grant=Grant(
             line.granted_cpus,
@@ -257,6 +281,8 @@ def parse_history_line(data: bytes) -> Result:
             line.gpu_uuids,
             line.gpu_indices,
             _set(line.granted_gpu_memory_bytes),
+            _pairs(line.granted_resources),
+            _pairs(line.resource_indices),
         ),
         executor=_set(line.executor),
         host=_set(line.host),

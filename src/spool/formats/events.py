@@ -13,6 +13,7 @@ import msgspec
 
 from spool.core.events import Event
 from spool.formats.state import escaped
+from spool.formats.wrapper import resource_variables
 
 
 class _Base(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ def variables(event: Event) -> dict[str, str]:
     }
     if grant is not None:
         found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": len(grant.gpu_uuids)}
+        found |= resource_variables(grant)
     if result is not None:
         found |= {
             "SPOOL_OUTCOME": result.outcome.value,

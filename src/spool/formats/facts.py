@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import json
 
 from spool.core.events import Event
+from spool.core.model import Grant, Request
 from spool.formats.instants import render_instant
 
 _NS_PER_MS = 1_000_000
@@ -39,8 +40,8 @@ def facts(event: Event) -> dict[str, Any]:
         "tags": list(event.tags) or None,
         "executor": event.executor,
         "metadir": event.metadir,
-        "request": _known(asdict(event.request)) if event.request is not None else None,
-        "grant": _known(asdict(event.grant)) if event.grant is not None else None,
+        "request": _tables(event.request),
+        "grant": _tables(event.grant),
         "submitted_at": _instant(event.submitted_at_ns),
         "started_at": _instant(event.started_at_ns),
         "reservation": event.reservation,
@@ -69,8 +70,17 @@ def render_facts(found: dict[str, Any]) -> bytes:
     return json.encode(found) + b"\n"
 
 
+def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    found = asdict(value)
+    for key in found.keys() & {"resources", "resource_indices"}:
+        found[key] = dict(found[key])
+    return _known(found)
+
+
 def _known(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if value is not None and value != ()}
+    return {key: value for key, value in found.items() if value is not None and value not in ((), {})}
 
 
 def _instant(at_ns: int | None) -> str | None:

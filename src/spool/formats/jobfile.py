@@ -179,12 +179,20 @@ def _wanted(raw: JobFile, problems: Problems) -> Request:
     if raw.gpu_type is not UNSET and raw.gpus == 0:
         problems.add(("gpu_type",), 'needs "gpus"')
     memory = _amount(raw.memory, "memory", parse_size, problems)
-    if memory is None and raw.gpus == 0 and raw.cpus == 1:
+    resources = _resources(raw.resources, problems) if raw.resources else ()
+    if memory is None and raw.gpus == 0 and raw.cpus == 1 and not resources:
         return _PLAIN_REQUEST
     gpu_type = None
     if raw.gpu_type is not UNSET and raw.gpu_type != "auto":
         gpu_type = problems.value(("gpu_type",), values.trimmed, raw.gpu_type, None)
-    return _request(raw.cpus, memory, raw.gpus, _amount(raw.gpu_memory, "gpu_memory", parse_size, problems), gpu_type)
+    gpu_memory = _amount(raw.gpu_memory, "gpu_memory", parse_size, problems)
+    return _request(raw.cpus, memory, raw.gpus, gpu_memory, gpu_type, resources)
+
+
+def _resources(table: dict[str, int], problems: Problems) -> tuple[tuple[str, int], ...]:
+    for name in table:
+        problems.value(("resources", name), values.resource_name, name, "")
+    return tuple(sorted((intern(name), count) for name, count in table.items()))
 
 
 def _env(env: dict[str, str], problems: Problems) -> tuple[tuple[str, str], ...]:

@@ -125,6 +125,13 @@ class JobFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpu_type: (
         Annotated[Text, Meta(description='The name of the GPUs, or a part of it: "A100". "auto" is any.')] | UnsetType
     ) = UNSET
+    resources: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=MOST)]],
+        Meta(
+            description="How much it is given of the resources that the configuration names, such as licences: "
+            "`resources = { licence = 1 }`."
+        ),
+    ] = {}
     time_limit: (
         Annotated[Duration, Meta(description="How long it may run; then it is stopped, and its outcome is `timeout`.")]
         | UnsetType

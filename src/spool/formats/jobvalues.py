@@ -42,8 +42,11 @@ SET_BY_SPOOL = frozenset(
         "CUDA_DEVICE_ORDER",
     }
 )
-"""Variables that a job finds in its environment and may not set itself."""
+"""Variables that a job finds in its environment and may not set itself, nor those of its resources."""
 
+RESOURCE_PREFIX = "SPOOL_RESOURCE_"
+
+_RESOURCE = re.compile(r"[a-z0-9_-]{1,100}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
@@ -86,6 +89,20 @@ def label(value: str) -> str:
     if not value.strip() or len(value) > 100 or not value.isprintable():
         raise InvalidValue(f"{show(value)} must be 1-100 characters on one line")
     return trimmed(value)
+
+
+def resource_name(value: str) -> str:
+    """Return *value* if it can name a resource."""
+    if value in ("cpus", "memory", "gpus"):
+        raise InvalidValue(f'{show(value)} is no named resource; it has a key of its own, "{value}"')
+    if _RESOURCE.fullmatch(value) is None:
+        raise InvalidValue(f"{show(value)} cannot name a resource: a name is 1-100 lower-case letters, digits, - and _")
+    return value
+
+
+def resource_variable(name: str) -> str:
+    """Return the variable in which a run finds how much of the resource *name* it was given, or which indices."""
+    return RESOURCE_PREFIX + name.upper().replace("-", "_")
 
 
 def words(values: tuple[str, ...]) -> None:
@@ -142,7 +159,7 @@ def variable(key: str, value: str) -> None:
     """Check one environment variable."""
     if _VARIABLE.fullmatch(key) is None:
         raise InvalidValue(f"{show(key)} cannot be a variable: shells pass on only A-Z a-z 0-9 _, the first no digit")
-    if key in SET_BY_SPOOL:
+    if key in SET_BY_SPOOL or key.startswith(RESOURCE_PREFIX):
         raise InvalidValue(f"{key} is set by spool itself, from what the run was given")
     if len(key) + 1 + len(value.encode()) > MAX_ARGUMENT_BYTES:
         raise InvalidValue(f"is too long: the kernel refuses an entry of more than {MAX_ARGUMENT_BYTES} bytes")

@@ -13,7 +13,7 @@ from spool.core.errors import InvalidValue
 from spool.formats.checking import Problems
 from spool.formats.toml import Path, show
 
-K = TypeVar("K")
+K = TypeVar("K", bound=str | int)
 
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?P<at> - at `.*`)?$")
 _INDEX = re.compile(r"\[([0-9]+)\]")
@@ -47,18 +47,10 @@ def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, pr
             inner = _struct_in(hint)
             if inner is not None and isinstance(value, dict):
                 value = salvage(value, inner, (*path, key), problems)
-            elif inner is None and isinstance(value, dict) and (each := _struct_of_values(hint)) is not None:
-                value = {
-                    name: salvage(entry, each, (*path, key, name), problems)
-                    for name, entry in _told(value.items(), each, problems)
-                    if _is_table(entry, (*path, key, name), problems)
-                }
-            elif isinstance(value, list) and (each := _struct_of_items(hint)) is not None:
-                value = [
-                    salvage(entry, each, (*path, key, at), problems)
-                    for at, entry in _told(enumerate(value), each, problems)
-                    if _is_table(entry, (*path, key, at), problems)
-                ]
+            elif inner is None and isinstance(value, dict) and (each := _entries(hint, dict)) is not None:
+                value = dict(_salvaged(value.items(), each, (*path, key), problems))
+            elif isinstance(value, list) and (each := _entries(hint, tuple)) is not None:
+                value = [entry for _, entry in _salvaged(enumerate(value), each, (*path, key), problems)]
             else:
                 where, why = _explain(value, hint, error)
                 problems.add((*path, key, *where), why)
@@ -72,23 +64,26 @@ def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _told(entries: Iterable[tuple[K, Any]], each: type[msgspec.Struct], problems: Problems) -> Iterator[tuple[K, Any]]:
-    """Yield the *entries* that are to be taken apart; once enough is told, what does not fit *each* is only counted."""
+def _salvaged(
+    entries: Iterable[tuple[K, Any]], each: Any, path: Path, problems: Problems
+) -> Iterator[tuple[K, object]]:
+    """Yield what fits *each*, and note the rest; once enough is told, what does not fit is only counted."""
+    struct = _struct_in(each)
     for key, entry in entries:
-        if problems.full:
-            try:
-                msgspec.convert(entry, each)
-            except msgspec.ValidationError:
+        where = (*path, key)
+        if isinstance(entry, dict) and struct is not None and not problems.full:
+            yield key, salvage(entry, struct, where, problems)
+            continue
+        try:
+            msgspec.convert(entry, each)
+        except msgspec.ValidationError as error:
+            if problems.full:
                 problems.count()
+            else:
+                at, why = _explain(entry, each, error)
+                problems.add((*where, *at), why)
             continue
         yield key, entry
-
-
-def _is_table(entry: object, path: Path, problems: Problems) -> bool:
-    if isinstance(entry, dict):
-        return True
-    problems.add(path, f"must be a table, not {show(entry)}")
-    return False
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
@@ -108,17 +103,12 @@ def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
     return None
 
 
-def _struct_of_values(hint: Any) -> type[msgspec.Struct] | None:
+def _entries(hint: Any, kind: type) -> Any:
+    """Return what the entries of a *kind* (dict or tuple) that *hint* allows are, if a struct may be one; else None."""
     for part in _parts(hint):
-        if get_origin(part) is dict:
-            return _struct_in(get_args(part)[1])
-    return None
-
-
-def _struct_of_items(hint: Any) -> type[msgspec.Struct] | None:
-    for part in _parts(hint):
-        if get_origin(part) is tuple:
-            return _struct_in(get_args(part)[0])
+        if get_origin(part) is kind:
+            entry = get_args(part)[1 if kind is dict else 0]
+            return entry if _struct_in(entry) is not None else None
     return None
 
 
@@ -135,7 +125,8 @@ def _unit_of(hint: Any) -> Callable[[object], int] | None:
 
 
 def _filler(hint: Any) -> object:
-    return "x" if str in _parts(hint) else 0
+    parts = _parts(hint)
+    return "x" if str in parts else [0] if any(get_origin(part) is tuple for part in parts) else 0
 
 
 def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:

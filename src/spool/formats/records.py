@@ -202,17 +202,36 @@ def grant_lines(grant: Grant) -> str:
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
         lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
-    return lines + number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes))
+    lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes)) + resource_lines(grant.resources)
+    if grant.resource_indices:
+        listed = (f"{toml.quote(name)} = [{', '.join(map(str, each))}]" for name, each in grant.resource_indices)
+        lines += f"resource_indices = {{ {', '.join(listed)} }}\n"
+    return lines
+
+
+def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
+    """Return a TOML line with named resources and how many of each; nothing where there are none."""
+    listed = ", ".join(f"{toml.quote(name)} = {count}" for name, count in resources)
+    return f"resources = {{ {listed} }}\n" if listed else ""
+
+
+def resources_of(keys: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Return the resources that `resource_lines` wrote."""
+    table = optional(keys, "resources", dict) or {}
+    return tuple(sorted((name, count) for name, count in table.items() if type(count) is int and count > 0))
 
 
 def grant_of(keys: dict[str, Any]) -> Grant:
     """Return the grant that `grant_lines` wrote."""
+    indices = optional(keys, "resource_indices", dict) or {}
     return Grant(
         cpus=optional(keys, "cpus", int) or 0,
         memory_bytes=optional(keys, "memory_bytes", int),
         gpu_uuids=several(keys, "gpu_uuids", str),
         gpu_indices=several(keys, "gpu_indices", int),
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
+        resources=resources_of(keys),
+        resource_indices=tuple(sorted((name, several(indices, name, int)) for name in indices)),
     )
 
 

@@ -67,8 +67,8 @@ def _table_of(value: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any] |
     """Return the table that a key holds, or that is one of its forms, or that each of its entries is."""
     entries = value.get("additionalProperties")
     items = value.get("items")
-    inner = [entry for entry in (entries, items) if isinstance(entry, dict)]
-    forms = [value, *value.get("anyOf", ()), *value.get("allOf", ()), *inner]
+    outer = [value, *(entry for entry in (entries, items) if isinstance(entry, dict))]
+    forms = [form for each in outer for form in (each, *each.get("anyOf", ()), *each.get("allOf", ()))]
     for form in forms:
         if "$ref" in form:
             found: dict[str, Any] = tables[form["$ref"].rpartition("/")[2]]

@@ -27,6 +27,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     gpus: int | None = None
     gpu_uuids: tuple[str, ...] = ()
+    resources: dict[str, int] = field(default_factory=dict)
     user: str | None = None
     project: str | None = None
     tags: tuple[str, ...] = ()
@@ -102,6 +103,13 @@ class RefusalView(Struct, frozen=True, kw_only=True):
     until_ns: int
 
 
+class PoolView(Struct, frozen=True, kw_only=True):
+    """What the dispatcher saw of one named resource."""
+
+    total: int
+    granted: int = 0  # more than there is, after the configuration has taken some away
+
+
 class MachineView(Struct, frozen=True, kw_only=True):
     """What the dispatcher saw of the machine."""
 
@@ -113,6 +121,7 @@ class MachineView(Struct, frozen=True, kw_only=True):
     gpus_at_ns: int | None = None  # when NVML was asked for what stands here; None: nothing is known of them
     gpus: tuple[GpuView, ...] = ()
     refusal: str = ""  # why nothing is started on it now
+    resources: dict[str, PoolView] = field(default_factory=dict)
 
     def told(self) -> GpusTold | None:
         """Return what this says of the GPUs, None if it says nothing."""

@@ -35,6 +35,7 @@ from importlib import resources
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec
+from spool.formats.jobvalues import resource_variable
 
 ALREADY_STARTED = 17
 """The wrapper's exit code when `jid` was there before it: it has run nothing."""
@@ -147,7 +148,13 @@ def job_environment(
         environment["SPOOL_MEMORY_MB"] = str(grant.memory_bytes // _MEBIBYTE)
     if spec.task is not None:
         environment["SPOOL_ARRAY_INDEX"] = str(spec.task.index)
-    return environment
+    return environment | resource_variables(grant)
+
+
+def resource_variables(grant: Grant) -> dict[str, str]:
+    """Return the variables of the named resources of *grant*: the indices, or how many of those without."""
+    indices = dict(grant.resource_indices)
+    return {resource_variable(name): ",".join(map(str, indices.get(name, (count,)))) for name, count in grant.resources}
 
 
 def render(assignments: Assignments) -> bytes:

@@ -126,6 +126,12 @@ class _Families:
             ),
         ):
             yield self._gauge(name, text, [(_NO_LABELS, value)])
+        if machine.resources:
+            pools = [({"resource": name}, pool) for name, pool in machine.resources.items()]
+            totals = [(of, pool.total) for of, pool in pools]
+            granted = [(of, pool.granted) for of, pool in pools]
+            yield self._gauge("resources", "How much there is of a named resource.", totals)
+            yield self._gauge("resources_granted", "How much of a named resource runs were given.", granted)
         if machine.gpus:
             yield from self._gpus(machine.gpus)
 

@@ -6,7 +6,7 @@ number i has the UUID `GPU-i`, and a run that asks for GPUs has the first ones u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from spool.core.model import (
     DEFAULT_PRIORITY,
@@ -43,9 +43,11 @@ def a_request(
     gpus: int = 0,
     gpu_memory: str | int | None = None,
     gpu_type: str | None = None,
+    resources: Mapping[str, int] | None = None,
 ) -> Request:
     """Make a request: one processor and nothing else."""
-    return Request(cpus, _size(memory), gpus, _size(gpu_memory), gpu_type)
+    named = tuple(sorted((resources or {}).items()))
+    return Request(cpus, _size(memory), gpus, _size(gpu_memory), gpu_type, named)
 
 
 def a_spec(
@@ -136,6 +138,7 @@ def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) 
         gpu_uuids=tuple(gpu_uuid(index) for index in indices),
         gpu_indices=indices,
         gpu_memory_bytes=request.gpu_memory_bytes,
+        resources=request.resources,
     )
 
 

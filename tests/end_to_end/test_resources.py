@@ -1,0 +1,81 @@
+"""Named resources and the limit of the whole spool, with real dispatchers."""
+
+from __future__ import annotations
+
+from served import Served, overlap
+
+EXECUTORS = ("process", "tmux")
+
+
+def test_a_licence_lets_one_job_run_after_the_other(served: Served) -> None:
+    """With one licence two jobs never run at once, and both run; the one that waits says what for."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 1 }\n")
+    gate = served.root.parent / "gate"
+    served.start()
+    served.drop("first", f"until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1})
+    served.wait_place("first", "running")
+    served.drop("second", 'echo "$SPOOL_RESOURCE_LICENCE"', resources={"licence": 1})
+    assert served.wait_reason("second", "licence") == "licence: needs 1, 0 of 1 free (1 run holds 1)"
+    gate.touch()
+    served.wait_done("first", "second")
+    assert served.log("second") == "1\n"
+    assert overlap(served.history()) == 1
+    assert [line["granted_resources"] for line in served.history()] == [{"licence": 1}, {"licence": 1}]
+
+
+def test_indices_are_kept_over_a_dead_dispatcher(served: Served) -> None:
+    """A run finds its indices in its environment, and the dispatcher that adopts it grants the others only."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { tpu = { indices = [0, 1, 2] } }\n")
+    gate = served.root.parent / "gate"
+    text = f'echo "<$SPOOL_RESOURCE_TPU>"; until [ -e {gate} ]; do sleep 0.02; done'
+    served.start()
+    served.drop("one", text, resources={"tpu": 1})
+    assert "<0>" in served.says("one", ">")
+    served.drop("two", text, resources={"tpu": 1})
+    assert "<1>" in served.says("two", ">")
+    served.kill()
+    served.drop("third", text, resources={"tpu": 1})
+    served.start()
+    assert "<2>" in served.says("third", ">")
+    served.drop("wide", 'echo "<$SPOOL_RESOURCE_TPU>"', resources={"tpu": 3})
+    assert served.wait_reason("wide", "tpu") == "tpu: needs 3, 0 of 3 free (3 runs hold 3)"
+    gate.touch()
+    served.wait_done("one", "two", "third", "wide")
+    assert served.log("wide") == "<0,1,2>\n"
+    assert (served.result("two") or {})["grant"]["resource_indices"] == {"tpu": [1]}
+
+
+def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
+    """Of a run whose `grant.toml` a power cut has emptied its job file counts; which indices it has nobody knows."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 2, tpu = { indices = [0, 1] } }\n")
+    gate = served.root.parent / "gate"
+    served.start()
+    served.drop("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
+    served.says("one", "up")
+    served.kill()
+    (served.root / "jobs/one/1/grant.toml").write_bytes(b"")
+    served.drop("two", "true", resources={"licence": 2})
+    served.drop("three", "true", resources={"tpu": 1})
+    served.start()
+    assert served.wait_reason("two", "licence") == "licence: needs 2, 1 of 2 free (1 run holds 1)"
+    assert served.wait_reason("three", "tpu") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
+    gate.touch()
+    served.wait_done("one", "two", "three")
+
+
+def test_the_spool_runs_so_many_at_once(served: Served) -> None:
+    """`max_running` holds for all jobs together, also after it was lowered while they run."""
+    config = served.root / "config.toml"
+    config.write_text("cpus = 8\nmax_running = 2\n")
+    gate = served.root.parent / "gate"
+    served.start()
+    for name in ("a", "b"):
+        served.drop(name, f"until [ -e {gate} ]; do sleep 0.02; done", cpus=0)
+        served.wait_place(name, "running")
+    served.drop("c", "true", cpus=0)
+    assert served.wait_reason("c", "full") == "spool is full: 2 of 2 run"
+    config.write_text("cpus = 8\nmax_running = 1\n")
+    served.wait_reason("c", "spool is full: 2 of 1 run")
+    gate.touch()
+    served.wait_done("a", "b", "c")
+    assert overlap(served.history()) == 2
