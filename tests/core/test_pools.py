@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.planning import NOW, S, job, machine, plan, run, started, why
 from spool.core.backfill import as_run
-from spool.core.model import Grant, Policy, Pool, Running, Waiting
+from spool.core.model import Grant, Machine, Policy, Pool, Request, Running, Spec, Waiting
 from spool.core.plan import View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.resources import Room, could_run
@@ -233,3 +233,29 @@ def test_no_index_is_ever_granted_twice(pools, steps):
         listed = [index for each in runs.values() for _, some in each.grant.resource_indices for index in some]
         assert len(listed) == len(set(listed))
         assert runs.counts.named == Runs(runs.values()).counts.named
+
+
+@pytest.mark.parametrize(
+    ("policy", "small", "wide"),
+    [
+        (Policy(), (("licence", 1),), (("licence", 2),)),
+        (Policy(max_running=2), (), ()),
+    ],
+    ids=["named", "max_running"],
+)
+def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
+    policy: Policy, small: tuple[tuple[str, int], ...], wide: tuple[tuple[str, int], ...]
+) -> None:
+    """Later arrivals may have the whole of it for 8 hours; then who waits for it goes first."""
+
+    def coming(name: str, wants: tuple[tuple[str, int], ...], limit_s: int, at_s: int) -> Coming:
+        spec = Spec(command="x", request=Request(cpus=1, resources=wants), time_limit_ns=limit_s * S)
+        return Coming(name, spec, at_s * S, 600 * S)
+
+    stream = [coming(f"s{at:03}", small, 600, at * 240) for at in range(300)]
+    machine = Machine(50, 1 << 40, resources=(Pool("licence", 2),))
+    ended = {each.name: each for each in simulate([*stream, coming("wide", wide, 7200, 300)], machine, policy)}
+    waited_ns = ended["wide"].waited_ns
+    assert waited_ns is not None
+    assert waited_ns <= 9 * 3600 * S
+    assert max(each.ended_at_ns or 0 for each in ended.values()) > 20 * 3600 * S, "the stream goes on for long enough"

@@ -10,10 +10,10 @@ whatever the usage of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Result, Waiting
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Request, Result, Waiting
 from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
 from spool.core.passing import LONG_NS, PassedWork, Work
 from spool.core.queue import Place, Shape, WaitingQueue, place
@@ -34,6 +34,11 @@ LEAST_NS = 60 * SECOND_NS
 _BEHIND = 32  # jobs of a shape that are looked at, where the first has waited very long
 
 
+_RUNS = ""  # the name of the pool that `max_running` makes: the runs themselves
+
+Scarce = tuple[tuple[int, ...], Sequence[Pool]]
+
+
 class Past:
     """What ended runs have taught: how long jobs run, who has used how much, and whom they have passed.
 
@@ -44,6 +49,7 @@ class Past:
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
         self.passed = PassedWork()
+        self.passed_by: dict[str, PassedWork] = {}  # by named resource, its use in the place of the first pool
         self._policy = policy
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
@@ -63,6 +69,9 @@ class Past:
             self.run_times.add(user, result.job, result.request, ran_ns)
         if result.submitted_at_ns is not None:
             self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
+            for name, count in (*result.grant.resources, (_RUNS, 1)):
+                passed = self.passed_by.setdefault(name, PassedWork())
+                passed.add(result.submitted_at_ns, Work(count * ran_ns, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class Standing:
 
 
 class Order:
-    """The order of one pass. *pools* says which pools a request lacks (see `passing.Work`)."""
+    """The order of one pass. *scarce* says which pools a request lacks: places in `passing.Work`, and named ones."""
 
     def __init__(
         self,
@@ -101,15 +110,16 @@ class Order:
         policy: Policy,
         machine: Machine,
         now_ns: int,
-        pools: Callable[[Request], tuple[int, ...]],
+        scarce: Callable[[Request], Scarce],
     ) -> None:
         self._now_ns = now_ns
         self._policy = policy
         self._run_times = past.run_times
         self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else None
+        self._passed_by = past.passed_by
         self._whole = Work.whole(machine)
-        self._pools = pools
-        self._known_pools: dict[int, tuple[int, ...]] = {}
+        self._scarce = scarce
+        self._known: dict[int, Scarce] = {}
         self._order = policy.order
         self._shares = past.shares
         self._by_project = policy.fair_share_by == "project"
@@ -196,13 +206,23 @@ class Order:
             expected_ns = LEAST_NS
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * self.factor(user, project)), arrived_at_ns, name
 
-    def _lacking(self, request: Request) -> tuple[int, ...]:
-        known = self._known_pools.get(id(request))
+    def _lacking(self, request: Request) -> Scarce:
+        known = self._known.get(id(request))
         if known is None:
-            known = self._known_pools[id(request)] = self._pools(request)
+            known = self._known[id(request)] = self._scarce(request)
         return known
 
     def _is_passed(self, arrived_at_ns: int, request: Request) -> bool:
-        passed = self._passed
-        pools = self._lacking(request)
-        return passed is not None and passed.is_passed(arrived_at_ns, self._now_ns, self._whole, pools)
+        if self._passed is None:
+            return False
+        pools, named = self._lacking(request)
+        if self._passed.is_passed(arrived_at_ns, self._now_ns, self._whole, pools):
+            return True
+        totals = [(pool.name, pool.total) for pool in named]
+        if self._policy.max_running is not None:
+            totals.append((_RUNS, self._policy.max_running))
+        for name, total in totals:
+            passed = self._passed_by.get(name)
+            if passed is not None and passed.is_passed(arrived_at_ns, self._now_ns, Work(total, 0, 0), (0,)):
+                return True
+        return False

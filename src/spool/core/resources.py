@@ -102,11 +102,6 @@ class Room:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
         return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
-    def pools(self, request: Request) -> tuple[int, ...]:
-        """Return which pools, as places in `passing.Work`, *request* lacks; if none, all of which it asks for."""
-        lacking, asked = self._places(request)
-        return lacking or asked
-
     def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
         asked, lacking = [], []
         memory = request.memory_bytes or 0
@@ -126,7 +121,7 @@ class Room:
 
     def lacking(self, request: Request) -> list[tuple[float, float]]:
         """Return of each pool of which there is too little for *request* how much is free, and how much there is."""
-        places, named = self._scarce(request)
+        places, named = self.scarce(request)
         free, counts = self._free(request), self.counts
         return [
             *(free[pool] for pool in places if free[pool][1]),
@@ -141,18 +136,22 @@ class Room:
             wanted[0] += each.cpus
             wanted[1] += each.memory_bytes or 0
             wanted[2] += each.gpus
-        places, named = self._scarce(request)
+        places, named = self.scarce(request)
         parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in places if free[pool][1]]
         for pool in named:
             asked = sum(dict(each.resources).get(pool.name, 0) for each in refused)
             parts.append(min(self.counts.named.free(pool), asked) / pool.total)
         return max(parts, default=0.0)
 
-    def _scarce(self, request: Request) -> tuple[tuple[int, ...], list[Pool]]:
-        """Return which pools *request* lacks, those of `pools` and the named ones; if none, the former as there."""
-        named = self.counts.named.lacking(request, self.machine.resources) if request.resources else []
+    def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
+        """Return which pools *request* lacks, places in `passing.Work` and named ones; if none, all it asks for."""
+        machine = self.machine
+        named = self.counts.named.lacking(request, machine.resources) if request.resources else ()
         lacking, asked = self._places(request)
-        return lacking or (() if named else asked), named
+        if lacking or named:
+            return lacking, named
+        wanted = {name for name, _ in request.resources}
+        return asked, [pool for pool in machine.resources if pool.name in wanted] if wanted else ()
 
     def _free(self, request: Request) -> tuple[tuple[float, float], ...]:
         machine, counts = self.machine, self.counts
