@@ -25,11 +25,12 @@ def _passes(count: int, times: int) -> Samples:
     from spool.core.model import Policy, Running
     from spool.core.plan import View, decide
     from spool.core.queue import WaitingQueue
+    from spool.core.runs import Runs
     from spool.testing.builders import NOW_NS, a_machine
 
     random = Random(count)
     jobs = [_job(random, number) for number in range(count)]
-    running = tuple(_run(random, number) for number in range(RUNNING))
+    running = Runs(_run(random, number) for number in range(RUNNING))
     machine = a_machine(CPUS, GPUS, memory="8T")
     begun = time.perf_counter()
     queue = WaitingQueue(jobs)
@@ -44,16 +45,14 @@ def _passes(count: int, times: int) -> Samples:
         found["plan_reasons"].append(_ms_since(begun))
         # What a pass costs once all that fits has started: the state that a busy dispatcher is in.
         started = [queue[start.name] for start in plan.starts]
-        full = running + tuple(
-            Running(job.name, 1, job.user, job.spec, start.grant, NOW_NS)
-            for job, start in zip(started, plan.starts, strict=True)
-        )
-        for job in started:
+        for job, start in zip(started, plan.starts, strict=True):
+            running.put(Running(job.name, 1, job.user, job.spec, start.grant, NOW_NS))
             queue.remove(job.name)
         begun = time.perf_counter()
-        decide(View(machine=machine, queue=queue, running=full), NOW_NS, Policy())
+        decide(View(machine=machine, queue=queue, running=running), NOW_NS, Policy())
         found["plan_again"].append(_ms_since(begun))
         for job in started:
+            running.remove(job.name)
             queue.put(job)
     return found
 
