@@ -168,22 +168,22 @@ class Protection:
         self._run_times = run_times
         request, spec = job.spec.request, job.spec
         counts, machine = self._then.counts, self._then.machine
-        # Where the sums of processors and memory alone decide, what is left beside the job is two numbers.
-        self._spare: tuple[int, int] | None = None
-        if not (request.gpus or request.resources or spec.group or spec.task or self._then.quotas.limited):
-            self._spare = (
-                machine.cpus - counts.cpus - request.cpus if request.cpus else machine.cpus,
-                machine.memory_bytes - counts.memory_bytes - (request.memory_bytes or 0)
-                if request.memory_bytes
-                else machine.memory_bytes,
-            )
+        # Where processors and memory alone decide, what is left beside the job is two numbers.
+        limits = spec.group or spec.task or self._then.quotas.limited or self._then.policy.max_running is not None
+        self._by_sums = not limits
+        self._spare_cpus = machine.cpus - (counts.cpus + request.cpus if request.cpus else 0)
+        memory = request.memory_bytes or 0
+        self._spare_bytes = machine.memory_bytes - (counts.memory_bytes + memory if memory else 0)
 
     def grant(self, job: Waiting, room: Room) -> Grant | None:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
         if self._ends_by_then(job):
             return room.grant(job)
-        if self._spare is not None:
-            return room.grant(job) if self._spares(job.spec.request.cpus, job.spec.request.memory_bytes) else None
+        request, own = job.spec.request, self.job.spec.request
+        if request.cpus > self._spare_cpus or (request.memory_bytes or 0) > self._spare_bytes:
+            return None
+        if self._by_sums and not (request.gpus and own.gpus) and not (request.resources and own.resources):
+            return room.grant(job)
         grant = room.grant(job)
         if self._leaves_room(job, grant):
             return grant
@@ -198,9 +198,8 @@ class Protection:
         """Count a run that starts now and will still be there then."""
         if run.started_at_ns + self._run_times.of_run(run).ns <= self.at_ns:
             return
-        if self._spare is not None:
-            cpus, memory = self._spare
-            self._spare = cpus - run.grant.cpus, memory - (run.grant.memory_bytes or 0)
+        self._spare_cpus -= run.grant.cpus
+        self._spare_bytes -= run.grant.memory_bytes or 0
         self._then.claim(run)
 
     def why_not(self, job: Waiting, room: Room) -> Reason | None:
@@ -213,10 +212,6 @@ class Protection:
 
     def _ends_by_then(self, job: Waiting) -> bool:
         return self._now_ns + self._run_times.of_job(job).ns <= self.at_ns
-
-    def _spares(self, cpus: int, memory_bytes: int | None) -> bool:
-        assert self._spare is not None
-        return cpus <= self._spare[0] and (memory_bytes or 0) <= self._spare[1]
 
     def _leaves_room(self, job: Waiting, grant: Grant) -> bool:
         run = as_run(job, grant, self._now_ns)
