@@ -117,6 +117,7 @@ def command(
     the real planner that decides, with the configuration of the spool; nothing is started. The policies:
 
       fifo   first come, first served, nobody overtakes
+      skip   as fifo, but who fits may overtake
       easy   as fifo, but who does not delay the first may overtake (backfilling)
       sjf    shortest job first, with the same backfilling
       lxf    largest expansion factor first: who has waited longest for its size

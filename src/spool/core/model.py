@@ -363,6 +363,7 @@ class Policy:
 
     order: str = "slowdown"  # or "arrival"; see `order`
     promotes: bool = True  # whether those go first that were passed by too much work; False in the simulator only
+    protects: bool = True  # whether room is left for the first that does not fit; False in the simulator only
     learn_run_times: bool = True  # guess the run time of jobs that state no limit
     guess_budget: float | None = 0.1  # part of a job's wait for which guesses may hold room for it; None: no bound
     fair_share: bool = True

@@ -156,7 +156,7 @@ class Placement:
             rules.protection = Halt(job, rules.now_ns)
             return
         self._tries += 1
-        if self._tries > _TRIES:
+        if self._tries > _TRIES or not rules.policy.protects:
             return
         foretold = foretell(job, room)
         if foretold is None:

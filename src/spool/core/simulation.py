@@ -26,6 +26,7 @@ class Discipline(StrEnum):
     """How waiting jobs are picked."""
 
     FIFO = "fifo"  # first come, first served: nobody overtakes
+    SKIP = "skip"  # first come, first served, and who fits may overtake: wide jobs starve
     EASY = "easy"  # first come, first served, and backfilling that never delays the first that waits
     SJF = "sjf"  # shortest job first, with the same backfilling
     LXF = "lxf"  # who has waited longest for its size first, without fair share or promotion
@@ -65,7 +66,14 @@ def under(discipline: Discipline, policy: Policy) -> Policy:
     if discipline is Discipline.SPOOL:
         return policy
     order = {Discipline.SJF: SHORTEST, Discipline.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
-    return replace(policy, order=order, promotes=False, fair_share=False, strict_order=discipline is Discipline.FIFO)
+    return replace(
+        policy,
+        order=order,
+        promotes=False,
+        fair_share=False,
+        protects=discipline is not Discipline.SKIP,
+        strict_order=discipline is Discipline.FIFO,
+    )
 
 
 @dataclass(slots=True)
