@@ -227,3 +227,13 @@ def test_the_budget_has_an_end():
         job("big", cpus=4, waited=30_000), SMALL, running=slow, holding=Holding({"big": 2999.0}), now=NOW + 100 * S
     )
     assert (again.protected, started(again)) == (None, ["small"])
+
+
+def test_all_that_is_held_back_counts():
+    """Of many jobs alike that are held back each one counts: what lies idle is what all of them could have."""
+    box, big = machine(cpus=10), job("big", cpus=10, waited=9 * 3600)
+    busy = [run("r", cpus=4, ran=0)]
+    for number, rate in ((1, 0.1), (4, 0.4), (99, 0.6)):
+        small = [job(f"small{n}", time_limit_ns=2 * HOUR) for n in range(number)]
+        found = plan(big, *small, on=box, running=busy)
+        assert (found.protected, found.holding.rate) == ("big", rate)
