@@ -27,7 +27,7 @@ def at(clock: str) -> int:
 def spec(**values: Any) -> Spec:
     """Return a spec; request fields are given beside the others."""
     asked = {key: values.pop(key) for key in list(values) if key in _REQUEST}
-    if "task" in values and not isinstance(values["task"], ArrayTask):
+    if values.get("task") is not None and not isinstance(values["task"], ArrayTask):
         values["task"] = ArrayTask(*values["task"])
     if "depends_on" in values and not isinstance(values["depends_on"], Dependencies):
         names = values["depends_on"]
