@@ -304,3 +304,16 @@ def test_a_quota_holds_back_nobody_else():
     ]
     found = {each.name: each.waited_ns for each in simulate(jobs, machine(4), policy)}
     assert found == {"r": 0, "waits": 59 * S, "other": 0}
+
+
+def test_under_every_discipline_a_user_teaches_by_runs_with_a_limit():
+    """How long a job without a limit is expected to run is learnt from all runs of its user, stated or not."""
+    jobs = [
+        Coming("stated", spec(time_limit_ns=3600 * S), NOW, 600 * S, "alice"),
+        Coming("other", spec(time_limit_ns=3600 * S), NOW, 650 * S, "bob"),
+        Coming("last", spec(), NOW + 700 * S, S, "bob"),
+    ]
+    for discipline in (Discipline.EASY, Discipline.LXF, Discipline.SPOOL):
+        steps = Simulation(jobs, machine(4), under(discipline, Policy())).steps()
+        views = [step.view for step in steps if isinstance(step, Pass)]
+        assert views[-1].past.run_times.guess("alice", "x", spec().request).ns == 600 * S
