@@ -119,20 +119,23 @@ class Naive:
         waiting = [job for job in self.jobs.values() if job.at <= self.now and job.name not in self.start]
         if self.rule != "spool":
             return sorted(waiting, key=lambda job: (job.at, job.name))
-        waiting.sort(key=lambda job: (job.at, job.name))
-        passed = [job for job in waiting if self.is_passed(job)]
         factors = self.factors(waiting)
 
-        def key(job: Job) -> tuple[object, ...]:
-            # Of equal jobs the first goes first, also where only one behind it was passed.
-            for other in passed:
-                if (other.at, other.name) >= (job.at, job.name) and (other.like, other.limit) == (job.like, job.limit):
-                    return 0, other.at, job.at, job.name
+        def score(job: Job) -> tuple[float, int, str]:
             expected = max(self.expected(job), 60 * S)
-            score = (self.now - job.at + expected) / expected * factors[job.user]
-            return 1, -score, job.at, job.name
+            return -(self.now - job.at + expected) / expected * factors[job.user], job.at, job.name
 
-        return sorted(waiting, key=key)
+        order = sorted(waiting, key=score)
+        passed = [job for job in waiting if self.is_passed(job)]
+        if passed:  # of its equals the first to arrive goes first, also where only one behind it was passed
+            _, first = min((job.at, self.first_alike(job, waiting)) for job in passed)
+            order.sort(key=lambda job: job.name != first)
+        return order
+
+    def first_alike(self, job: Job, waiting: list[Job]) -> str:
+        """Return which of the jobs that are equal to *job* came first."""
+        alike = [each for each in waiting if (each.like, each.limit) == (job.like, job.limit)]
+        return min(alike, key=lambda each: (each.at, each.name)).name
 
     def is_passed(self, job: Job) -> bool:
         """Tell whether later arrivals have finished so much work that *job* goes first."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import GIB, NOW, S, grant_of, job, machine, plan, run, started, used
-from spool.core.model import Grant, Policy, Request, Result, State, Waiting
+from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
+from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
 from spool.core.order import Past
 from spool.core.shares import LEAST, Shares, weigh
 
@@ -63,7 +63,7 @@ def test_without_a_limit_the_expected_run_time_is_learnt():
         learn(past, "train_3", seconds)
     found = plan(job("train_9", waited=120), job("other", waited=120), running=[run("r", cpus=4)], past=past)
     assert standing(found, "train_9").score == pytest.approx(2.0)
-    assert standing(found, "train_9").words() == "waited 2 m 00 s, expected to run 2 m 00 s: score 2.0"
+    assert standing(found, "train_9").words() == "waited 2 m 00 s of an expected 2 m 00 s: 2.0"
 
 
 def learn(past: Past, name: str, seconds: int, user: str = "alice", outcome: State = State.FINISHED) -> None:
@@ -190,14 +190,14 @@ def test_the_pool_that_is_lacking_counts():
         assert standing(found, who).was_passed == (who == "long")
 
 
-def test_those_passed_stand_in_order_of_arrival():
-    """Among those that go first the one that came first does, whatever their sizes."""
+def test_of_those_passed_the_first_to_arrive_goes_first():
+    """One at a time goes first: the one that came first, whatever its size; the others keep their order."""
     earlier = job("earlier", waited=11 * 3600, time_limit_ns=5000 * HOUR)
     assert first(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600)) == "earlier"
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
-    assert [each.name for each, _ in found.in_order()] == ["earlier", "long", "keen"]
-    assert standing(found, "long").words() == (
-        "waited 10 h 00 m; goes first, for later arrivals have passed it by too much work"
+    assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
+    assert standing(found, "earlier").words() == (
+        "waited 11 h 00 m; goes first, for later arrivals have passed it by too much work"
     )
 
 
@@ -207,6 +207,26 @@ def test_of_equal_jobs_the_first_takes_the_place_of_a_later_one_that_was_passed(
     newer = job("a2", waited=40 * 3600, time_limit_ns=1000 * HOUR)
     past = passing("w", newer, 9 * 3600)
     assert first(older, newer, KEEN, past=past) == "a1"
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        {"cpus": 2},
+        {"group": "g", "group_limit": 1, "cpus": 0},
+        {"gpus": 1},
+        {"executor_problem": "tmux is not installed"},
+    ],
+)
+def test_who_cannot_be_helped_keeps_nobody_from_going_first(stuck):
+    """A job that never fits, or waits for more than room, does not stand in the place of one that was passed."""
+    box = machine(cpus=1, gpus=gpus(1, foreign=(ForeignProcess(7, "python", 1),)))
+    busy = [run("member", cpus=0, group="g")]
+    waits = job("waits", waited=2000 * 3600, time_limit_ns=1000 * HOUR, **stuck)
+    past = passing("w", LONG, 500 * 3600, cpus=1, memory_bytes=GIB)
+    past.learn("zoe", Result("w", 1, 1, State.FAILED, "", NOW - S, NOW - S, NOW, grant=grant_of(Request(), (0,))))
+    found = plan(waits, LONG, KEEN, on=box, running=busy, past=past)
+    assert started(found) == ["long"]
 
 
 # The whole order against the rules as they are written.
@@ -239,14 +259,17 @@ def naive(jobs: list[Waiting], usage: dict[str, float], work: list[tuple[int, in
         level = usage.get(user, 0.0) / total * len(counted)
         return max(2 ** (0.5 * (1 - level)), 1 / 1.5)
 
-    def key(each: Waiting) -> tuple[object, ...]:
+    def is_passed(each: Waiting) -> bool:
         waited = (NOW - each.arrived_at_ns) / S
-        expected = max((each.spec.time_limit_ns or HOUR) / S, 60)
         passed = sum(100 * 3600 * size for ago, size in work if ago < waited)
-        if waited > 8 * 3600 and passed > 99 * max(8 * 3600, 0.15 * waited):
-            return -each.spec.priority, 0, each.arrived_at_ns, each.name
+        return waited > 8 * 3600 and passed > 99 * max(8 * 3600, 0.15 * waited)
+
+    def key(each: Waiting) -> tuple[object, ...]:
+        waited, expected = (NOW - each.arrived_at_ns) / S, max((each.spec.time_limit_ns or HOUR) / S, 60)
         score = round((waited + expected) / expected * factor(each.user), 9)
-        return -each.spec.priority, 1, -score, each.arrived_at_ns, each.name
+        passed = [other for other in jobs if other.spec.priority == each.spec.priority and is_passed(other)]
+        goes_first = bool(passed) and each == min(passed, key=lambda other: (other.arrived_at_ns, other.name))
+        return -each.spec.priority, not goes_first, -score, each.arrived_at_ns, each.name
 
     return [each.name for each in sorted(jobs, key=key)]
 

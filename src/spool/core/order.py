@@ -91,7 +91,10 @@ class Standing:
 
 
 class Order:
-    """The order of one pass. *pools* says which pools a request lacks (see `passing.Work`)."""
+    """The order of one pass.
+
+    *pools* says which pools a request lacks (see `passing.Work`), *room_helps* whether that is all a job waits for.
+    """
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class Order:
         machine: Machine,
         now_ns: int,
         pools: Callable[[Request], tuple[int, ...]],
+        room_helps: Callable[[str], bool],
     ) -> None:
         self._now_ns = now_ns
         self._policy = policy
@@ -109,6 +113,7 @@ class Order:
         self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else None
         self._whole = Work.whole(machine)
         self._pools = pools
+        self._room_helps = room_helps
         self._known_pools: dict[int, tuple[int, ...]] = {}
         self._order = policy.order
         self._shares = past.shares
@@ -159,10 +164,11 @@ class Order:
         for other, arrived_at_ns, _ in shape.ready[at : at + _BEHIND]:
             if other != ahead or self._now_ns - arrived_at_ns <= LEAST_PASSED_NS:
                 return
-            if best is not None and best[0] <= arrived_at_ns:
+            if best is not None and best <= (arrived_at_ns, name):
                 return
             if self._is_passed(arrived_at_ns, shape.key.request):
-                self.front[ahead] = arrived_at_ns, name
+                if self._room_helps(name):  # else it would keep its place for nothing, and all others from it
+                    self.front[ahead] = arrived_at_ns, name
                 return
             if self._now_ns - arrived_at_ns <= LONG_NS:
                 return  # those behind it have been passed by less
