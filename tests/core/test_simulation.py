@@ -316,4 +316,4 @@ def test_under_every_discipline_a_user_teaches_by_runs_with_a_limit():
     for discipline in (Discipline.EASY, Discipline.LXF, Discipline.SPOOL):
         steps = Simulation(jobs, machine(4), under(discipline, Policy())).steps()
         views = [step.view for step in steps if isinstance(step, Pass)]
-        assert views[-1].past.run_times.guess("alice", "x", spec().request).ns == 600 * S
+        assert views[-1].past.run_times.guess("bob", "x", spec().request).ns == (650 + 1) * S // 2
