@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
+from spool.core.order import Past
 from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
@@ -26,7 +27,7 @@ def at(clock: str) -> int:
 def spec(**values: Any) -> Spec:
     """Return a spec; request fields are given beside the others."""
     asked = {key: values.pop(key) for key in list(values) if key in _REQUEST}
-    if "task" in values and not isinstance(values["task"], ArrayTask):
+    if values.get("task") is not None and not isinstance(values["task"], ArrayTask):
         values["task"] = ArrayTask(*values["task"])
     if "depends_on" in values and not isinstance(values["depends_on"], Dependencies):
         names = values["depends_on"]
@@ -85,8 +86,18 @@ def view(*jobs: Waiting, on: Machine | None = None, **values: Any) -> View:
     """Return a view with these jobs in the queue."""
     if not isinstance(values.get("held", {}), dict):
         values["held"] = {each.name: each for each in values["held"]}
-    values["running"] = Runs(values.get("running", ()))
+    past = values.setdefault("past", Past(Policy()))
+    values["running"] = Runs(values.get("running", ()), past.run_times)
     return View(on or machine(), WaitingQueue(jobs), **values)
+
+
+def used(policy: Policy | None = None, **amounts: float) -> Past:
+    """Return a past in which these users (or projects) have used so much, and nothing else has happened."""
+    past = Past(policy or Policy())
+    for key, amount in amounts.items():
+        past.shares.begin(key, amount, NOW - S)
+        past.shares.end(key, amount, NOW)
+    return past
 
 
 def plan(*jobs: Waiting, now: int = NOW, policy: Policy | None = None, **values: Any) -> Plan:

@@ -1,13 +1,15 @@
-"""Who is protected from being passed over, from whom, and for how long."""
+"""For whom room is left, against whom, and for how long."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from core.planning import NOW, S, gpus, job, machine, plan, run, started, why
+from spool.core.backfill import Holding
 from spool.core.model import ForeignProcess, Gpu, Policy
 
-AT_ONCE = Policy(starvation_after_ns=0)
 HOUR = 3600 * S
 
 BIG = job("big", cpus=4, waited=3720)
@@ -19,58 +21,102 @@ def test_what_ends_in_time_may_start():
     fits = job("fits", time_limit_ns=HOUR)
     late = job("late", time_limit_ns=HOUR + 1)
     assert started(plan(BIG, fits, running=RUNS)) == ["fits"]
-    found = plan(BIG, late, job("open"), running=RUNS)
+    found = plan(BIG, late, running=RUNS)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
-    assert why(found, "late") == why(found, "open") == "left for big (waiting 1 h 02 m)"
+    assert not found.protected_by_guess
+    assert why(found, "late") == "left for big (waiting 1 h 02 m)"
     assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
 
 
 def test_what_leaves_enough_may_start():
     """Others start too if they leave what the protected job will need, all of them together."""
     big = job("big", cpus=5, waited=3720)
-    found = plan(big, job("a"), job("b"), on=machine(cpus=6), running=RUNS)
+    long = {"time_limit_ns": 2 * HOUR}
+    found = plan(big, job("a", **long), job("b", **long), on=machine(cpus=6), running=RUNS)
     assert started(found) == ["a"]
     assert why(found, "b").startswith("left for big")
 
 
-def test_nobody_is_protected_before_its_time():
-    """A job that has not waited for `starvation_after` is passed over; at 0 it is protected at once."""
-    young = job("big", cpus=4, waited=1799)
-    assert started(plan(young, job("small"), running=RUNS)) == ["small"]
-    old = job("big", cpus=4, waited=1800)
-    assert started(plan(old, job("small"), running=RUNS)) == []
-    new = job("big", cpus=4, waited=0, arrived=NOW - 1)
-    assert started(plan(new, job("small"), running=RUNS, policy=AT_ONCE)) == []
+def test_the_first_that_does_not_fit_is_protected_at_once():
+    """A job that has only just come is not passed over by those behind it, if it fits nowhere now."""
+    new = job("big", cpus=4, waited=1)
+    found = plan(new, job("small", time_limit_ns=2 * HOUR), running=RUNS)
+    assert (started(found), found.protected) == ([], "big")
 
 
-def test_time_before_its_instant_is_not_time_passed_over():
-    """Who could not have started is not passed over: the wait counts from the beginning that the file asks for."""
-    began = job("big", cpus=4, waited=9000, start_after_ns=NOW - 60 * S)
-    assert started(plan(began, job("small"), running=RUNS)) == ["small"]
+def test_who_stands_before_it_in_the_order_passes_it():
+    """A protected job holds back those behind it in the order, and nobody who has waited longer for its size."""
+    big = job("big", cpus=4, waited=60, time_limit_ns=10 * HOUR)
+    before = job("before", waited=3600, time_limit_ns=2 * HOUR)
+    found = plan(big, before, running=RUNS)
+    assert started(found) == ["before"]
 
 
-def test_only_the_first_is_protected():
-    """Of two starved jobs the one that is first in the order is protected."""
-    second = job("second", cpus=2, waited=3700, priority=9)
-    found = plan(BIG, second, job("small", time_limit_ns=60 * S), running=RUNS)
-    assert (started(found), found.protected) == (["small"], "big")
+def test_of_two_that_do_not_fit_the_first_in_the_order_is_protected():
+    """The one that has waited longest for its size is protected, not the one that came first."""
+    long = job("long", cpus=4, waited=7200, time_limit_ns=20 * HOUR)
+    short = job("short", cpus=2, waited=3600, time_limit_ns=HOUR)
+    found = plan(long, short, job("small", time_limit_ns=2 * HOUR), running=RUNS)
+    assert (found.protected, found.protected_until_ns) == ("short", NOW + HOUR)
+    assert started(found) == ["small"]  # it leaves 2 of 4, and for the other it need not
+
+
+def test_priority_decides_who_is_protected():
+    """Of two that do not fit the one of higher priority is protected, however long the other has waited."""
+    high = job("high", cpus=4, priority=11)
+    assert plan(BIG, high, job("small", time_limit_ns=2 * HOUR), running=RUNS).protected == "high"
 
 
 def test_who_never_fits_is_not_protected():
-    """Nothing is left for a job that the machine cannot run, or that somebody outside spool keeps waiting."""
+    """Nothing is left for a job that the machine cannot run."""
     never = job("never", cpus=9, waited=9000)
     assert started(plan(never, job("small"), running=RUNS)) == ["small"]
-    assert started(plan(job("limited", cpus=3, waited=9000, group="g", group_limit=0), job("small"))) == ["small"]
+
+
+def test_who_waits_for_something_of_its_own_is_not_protected():
+    """Nothing is left for a job that its group, its quota or its instant keeps waiting: no room helps it."""
+    box = {"running": [run("r", cpus=3, group="g", time_limit_ns=HOUR)]}
+    for waits in (
+        job("big", cpus=4, waited=9000, group="g", group_limit=1),
+        job("big", cpus=4, waited=9000, start_after_ns=NOW + S),
+        job("big", cpus=4, waited=9000, depends_on="r"),
+    ):
+        found = plan(waits, job("small", time_limit_ns=2 * HOUR), **box)
+        assert (started(found), found.protected) == (["small"], None)
+
+
+def test_a_protected_job_whose_group_fills_gives_its_room_back():
+    """As soon as a rule of its own holds the protected job, the room that was left for it is everybody's."""
+    big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
+    small = job("small", cpus=1, time_limit_ns=10 * HOUR)
+    elsewhere = [run("r", cpus=3, time_limit_ns=HOUR, ran=0)]
+    before = plan(big, small, running=elsewhere)
+    assert (started(before), before.protected) == ([], "big")
+    filled = [*elsewhere, run("member", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
+    after = plan(big, small, running=filled, holding=before.holding)
+    assert (started(after), after.protected) == (["small"], None)
+    assert why(after, "big") == "group g is full: 1 of 1 run"
+
+
+def test_the_next_is_protected_where_the_first_cannot_be_helped():
+    """Where nothing that spool could do makes room for the first, the next that does not fit is protected."""
+    foreign = gpus(1, foreign=(ForeignProcess(7, "python", 1),))
+    stuck = job("stuck", gpus=1, waited=9000)
+    next_one = job("next", cpus=4, waited=60)
+    found = plan(stuck, next_one, job("j", time_limit_ns=2 * HOUR), on=machine(gpus=foreign), running=RUNS)
+    assert (started(found), found.protected) == ([], "next")
 
 
 def test_higher_priority_is_told_nothing_of_it():
     """A job of higher priority is not held back, whatever else keeps it."""
     high = job("high", priority=11, start_after_ns=NOW + S)
-    found = plan(BIG, job("open"), high, running=RUNS)
+    long = {"time_limit_ns": 2 * HOUR}
+    found = plan(BIG, job("open", **long), high, running=RUNS)
     assert found.protected == "big"
     assert [each.code for each in found.all_noes("high")] == ["begins"]
-    same = job("same", start_after_ns=NOW + S)
-    assert [each.code for each in plan(BIG, job("open"), same, running=RUNS).all_noes("same")] == ["begins", "left"]
+    same = job("same", start_after_ns=NOW + S, **long)
+    noes = plan(BIG, job("open", **long), same, running=RUNS).all_noes("same")
+    assert [each.code for each in noes] == ["begins", "left"]
 
 
 def test_other_gpus_are_given_where_there_are_some():
@@ -78,7 +124,7 @@ def test_other_gpus_are_given_where_there_are_some():
     cards = (*gpus(2), Gpu("GPU-2", 2, "NVIDIA T4", 16 << 30, 16 << 30))
     wide = job("wide", gpus=2, gpu_type="A100", waited=9000)
     busy = [run("r", on=(1,), time_limit_ns=HOUR, ran=0)]
-    found = plan(wide, job("any", gpus=1), on=machine(gpus=cards), running=busy)
+    found = plan(wide, job("any", gpus=1, time_limit_ns=2 * HOUR), on=machine(gpus=cards), running=busy)
     assert [(start.name, start.grant.gpu_indices) for start in found.starts] == [("any", (2,))]
     ends = plan(wide, job("any", gpus=1, time_limit_ns=HOUR), on=machine(gpus=cards), running=busy)
     assert ends.starts[0].grant.gpu_indices == (0,)
@@ -87,83 +133,107 @@ def test_other_gpus_are_given_where_there_are_some():
 def test_a_quota_is_left_too():
     """Others do not use up the quota or the group that the protected job needs when its room is there."""
     big = replace(BIG, spec=replace(BIG.spec, group="g", group_limit=1))
-    assert started(plan(big, job("a", cpus=0, group="g"), job("b", cpus=0), running=RUNS)) == ["b"]
-
-
-def test_protection_outlasts_a_full_group():
-    """A job that is protected stays so while its group is full for a time that was reckoned with."""
-    big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
-    runs = [run("r", cpus=1, group="g", time_limit_ns=HOUR, ran=0)]
-    assert started(plan(big, job("open", cpus=3), running=runs)) == ["open"]
-    found = plan(big, job("open", cpus=3), running=runs, protected="big")
-    assert (started(found), found.protected) == ([], "big")
-    assert why(found, "big") == "group g is full: 1 of 1 run"
-
-
-def test_protection_outlasts_a_full_group_beside_free_room():
-    """Nor do others take the room that is there already, while only its group keeps it waiting."""
-    big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
-    runs = [run("r", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
-    assert started(plan(big, job("open"), running=runs, protected="big")) == []
-    assert started(plan(big, job("open"), running=runs)) == ["open"]
+    long = {"cpus": 0, "time_limit_ns": 2 * HOUR}
+    assert started(plan(big, job("a", group="g", **long), job("b", **long), running=RUNS)) == ["b"]
 
 
 def test_memory_that_the_kernel_could_not_give_is_left_too():
-    """A starved job that waits for memory which is not really free is protected until a run ends."""
+    """A job that waits for memory which is not really free is protected until a run ends."""
     box = machine(memory_available_bytes=10 << 30)
     big = job("big", memory_bytes=60 << 30, waited=9000)
-    assert started(plan(big, job("j", memory_bytes=8 << 30), on=box, running=RUNS)) == []
+    small = job("j", memory_bytes=8 << 30, time_limit_ns=2 * HOUR)
+    assert started(plan(big, small, on=box, running=RUNS)) == []
 
 
-def test_protection_outlasts_a_pass_in_which_nobody_fits():
-    """The protected job stays protected though for the moment there is nobody to protect it from."""
-    assert plan(BIG, running=RUNS, protected="big").protected == "big"
-    assert plan(BIG, running=RUNS).protected is None
-    assert plan(BIG, running=RUNS, protected="big", paused=True).protected == "big"
-    assert plan(BIG, running=RUNS, protected="gone").protected is None
-    assert plan(BIG, protected="big").protected is None  # it starts
+def test_a_strict_order_lets_nobody_overtake():
+    """Under a strict order nothing starts behind the first that does not fit, not even what ends in time."""
+    strict = Policy(strict_order=True, order="arrival")
+    found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
+    assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
+    assert why(found, "fits") == "left for big (waiting 1 h 02 m)"
 
 
-def test_who_was_protected_comes_first_in_its_priority():
-    """When its room is there, the protected job takes it, before jobs of a better order, not of higher priority."""
-    better = job("better", time_limit_ns=60 * S)
-    assert started(plan(BIG, better)) == ["better"]
-    assert started(plan(BIG, better, protected="big")) == ["big"]
-    assert started(plan(BIG, job("high", priority=11), protected="big")) == ["high"]
+GUESSED = [run("r", cpus=3, ran=0)]  # nobody says how long it runs: an hour, for want of anything known
+SMALL = job("small", time_limit_ns=2 * HOUR)
 
 
-def test_a_better_order_is_no_way_around():
-    """A starved job for which there is no room is protected from later ones that a better order puts before it."""
-    better = job("better", time_limit_ns=60 * S, waited=5)
-    found = plan(BIG, better, running=RUNS)
-    assert (started(found), found.protected) == (["better"], "big")
-    assert started(plan(BIG, job("better", time_limit_ns=2 * HOUR), running=RUNS)) == []
-    assert started(plan(BIG, job("better", time_limit_ns=2 * HOUR), running=RUNS, protected="big")) == []
-    earlier = job("better", time_limit_ns=60 * S, waited=9000)
-    assert plan(BIG, earlier, running=RUNS).protected is None
-    assert started(plan(BIG, earlier, running=RUNS)) == ["better"]
-    higher = job("better", priority=11, waited=5)
-    assert plan(BIG, higher, running=RUNS).protected is None
+@pytest.mark.parametrize(("waited", "protected"), [(8999, None), (9000, "big")])
+def test_a_guess_holds_back_no_more_than_a_tenth_of_the_wait(waited, protected):
+    """One of 4 CPUs idle for an hour costs 15 min of the machine: worth it for who has waited for 150 min."""
+    found = plan(job("big", cpus=4, waited=waited), SMALL, running=GUESSED)
+    assert (found.protected, started(found)) == (protected, [] if protected else ["small"])
+    if protected:
+        assert found.protected_by_guess
+        assert found.holding.rate == 1 / 4
 
 
-def test_lower_priority_is_not_protected_in_anothers_place():
-    """Where the starved job of the same priority cannot be helped, one of lower priority holds nobody back."""
-    foreign = gpus(1, foreign=(ForeignProcess(7, "python", 1),))
-    stuck = job("stuck", gpus=1, waited=9000)
-    low = job("low", cpus=4, waited=9000, priority=9)
-    found = plan(stuck, low, job("j"), on=machine(gpus=foreign), running=RUNS)
-    assert (started(found), found.protected) == (["j"], None)
+def test_what_was_held_back_before_counts():
+    """What guesses have held back already for a job is taken off what they may."""
+    big = job("big", cpus=4, waited=9000)
+    kept = Holding({"big": 1.0})
+    assert plan(big, SMALL, running=GUESSED, holding=kept).protected is None
+    other = Holding({"other": 1.0})
+    found = plan(big, SMALL, running=GUESSED, holding=other)
+    assert (found.protected, found.holding.amounts) == ("big", {})  # of who waits no more nothing is remembered
+    going_on = Holding({}, "big", 1 / 4, NOW - 3 * S)
+    found = plan(big, SMALL, running=GUESSED, holding=going_on)
+    assert (found.protected, found.holding.amounts) == (None, {"big": 0.75})
 
 
-def test_whose_turn_is_taken_by_a_better_share_is_not_passed_over():
-    """A job for which there was room, and which lost it to the order, is not protected: the order is meant so."""
-    turns = [job("mine", waited=9000), job("theirs", user="bob")]
-    found = plan(*turns, on=machine(cpus=1), usage={"alice": 9.0, "bob": 1.0})
-    assert (started(found), found.protected) == (["theirs"], None)
+def test_where_everything_is_stated_there_is_no_bound():
+    """Room that rests on stated limits is held back whatever it costs, and without a budget that on guesses too."""
+    new = job("big", cpus=4, waited=1)
+    found = plan(new, SMALL, running=RUNS)
+    assert (found.protected, found.holding) == ("big", Holding())
+    unbounded = Policy(guess_budget=None)
+    assert plan(new, SMALL, running=GUESSED, policy=unbounded).protected == "big"
 
 
-def test_runs_without_a_limit_are_guessed():
-    """While nobody knows when a run ends, it is taken to last as long again."""
+def test_where_the_first_is_too_dear_the_next_is_protected():
+    """A job whose room would cost too much is passed over, and the next that does not fit is looked at."""
+    dear, cheap = job("dear", cpus=4, waited=3600), job("cheap", cpus=2, waited=3000)
+    runs = [run("known", cpus=1, time_limit_ns=HOUR // 2, ran=0), run("open", cpus=2, ran=0)]
+    found = plan(dear, cheap, SMALL, running=runs)
+    assert (found.protected, found.protected_by_guess, started(found)) == ("cheap", False, [])
+
+
+def test_a_few_that_are_too_dear_are_looked_at_and_no_more():
+    """Nine jobs are asked whether they are worth protecting: a pass stays short."""
+    runs = [run("known", cpus=1, time_limit_ns=HOUR // 2, ran=0), run("open", cpus=2, ran=0)]
+    for dear, protected in ((8, "cheap"), (9, None)):
+        jobs = [job(f"dear{n}", cpus=4, memory_bytes=n + 1, waited=3600) for n in range(dear)]
+        found = plan(*jobs, job("cheap", cpus=2, waited=3000), SMALL, running=runs)
+        assert found.protected == protected
+
+
+def test_a_guess_that_has_passed_is_replaced():
+    """A run that goes on after its guess is taken to last twice as long."""
     runs = [run("r", cpus=3, ran=7200)]
-    found = plan(BIG, job("fits", time_limit_ns=2 * HOUR), job("open"), running=runs)
+    fits = job("fits", time_limit_ns=2 * HOUR)
+    found = plan(job("big", cpus=4, waited=100_000), fits, running=runs)
     assert (started(found), found.protected_until_ns) == (["fits"], NOW + 2 * HOUR)
+
+
+def test_the_budget_has_an_end():
+    """The plan says when guesses have held back enough; then the room is everybody's."""
+    big = job("big", cpus=4, waited=9000)
+    found = plan(big, SMALL, running=GUESSED)
+    assert found.next_at_ns == NOW + (900 * 100 // 15 + 1) * S
+    assert found.holding.at(found.next_at_ns)["big"] == pytest.approx(6001 / 4)
+    slow = [run("r", cpus=3, ran=5400)]  # has overrun once already
+    still = plan(job("big", cpus=4, waited=30_000), SMALL, running=slow)
+    assert still.protected == "big"
+    again = plan(
+        job("big", cpus=4, waited=30_000), SMALL, running=slow, holding=Holding({"big": 2999.0}), now=NOW + 100 * S
+    )
+    assert (again.protected, started(again)) == (None, ["small"])
+
+
+def test_all_that_is_held_back_counts():
+    """Of many jobs alike that are held back each one counts: what lies idle is what all of them could have."""
+    box, big = machine(cpus=10), job("big", cpus=10, waited=9 * 3600)
+    busy = [run("r", cpus=4, ran=0)]
+    for number, rate in ((1, 0.1), (4, 0.4), (99, 0.6)):
+        small = [job(f"small{n}", time_limit_ns=2 * HOUR) for n in range(number)]
+        found = plan(big, *small, on=box, running=busy)
+        assert (found.protected, found.holding.rate) == ("big", rate)

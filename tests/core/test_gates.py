@@ -70,7 +70,7 @@ def test_a_clock_that_was_set_back_closes_a_gate_again():
 
 
 def test_the_plan_says_when_to_look_again():
-    """The next instant is the first of begins, retries, timeouts, reservations and starvation that is still to come."""
+    """The next instant is the first of begins, retries, timeouts and used-up budgets that is still to come."""
     assert plan().next_at_ns is None
     assert plan(job("j")).next_at_ns is None
     assert plan(job("j", start_after_ns=at("13:00")), job("k", not_before_ns=at("12:30"))).next_at_ns == at("12:30")
@@ -78,14 +78,12 @@ def test_the_plan_says_when_to_look_again():
     full = {"running": [run("r", cpus=4)]}
     assert plan(timed, **full).next_at_ns == NOW + 5 * S + 1
     assert plan(timed, paused=True, **full).next_at_ns is None
-    guessed = Policy(starvation_after_ns=0)
-    big = job("big", cpus=4, waited=60)
-    held_back = plan(big, job("small", cpus=1, waited=5), running=[run("r", cpus=2)], policy=guessed)
-    assert (held_back.next_at_ns, held_back.protected) == (NOW + 60 * S, "big")
-    limited = [run("r", cpus=2, time_limit_ns=HOUR)]
-    assert plan(big, job("small", cpus=1, waited=5), running=limited, policy=guessed).next_at_ns is None
-    starving = plan(job("big", cpus=4, waited=60), job("small", cpus=1, waited=5), running=[run("r", cpus=2)])
-    assert starving.next_at_ns == NOW + 1740 * S
+    big, small = job("big", cpus=4, waited=9 * 3600), job("small", cpus=1, waited=5)
+    guessed = plan(big, small, running=[run("r", cpus=2)])
+    # A tenth of 9 h of the whole machine; one of 4 CPUs is held back, and a tenth of the time is added.
+    assert (guessed.next_at_ns, guessed.protected) == (NOW + (3240 * 100 // 15 + 1) * S, "big")
+    limited = plan(big, small, running=[run("r", cpus=2, time_limit_ns=HOUR)])
+    assert (limited.next_at_ns, limited.protected) == (None, "big")
 
 
 def test_a_timeout_ends_strictly_after_its_time():

@@ -181,10 +181,11 @@ def test_what_would_have_to_end_first():
     assert plan(job("j", cpus=4), running=runs).expected_start("j").must_end == ("short", "middle", "open")
 
 
-@pytest.mark.parametrize(("ran", "more"), [(60, 600), (3600, 3600)])
-def test_a_run_without_a_limit_lasts_as_long_again(ran, more):
-    """It is taken to go on for as long as it has run, at least ten minutes."""
-    assert plan(job("j", cpus=4), running=[run("r", ran=ran)]).expected_start("j").at_ns == NOW + more * S
+@pytest.mark.parametrize(("ran", "more"), [(60, 3540), (3599, 1), (3600, 3600), (20_000, 8800)])
+def test_a_run_of_which_nothing_is_known_takes_an_hour_then_twice_as_long(ran, more):
+    """Where nothing has ended yet, a run without a limit is taken to last an hour, then two, four, eight."""
+    expected = plan(job("j", cpus=4), running=[run("r", ran=ran)]).expected_start("j")
+    assert (expected.at_ns, expected.guessed) == (NOW + more * S, True)
 
 
 def test_no_start_is_expected_of_what_never_fits_or_depends():

@@ -108,8 +108,8 @@ def test_what_lies_idle_for_a_guess_is_the_resource_that_is_missing():
     request = job("j", **wants(licence=3)).spec.request
     busy = Room(BOX, Policy(), NOW, Runs([holds("r", **wants(licence=2))]))
     assert busy.lacking(request) == [(1, 3)]
-    assert busy.held_back(request, [job("k", **wants(licence=2)).spec.request]) == 1 / 3
-    assert busy.held_back(request, [job("k", cpus=4).spec.request]) == 0
+    assert busy.held_back(request, [(job("k", **wants(licence=2)).spec.request, 1)]) == 1 / 3
+    assert busy.held_back(request, [(job("k", cpus=4).spec.request, 1)]) == 0
     assert Room(BOX, Policy(), NOW, Runs([run("c", cpus=8)])).lacking(request) == [(0, 8)]
 
 

@@ -13,6 +13,7 @@ from core.worlds import BOX, NAMES, POLICIES, waiting
 from spool.core.model import Dependencies, Grant, Policy, Running, State
 from spool.core.plan import View, decide
 from spool.core.queue import WaitingQueue
+from spool.core.runs import Runs
 
 
 def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
@@ -20,7 +21,7 @@ def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
     plan = decide(view, now_ns, policy)
     reasons = {name: [str(each) for each in plan.all_noes(name)] for name in (*view.queue, *view.held)}
     firsts = {name: str(plan.reason(name)) for name in (*view.queue, *view.held)}
-    return plan.starts, set(plan.endings), plan.protected, plan.next_at_ns, reasons, firsts
+    return plan.starts, set(plan.endings), plan.protected, plan.holding, plan.next_at_ns, reasons, firsts
 
 
 FEW = [*NAMES[:3], "sweep_0", "sweep_1"]
@@ -129,7 +130,7 @@ class Index(RuleBasedStateMachine):
 
     def view(self, queue):
         """Return the view with that index."""
-        return View(BOX, queue, self.held, tuple(self.running.values()), self.ended, ARRAYS, paused=self.paused)
+        return View(BOX, queue, self.held, Runs(self.running.values()), self.ended, ARRAYS, paused=self.paused)
 
     @invariant()
     def alike(self):
@@ -187,7 +188,7 @@ def test_a_pass_asks_nothing_of_jobs_behind_the_first_of_their_shape():
 
     queue = Counting(job(f"j{n:04}", cpus=2, waited=n) for n in range(1000))
     asked.clear()
-    found = decide(View(machine(cpus=4), queue, running=(run("r", cpus=3),)), NOW, Policy())
+    found = decide(View(machine(cpus=4), queue, running=Runs([run("r", cpus=3)])), NOW, Policy())
     assert (started(found), len(set(asked)) <= 1) == ([], True)
     asked.clear()
     assert started(decide(View(machine(cpus=4), queue), NOW, Policy())) == ["j0999", "j0998"]
@@ -206,20 +207,20 @@ def test_closed_gates_are_not_looked_at():
     both = {"start_after_ns": NOW + 5, "depends_on": "r"}
     shut = [{"start_after_ns": NOW + 5}, {"depends_on": "r"}, both, {"start_after_ns": NOW - 5, "depends_on": "r"}]
     queue = Counting(job(f"j{n:03}", waited=n + 1, **shut[n % 4]) for n in range(400))
-    queue.put(job("last"))
+    queue.put(job("j998"))
 
     def looked_at(now_ns):
-        decide(View(machine(), queue, running=(run("r"),)), now_ns, Policy())  # what has changed is looked at once
+        decide(View(machine(), queue, running=Runs([run("r")])), now_ns, Policy())  # what has changed is looked at once
         asked.clear()
-        found = decide(View(machine(), queue, running=(run("r"),)), now_ns, Policy())
+        found = decide(View(machine(), queue, running=Runs([run("r")])), now_ns, Policy())
         return started(found), len(set(asked))
 
-    assert looked_at(NOW) == (["last"], 1)
+    assert looked_at(NOW) == (["j998"], 1)
     free = ["j396", "j392", "j388"]
     assert looked_at(NOW + 5) == (free, 4)
-    assert looked_at(NOW) == (["last"], 1)
+    assert looked_at(NOW) == (["j998"], 1)
     queue.put(job("j400", waited=500, start_after_ns=NOW + 1))
-    assert looked_at(NOW) == (["last"], 1)
+    assert looked_at(NOW) == (["j998"], 1)
 
 
 def decisions(seen, *changes):
@@ -234,8 +235,8 @@ def decisions(seen, *changes):
 def test_the_end_of_a_run_is_noticed():
     """Whoever depends on a run starts when it is seen no more and has finished; if it finishes later, at a look."""
     queue = WaitingQueue([job("j", depends_on="a")])
-    seen = View(machine(), queue, running=(run("a"),))
-    gone = replace(seen, running=())
+    seen = View(machine(), queue, running=Runs([run("a")]))
+    gone = replace(seen, running=Runs())
     done = replace(gone, ended={"a": State.FINISHED})
     assert decisions(seen, lambda _: done) == [False, True]
     queue.put(job("j", depends_on="a"))
@@ -301,26 +302,29 @@ def test_what_nobody_changed_is_not_judged_again():
     assert asked_for(view) == {*names[0], *names[1], *names[2]}
     assert asked_for(view) == set()
     queue.put(job("other"))
-    assert asked_for(replace(view, running=(run("unrelated"),))) == set()
+    assert asked_for(replace(view, running=Runs([run("unrelated")]))) == set()
     assert asked_for(view, "nobody") == set()
     assert asked_for(view, "b7") == set(names[1])
     assert asked_for(view, "c7") == set(names[2])
-    assert asked_for(replace(view, running=(run("a3"),))) == set(names[0]) - {"a3"}
+    assert asked_for(replace(view, running=Runs([run("a3")]))) == set(names[0]) - {"a3"}
     queue.look_again()
-    assert asked_for(replace(view, running=(run("a3"),))) >= set(names[1])
-    assert asked_for(replace(view, running=(run("a3"),))) == set()
+    assert asked_for(replace(view, running=Runs([run("a3")]))) >= set(names[1])
+    assert asked_for(replace(view, running=Runs([run("a3")]))) == set()
 
 
 def test_a_released_job_is_judged_as_one_that_was_never_held():
     """Whether held or queued: a name that ends is noticed by whoever waits for it."""
     queue, waits = WaitingQueue(), job("j", depends_on="a")
-    held = View(machine(), queue, held={"j": waits}, running=(run("a"),))
+    held = View(machine(), queue, held={"j": waits}, running=Runs([run("a")]))
     assert [str(each) for each in decide(held, NOW, Policy()).all_noes("j")][
         1
     ] == "dependency: a is running (0 of 1 done)"
     queue.put(waits)
     released = replace(held, held={})
-    assert decisions(released, lambda _: replace(released, running=(), ended={"a": State.FINISHED})) == [False, True]
+    assert decisions(released, lambda _: replace(released, running=Runs(), ended={"a": State.FINISHED})) == [
+        False,
+        True,
+    ]
 
 
 def test_of_an_array_the_tasks_that_changed_are_counted_anew():

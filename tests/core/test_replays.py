@@ -22,12 +22,16 @@ def coming(name: str, clock: str, minutes: int, user: str = "alice", **asked: ob
 
 
 DAYS = {
-    # Small jobs pass the wide one until it is starved; then room is left for it, and what ends in time fills the gap.
+    # Room is left for the wide one from the moment at which it does not fit, and what ends in time fills the gap.
+    # Then who has waited longest for its size goes first: a short one before those that came earlier.
     "a_wide_job_in_a_stream": (
         [
             coming("wide", "12:01", 10, cpus=4, time_limit_ns=15 * MINUTE),
             *(coming(f"small{n}", f"12:{4 * n:02}", 20, cpus=1, time_limit_ns=25 * MINUTE) for n in range(12)),
-            coming("short", "12:41", 2, cpus=1, time_limit_ns=3 * MINUTE),
+            *(
+                coming(f"short{n}", clock, 2, cpus=1, time_limit_ns=3 * MINUTE)
+                for n, clock in enumerate(["12:10", "12:41"])
+            ),
         ],
         machine(cpus=4),
         Policy(fair_share=False),

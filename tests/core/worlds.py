@@ -34,8 +34,8 @@ SPECS = st.builds(
 
 POLICIES = st.builds(
     Policy,
-    starvation_after_ns=st.sampled_from([0, 30 * S, 1800 * S]),
-    time_bonus=st.booleans(),
+    guess_budget=st.sampled_from([0.1, 0.1, 0.0, None]),
+    learn_run_times=st.booleans(),
     fair_share=st.booleans(),
     gpu_strategy=st.sampled_from([None, "random", "packed", "spread", "sequential"]),
     default_user_limits=st.builds(

@@ -100,7 +100,11 @@ class Standing:
 
 
 class Order:
-    """The order of one pass. *scarce* says which pools a request lacks: places in `passing.Work`, and named ones."""
+    """The order of one pass.
+
+    *scarce* says which pools a request lacks, places in `passing.Work` and named ones; *room_helps* whether that is all
+    a job waits for.
+    """
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class Order:
         machine: Machine,
         now_ns: int,
         scarce: Callable[[Request], Scarce],
+        room_helps: Callable[[str], bool],
     ) -> None:
         self._now_ns = now_ns
         self._policy = policy
@@ -120,6 +125,7 @@ class Order:
         self._whole = Work.whole(machine)
         self._scarce = scarce
         self._known: dict[int, Scarce] = {}
+        self._room_helps = room_helps
         self._order = policy.order
         self._shares = past.shares
         self._by_project = policy.fair_share_by == "project"
@@ -169,10 +175,11 @@ class Order:
         for other, arrived_at_ns, _ in shape.ready[at : at + _BEHIND]:
             if other != ahead or self._now_ns - arrived_at_ns <= LEAST_PASSED_NS:
                 return
-            if best is not None and best[0] <= arrived_at_ns:
+            if best is not None and best <= (arrived_at_ns, name):
                 return
             if self._is_passed(arrived_at_ns, shape.key.request):
-                self.front[ahead] = arrived_at_ns, name
+                if self._room_helps(name):  # else it would keep its place for nothing, and all others from it
+                    self.front[ahead] = arrived_at_ns, name
                 return
             if self._now_ns - arrived_at_ns <= LONG_NS:
                 return  # those behind it have been passed by less

@@ -55,7 +55,7 @@ class Placement:
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
         self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
         self._tries = 0
-        self._refused: list[Request] = []  # what would fit, and is held back
+        self._refused: list[tuple[Request, int]] = []  # what would fit, and is held back; how many of each shape
         self._placed = Placed()
 
     def run(self) -> Placed:
@@ -101,7 +101,7 @@ class Placement:
             job = queue[entry[4]]
             if rules.protection is not None and self._room.lacks(job.spec.request):
                 continue
-            if not rules.may_be_tried(job) or self._consider(job):
+            if not rules.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
                 if following is not None:
                     insort(entries, following, at)
@@ -129,8 +129,8 @@ class Placement:
             if reason is not None and reason.code in FULL:
                 self._protect(job)
 
-    def _consider(self, job: Waiting) -> bool:
-        """Start *job* if nothing speaks against it, and tell whether it was started."""
+    def _consider(self, job: Waiting, number: int) -> bool:
+        """Start *job*, of the shape of that number, if nothing speaks against it; tell whether it was started."""
         rules, room = self._rules, self._room
         protection = rules.protection
         reason = next(rules.in_the_way(job), None)
@@ -140,7 +140,8 @@ class Placement:
             return False
         grant = room.grant(job) if protection is None else protection.grant(job, room)
         if grant is None:
-            self._refused.append(job.spec.request)
+            behind = len(self._shapes[number].ready) - self._next[number]  # its like, held back with it
+            self._refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, rules.now_ns)
         room.start(run)

@@ -182,7 +182,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     )
     room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     rules = Rules(queue, room, names, running.keys(), paused=view.paused, zone=view.zone)
-    order = Order(queue, running, past, policy, view.machine, now_ns, room.scarce)
+    order = Order(queue, running, past, policy, view.machine, now_ns, room.scarce, rules.room_helps)
     nothing = view.paused or bool(view.machine.refusal)
     placed = Placed(holding=view.holding) if nothing else Placement(queue, rules, order, view.holding).run()
     return Plan(view, rules, order, names, placed, _next_at_ns(view, rules, placed))

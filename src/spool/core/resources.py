@@ -128,18 +128,21 @@ class Room:
             *((counts.named.free(pool), pool.total) for pool in named),
         ]
 
-    def held_back(self, request: Request, refused: Sequence[Request]) -> float:
-        """Return which part of the pools that *request* lacks lies idle for it, though *refused* could have it."""
+    def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
+        """Return which part of the pools that *request* lacks lies idle for it.
+
+        *refused* are those that could have it, and how many there are of each.
+        """
         free = self._free(request)
         wanted = [0, 0, 0]
-        for each in refused:
-            wanted[0] += each.cpus
-            wanted[1] += each.memory_bytes or 0
-            wanted[2] += each.gpus
+        for each, number in refused:
+            wanted[0] += each.cpus * number
+            wanted[1] += (each.memory_bytes or 0) * number
+            wanted[2] += each.gpus * number
         places, named = self.scarce(request)
         parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in places if free[pool][1]]
         for pool in named:
-            asked = sum(dict(each.resources).get(pool.name, 0) for each in refused)
+            asked = sum(dict(each.resources).get(pool.name, 0) * number for each, number in refused)
             parts.append(min(self.counts.named.free(pool), asked) / pool.total)
         return max(parts, default=0.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from datetime import tzinfo
 
-from spool.core.backfill import FULL, Halt, Protection
+from spool.core.backfill import FULL, Halt, Protection, foretell
 from spool.core.cycles import Cycles
 from spool.core.dependencies import Names, Verdict
 from spool.core.model import Policy, Waiting
@@ -113,6 +113,14 @@ class Rules:
             count = self._queue.queued(project=project)
             return Reason("quota", f"quota: project {project} has {count} jobs queued, {most} may be")
         return None
+
+    def room_helps(self, name: str) -> bool:
+        """Tell whether that job can start now, or once what runs has ended."""
+        job = self._queue[name]
+        if not self.may_be_tried(job):
+            return False
+        reason = next(self.in_the_way(job), None)
+        return reason is None or (reason.code in FULL and foretell(job, self.room) is not None)
 
     def in_the_way(self, job: Waiting) -> Iterator[Reason]:
         """Yield what keeps every job of this shape waiting, whoever is protected."""

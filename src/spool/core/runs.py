@@ -6,7 +6,7 @@ are made anew.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from spool.core.model import Running
@@ -98,29 +98,25 @@ class Runs(Mapping[str, Running]):
         """Return when each run is expected to have ended, the first first; for reading only.
 
         One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
-        has passed is replaced by another.
+        has passed is replaced by another, which depends on nothing but the instant and what was learnt.
         """
         entries = self._in_order.entries
-        overrun = []
-        for end_ns, name in entries:
-            if end_ns > now_ns:
-                break
-            if self._expected[name].is_guess and name not in self._stopping:
-                overrun.append(name)
-        for name in overrun:
-            run = self._runs[name]
-            self._in_order.discard((self._ends[name], name))
-            ran_ns = now_ns - run.started_at_ns
-            longer_ns = self.run_times.overrun(run, self._expected[name].ns, ran_ns)
-            end_ns = self._ends[name] = run.started_at_ns + longer_ns
-            self._in_order.add((end_ns, name))
-        entries = self._in_order.entries
-        if not self._stopping:
+        elsewhere = {
+            name: min(self._ends[name], now_ns + self._runs[name].spec.kill_grace_ns) for name in self._stopping
+        }
+        for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:
+            if self._expected[name].is_guess and name not in elsewhere:
+                elsewhere[name] = self._overrun_until_ns(name, now_ns)
+        if not elsewhere:
             return entries
-        found = [each for each in entries if each[1] not in self._stopping]
-        for name in self._stopping:
-            insort(found, (min(self._ends[name], now_ns + self._runs[name].spec.kill_grace_ns), name))
+        found = [each for each in entries if each[1] not in elsewhere]
+        found += [(end_ns, name) for name, end_ns in elsewhere.items()]
+        found.sort()
         return found
+
+    def _overrun_until_ns(self, name: str, now_ns: int) -> int:
+        run = self._runs[name]
+        return run.started_at_ns + self.run_times.overrun(run, self._expected[name].ns, now_ns - run.started_at_ns)
 
 
 _Note = Callable[[str, int], None]

@@ -185,7 +185,7 @@ class Simulation:
             late = limit is not None and self._jobs[name].duration_ns > limit
             state = State.TIMEOUT if late else State.FINISHED
             self._past.end(run.user, run.spec.project, run.grant, at_ns)
-            self._past.learn(run.user, self._result(run, at_ns, state))
+            self._past.learn(self._jobs[name].user, self._result(run, at_ns, state))
             self._end(name, state)
             yield self._outcome(name, run.started_at_ns, at_ns, state, run.grant)
 

@@ -1,0 +1,70 @@
+"""The planner against the same rules written a second time, start by start."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.naive import HOUR, Job, Naive
+from core.planning import NOW, S, machine
+from spool.core.model import Policy
+from spool.core.simulation import Discipline, simulate
+
+JOBS = st.lists(
+    st.builds(
+        Job,
+        name=st.just(""),
+        user=st.sampled_from(["alice", "bob"]),
+        cpus=st.sampled_from([1, 1, 1, 2, 3, 7, 8]),
+        at=st.integers(0, 40).map(lambda n: NOW + n * 600 * S),
+        runs=st.sampled_from([1, 59, 60, 600, 900, 3600, 7000, 40_000, 400_000]).map(lambda n: n * S),
+        limit=st.sampled_from([None, None, 60 * S, HOUR, 5 * HOUR, 100 * HOUR]),
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+def named(jobs: list[Job], stems: str = "abc") -> list[Job]:
+    """Return the jobs with names, some of them alike."""
+    return [Job(f"{stems[n % len(stems)]}{n:03}", j.user, j.cpus, j.at, j.runs, j.limit) for n, j in enumerate(jobs)]
+
+
+def planned(jobs: list[Job], cpus: int, rule: str, *, fair: bool = False) -> dict[str, int | None]:
+    """Return when the planner starts each."""
+    policy = Policy(fair_share=fair)
+    found = simulate([job.coming() for job in jobs], machine(cpus), policy, Discipline(rule))
+    return {each.name: each.started_at_ns for each in found}
+
+
+@pytest.mark.parametrize("rule", ["fifo", "easy", "spool"])
+@settings(max_examples=150, deadline=None)
+@given(JOBS, st.sampled_from(["abc", "a"]))
+def test_every_start_is_that_of_the_rules(rule, drawn, stems):
+    """On small traces, limits stated or not, each job starts when the rules written plainly have it start."""
+    jobs = named(drawn, stems)
+    assert planned(jobs, 8, rule) == Naive(jobs, 8, rule).run()
+
+
+def trace(seed: int, part: float, number: int) -> list[Job]:
+    """Return jobs of four users that keep 16 CPUs more than busy for days; *part* of them state a limit."""
+    dice = random.Random(seed)
+    jobs, at = [], NOW
+    for n in range(number):
+        user = dice.choices("uvwx", [8, 3, 2, 1])[0]
+        runs = int(10 ** dice.uniform(1.5, 5) * S) + dice.randrange(S)
+        limit = int(runs * dice.choice([0.9, 1, 1.5, 10])) if dice.random() < part else None
+        jobs.append(Job(f"{dice.choice('pqr')}{n}", user, dice.choice([1, 1, 1, 2, 4, 8, 16]), at, runs, limit))
+        at += int(dice.expovariate(1 / 4000) * S) + dice.randrange(S)
+    return jobs
+
+
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.0])
+def test_every_start_of_days_under_load_is_that_of_the_rules(part, fair):
+    """On long traces with promotions, fair share and guesses that fail the same."""
+    jobs = trace(7, part, 220)
+    assert planned(jobs, 16, "spool", fair=fair) == Naive(jobs, 16, "spool", fair=fair).run()

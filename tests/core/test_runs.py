@@ -1,0 +1,115 @@
+"""The index of the runs answers, however it came about, as one built anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.planning import GIB, NOW, S, run
+from spool.core.model import Request, Running
+from spool.core.runs import Runs
+from spool.core.runtimes import RunTimes
+
+HOUR = 3600 * S
+NAMES = ("a1", "a2", "b1", "b2", "c")
+
+RUNS = st.builds(
+    run,
+    st.sampled_from(NAMES),
+    user=st.sampled_from(["alice", "bob"]),
+    ran=st.integers(0, 9000),
+    on=st.sampled_from([(), (), (0,), (1, 2)]),
+    cpus=st.integers(0, 3),
+    memory_bytes=st.sampled_from([None, GIB]),
+    time_limit_ns=st.sampled_from([None, None, 60 * S, HOUR]),
+    group=st.sampled_from([None, "g", "h"]),
+    group_limit=st.sampled_from([None, 1, 2]),
+    task=st.sampled_from([None, ("s", 0, 1), ("s", 1, 3), ("t", 0, None)]),
+    project=st.sampled_from([None, "p"]),
+    stopping=st.booleans(),
+)
+
+
+def sums(runs: list[Running]) -> dict[str, object]:
+    """Return the sums over these runs, made anew."""
+    groups = {run.spec.group for run in runs} - {None}
+    arrays = {run.spec.task.array for run in runs if run.spec.task}
+
+    def use(some: list[Running]) -> tuple[int, int, int]:
+        return len(some), sum(len(r.grant.gpu_uuids) for r in some), sum(r.grant.cpus for r in some)
+
+    return {
+        "runs": len(runs),
+        "cpus": sum(run.grant.cpus for run in runs),
+        "memory_bytes": sum(run.grant.memory_bytes or 0 for run in runs),
+        "cpu_holders": sum(run.grant.cpus > 0 for run in runs),
+        "memory_holders": sum(bool(run.grant.memory_bytes) for run in runs),
+        "groups": {name: sum(run.spec.group == name for run in runs) for name in groups},
+        "arrays": {name: sum(r.spec.task is not None and r.spec.task.array == name for r in runs) for name in arrays},
+        "users": {name: use([run for run in runs if run.user == name]) for name in {run.user for run in runs}},
+        "projects": {
+            name: use([run for run in runs if run.spec.project == name]) for name in {run.spec.project for run in runs}
+        },
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(RUNS, st.sampled_from(NAMES)), max_size=25))
+def test_the_sums_are_those_made_anew(steps):
+    """Whatever runs come, change and go: counts, limits, GPUs and the order of the ends are those of what is there."""
+    kept, there = Runs(), {}
+    for step in steps:
+        if isinstance(step, Running):
+            kept.put(step)
+            there[step.name] = step
+        else:
+            kept.remove(step)
+            there.pop(step, None)
+        runs = list(there.values())
+        counts = kept.counts
+        assert {name: getattr(counts, name) for name in counts.__slots__ if name != "named"} == sums(runs)
+        assert dict(kept) == there
+        assert kept.with_gpus == {name: run for name, run in there.items() if run.grant.gpu_uuids}
+        for group in ("g", "h"):
+            stated = [run.spec.group_limit for run in runs if run.spec.group == group]
+            assert kept.group_limits.of(group) == min((each for each in stated if each is not None), default=None)
+        for array in ("s", "t"):
+            stated = [run.spec.task.max_running for run in runs if run.spec.task and run.spec.task.array == array]
+            assert kept.array_limits.of(array) == min((each for each in stated if each is not None), default=None)
+        assert kept.ends(NOW) == sorted((ends_at(run), run.name) for run in runs)
+
+
+def ends_at(run: Running) -> int:
+    """Return when *run* is expected to have ended, where nothing was learnt."""
+    expected, ran = run.spec.time_limit_ns or HOUR, NOW - run.started_at_ns
+    if run.stopping:
+        return min(run.started_at_ns + expected, NOW + run.spec.kill_grace_ns)
+    while run.spec.time_limit_ns is None and expected <= ran:
+        expected *= 2
+    return run.started_at_ns + expected
+
+
+def test_who_is_asked_more_often_answers_alike():
+    """When a run that overran its guess ends does not depend on when somebody asked before."""
+    times = RunTimes()
+    for seconds in (60, 60, *range(4000, 9000, 500), 60, 60):
+        times.add("alice", "a1", Request(), seconds * S)
+    one = run("a2", ran=0)
+    asked, fresh = Runs([one], times), Runs([one], times)
+    for later in range(0, 9000, 300):
+        asked.ends(NOW + later * S)
+    assert asked.ends(NOW + 4100 * S) == fresh.ends(NOW + 4100 * S) == [(NOW + 6501 * S, "a2")]
+
+
+def test_a_run_keeps_what_was_expected_when_it_began():
+    """What is learnt alters the guesses of those that begin later, and of the others when the owner says so."""
+    times = RunTimes()
+    runs = Runs([run("a1")], times)
+    times.add("alice", "a3", Request(), 100 * S)
+    runs.put(replace(runs["a1"], stopping=True))
+    runs.put(run("a2"))
+    assert (runs.expected("a1").ns, runs.expected("a2").ns) == (HOUR, 100 * S)
+    runs.learn_from(times)
+    assert runs.expected("a1").ns == 100 * S
