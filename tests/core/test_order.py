@@ -213,7 +213,7 @@ def test_of_equal_jobs_the_first_takes_the_place_of_a_later_one_that_was_passed(
     "stuck",
     [
         {"cpus": 2},
-        {"group": "g", "group_limit": 1, "cpus": 0},
+        {"group": "g", "group_limit": 1},
         {"gpus": 1},
         {"executor_problem": "tmux is not installed"},
     ],
@@ -223,8 +223,10 @@ def test_who_cannot_be_helped_keeps_nobody_from_going_first(stuck):
     box = machine(cpus=1, gpus=gpus(1, foreign=(ForeignProcess(7, "python", 1),)))
     busy = [run("member", cpus=0, group="g")]
     waits = job("waits", waited=2000 * 3600, time_limit_ns=1000 * HOUR, **stuck)
-    past = passing("w", LONG, 500 * 3600, cpus=1, memory_bytes=GIB)
-    past.learn("zoe", Result("w", 1, 1, State.FAILED, "", NOW - S, NOW - S, NOW, grant=grant_of(Request(), (0,))))
+    past = passing("w", LONG, 500 * 3600)
+    came = LONG.arrived_at_ns + S
+    on_gpu = grant_of(Request(cpus=0), (0,))
+    past.learn("zoe", Result("x", 1, 1, State.FAILED, "", came, came, came + 500 * HOUR, grant=on_gpu))
     found = plan(waits, LONG, KEEN, on=box, running=busy, past=past)
     assert started(found) == ["long"]
 

@@ -18,6 +18,7 @@ LEAST = 1 / 1.5
 
 _STEEP = 0.5
 _NEGLIGIBLE = 1000  # who has used less than so small a part of all does not count as somebody to be fair to
+_NOISE = 1e-12  # of the sums: where nothing has run yet, they differ by as little
 _TOO_LARGE = 256.0  # doublings since the reference: numbers are taken back to a nearer one
 
 
@@ -80,7 +81,7 @@ class Shares:
         """Return the factor of each of *active*, the keys that have jobs which wait or run."""
         grown = self._grown(now_ns)
         total = self._sum_base + self._sum_rate * grown
-        if total <= 0:
+        if total <= self._sum_rate * grown * _NOISE:
             return dict.fromkeys(active, 1.0)
         self._forget(total / _NEGLIGIBLE)
         others = len(self._used) - sum(key in self._used for key in active)

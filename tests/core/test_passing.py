@@ -1,0 +1,61 @@
+"""Sums of the work by which later arrivals have passed a job, against sums made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.planning import NOW, S
+from spool.core import passing
+from spool.core.passing import PassedWork, Work
+
+HOUR = 3600 * S
+WHOLE = Work(4, 100, 1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 60), st.builds(Work, *[st.integers(0, 400).map(lambda n: n * HOUR)] * 3)),
+        st.tuples(st.integers(0, 60), st.sampled_from([(0,), (1,), (2,), (0, 2), ()])),
+    ),
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_are_recent() -> Iterator[None]:
+    """Let little be recent, so that what comes is put in order often."""
+    before, passing._RECENT = passing._RECENT, 5
+    yield
+    passing._RECENT = before
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_the_kept_sums_are_those_made_anew(steps):
+    """Whatever ends in whatever order: the later work, and whether it is too much, are those of a plain sum."""
+    kept, works = PassedWork(), []
+    for number, (hour, what) in enumerate(steps):
+        arrived_at_ns = NOW + hour * HOUR
+        if isinstance(what, Work):
+            kept.add(arrived_at_ns, what)
+            works.append((arrived_at_ns, what))
+            continue
+        later = [sum(work[pool] for at, work in works if at > arrived_at_ns) for pool in range(3)]
+        assert kept.later(arrived_at_ns) == Work(*later)
+        now_ns = NOW + 60 * HOUR + number * 2 * HOUR  # time goes on, and with it how much is too much
+        waited_ns = now_ns - arrived_at_ns
+        enough = max(8 * HOUR, 0.15 * waited_ns)
+        too_much = waited_ns > 8 * HOUR and any(later[pool] > enough * WHOLE[pool] for pool in what)
+        assert kept.is_passed(arrived_at_ns, now_ns, WHOLE, what) == too_much
+
+
+def test_what_arrived_long_ago_is_forgotten_and_nothing_else(monkeypatch):
+    """Of the last arrivals the sums stay right, however many there have been; memory does not grow."""
+    monkeypatch.setattr(passing, "_MOST", 50)
+    kept = PassedWork()
+    for number in range(1000):
+        kept.add(NOW + number, Work(1, 2, 3))
+    assert kept.later(NOW + 960) == Work(39, 78, 117)
+    assert len(kept._arrivals) <= 110
