@@ -178,6 +178,9 @@ def test_guesses_hold_back_a_tenth_of_a_wait_at_most(stated, data):
     In seconds of the whole machine; two more are allowed for, which are what the clock of a plan may be late.
     """
     jobs = data.draw(streams(PROCESSORS, stated))
+    comes = NOW + data.draw(st.sampled_from([1, 5, 20])) * HOUR
+    many = Spec("true", time_limit_ns=data.draw(st.sampled_from([None, LONGEST])))
+    jobs += [Coming(f"many{n}", many, comes + n, HOUR, "many") for n in range(data.draw(st.integers(0, 20)))]
     arrived = {each.name: each.submit_at_ns for each in jobs}
     held: dict[str, float] = {}
     holding: tuple[str, float, int] | None = None  # for whom, how much in a second, since when
