@@ -88,7 +88,7 @@ class Naive:
                 self.guessed[job.name] = self.guess(job)
             elif self.rule == "fifo":
                 break
-            elif protected is None and (job.like, job.limit) not in tried and len(tried) < 9:
+            elif protected is None and (job.like, job.limit) not in tried and len(tried) < 3:
                 tried.add((job.like, job.limit))
                 at, room, guessed = self.foretell(job, free)
                 if not guessed or free / self.cpus * ((at - self.now) / S) <= self.budget(job):

@@ -24,11 +24,12 @@ STEPS = st.lists(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_are_recent() -> Iterator[None]:
-    """Let little be recent, so that what comes is put in order often."""
-    before, passing._RECENT = passing._RECENT, 5
+def few_are_kept() -> Iterator[None]:
+    """Let little be recent, so that what comes is put in order often, and little be remembered."""
+    before = passing._RECENT, passing._MOST
+    passing._RECENT, passing._MOST = 5, 50
     yield
-    passing._RECENT = before
+    passing._RECENT, passing._MOST = before
 
 
 @settings(max_examples=300, deadline=None)
@@ -51,9 +52,8 @@ def test_the_kept_sums_are_those_made_anew(steps):
         assert kept.is_passed(arrived_at_ns, now_ns, WHOLE, what) == too_much
 
 
-def test_what_arrived_long_ago_is_forgotten_and_nothing_else(monkeypatch):
+def test_what_arrived_long_ago_is_forgotten_and_nothing_else():
     """Of the last arrivals the sums stay right, however many there have been; memory does not grow."""
-    monkeypatch.setattr(passing, "_MOST", 50)
     kept = PassedWork()
     for number in range(1000):
         kept.add(NOW + number, Work(1, 2, 3))
