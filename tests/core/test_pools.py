@@ -259,3 +259,10 @@ def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
     assert waited_ns is not None
     assert waited_ns <= 9 * 3600 * S
     assert max(each.ended_at_ns or 0 for each in ended.values()) > 20 * 3600 * S, "the stream goes on for long enough"
+
+
+def test_a_resource_that_there_is_not_is_one_reason_with_words() -> None:
+    """The job never fits, and that is all that is said of it."""
+    reasons = plan(job("x", **wants(foo=1)), on=BOX).all_noes("x")
+    assert [reason.code for reason in reasons] == ["never_fits"]
+    assert all(reason.text for reason in reasons)

@@ -248,9 +248,9 @@ class Room:
         return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
 
     def resources(self, job: Waiting) -> Reason | None:
-        """Enough of each named resource is free."""
+        """Enough of each named resource that there is, is free; of one that there is not, the job never fits."""
         request, pools, named = job.spec.request, self.machine.resources, self.counts.named
-        if not request.resources or not named.lacks(request, pools):
+        if not request.resources or not named.lacking(request, pools):
             return None
         return Reason("resources", named.why_full(request, pools))
 
