@@ -16,6 +16,7 @@ from spool.core.backfill import Expectation
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.plan import View, decide
+from spool.core.runs import Runs
 from spool.dispatcher import ends, moves, recover, start, survey
 from spool.dispatcher.loop import Dispatcher
 from spool.store import locked
@@ -80,6 +81,11 @@ def compare_kept(now: Dispatcher) -> None:
     assert now.ends._polled == {key: live for key, live in runs.items() if ends._unwatched(live)}
     missing = {key for key, live in runs.items() if live.file_missing_ns is not None and live.proof is None}
     assert {key for key, live in now.moves._missing.items() if runs.get(key) is live} >= missing
+    holding = {live.name: live.running for live in runs.values() if live.holds_room}
+    assert dict(now.table.runs) == holding
+    fresh = Runs(holding.values())
+    for sums in ("cpus", "memory_bytes", "groups", "arrays", "users", "projects", "runs"):
+        assert getattr(now.table.runs.counts, sums) == getattr(fresh.counts, sums), sums
 
 
 def same(files: dict[str, object], own: dict[str, object]) -> None:
