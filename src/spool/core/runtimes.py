@@ -8,9 +8,10 @@ runs; where there are none, everybody's.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from spool.core.model import SECOND_NS, Request, Running, State, Waiting
@@ -73,6 +74,7 @@ class Expected(NamedTuple):
                 return f"{time}, for want of anything known"
 
 
+@lru_cache(maxsize=4096)
 def stem(name: str) -> str:
     """Return what a job's name has in common with its like: what stands before the numbers at its end.
 
@@ -84,18 +86,20 @@ def stem(name: str) -> str:
 class _Kind:
     """The last runs of one kind."""
 
-    __slots__ = ("before", "last", "lasts", "runs")
+    __slots__ = ("_sorted", "before", "last", "lasts", "runs")
 
     def __init__(self) -> None:
         self.runs = 0
         self.last = self.before = 0
         self.lasts: deque[int] = deque(maxlen=_LASTS)
+        self._sorted: list[int] | None = None
 
     def add(self, ran_ns: int) -> None:
         self.before = self.last if self.runs else ran_ns
         self.last = ran_ns
         self.runs += 1
         self.lasts.append(ran_ns)
+        self._sorted = None
 
     @property
     def mean_ns(self) -> int:
@@ -103,8 +107,12 @@ class _Kind:
 
     def beyond(self, ran_ns: int) -> int | None:
         """Return the median of those that lasted longer than *ran_ns*; None if there are too few."""
-        longer = sorted(each for each in self.lasts if each > ran_ns)
-        return longer[len(longer) // 2] if len(longer) >= _BEYOND else None
+        lasts = self._sorted
+        if lasts is None:
+            lasts = self._sorted = sorted(self.lasts)
+        first = bisect_right(lasts, ran_ns)
+        longer = len(lasts) - first
+        return lasts[first + longer // 2] if longer >= _BEYOND else None
 
 
 class RunTimes:
