@@ -11,7 +11,7 @@ from spool.dispatcher.table import Live, Table
 from spool.formats import ends
 from spool.store.spool import Spool
 
-_MOST = 20_000  # runs that are looked at, the newest
+_MOST = 10_000  # runs that are looked at, the newest
 _HALF_LIVES = 10  # what is older counts less than a thousandth
 
 
