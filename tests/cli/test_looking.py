@@ -353,3 +353,19 @@ def test_a_job_that_cannot_be_read_costs_the_others_nothing(
     assert "waits" in text or verb.startswith(("info", "doctor", "gc"))
     assert f"{spool_root}/jobs/closed: Permission denied" in text
     assert said.code == (1 if verb.startswith(("doctor", "gc")) else 0)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "nonsense"])
+def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, spool_root: Path, kind: str) -> None:
+    """The end that every list shows is the end that is waited for, with its exit code."""
+    ended(spool_root, "a", State.FAILED, time.time_ns(), code=7)
+    result = spool_root / "jobs" / "a" / "1" / "result.toml"
+    result.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(result)
+        case "directory":
+            result.mkdir()
+        case _:
+            result.write_text("nonsense")
+    assert spool("wait", "--timeout", "5s", "a").code == 7

@@ -6,9 +6,12 @@ that it goes on. Between two looks a file may move, and for a moment while it is
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from itertools import islice
 
+from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
@@ -16,6 +19,7 @@ from spool.store.gathering import standing
 from spool.store.spool import Spool
 
 GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come
+_LINES = 1_000  # of the history, the newest, are looked through
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 
 
@@ -92,8 +96,15 @@ class Awaited:
         return None
 
     def _newest(self) -> Result | None:
-        run = self._spool.latest_run(self.name)
-        return self._spool.result(self.name, run) if run is not None else None
+        """Return how the newest run ended, by the history where its own record cannot be read."""
+        spool, run = self._spool, self._spool.latest_run(self.name)
+        if run is None:
+            return None
+        result = spool.result(self.name, run)
+        if result is None and os.path.lexists(f"{spool.layout.metadir(self.name, run)}/{layout.RESULT}"):
+            lines = islice(spool.accounts_since(None), _LINES)
+            return next((each for each in lines if (each.job, each.run) == (self.name, run)), None)
+        return result
 
     def _patience_is_over(self) -> bool:
         """Whether the job has looked ended for so long that no record of how will follow."""
