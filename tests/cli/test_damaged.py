@@ -20,8 +20,8 @@ from calling import Command, put_job
 from spool.cli import main
 from spool.core.model import Grant, Result, State
 from spool.dispatcher import background, survey
-from spool.dispatcher.settings import Settings
 from spool.formats import ends, records
+from spool.store.config import Settings
 from spool.store.spool import Forbearing, Spool
 from support import make_spool
 
@@ -276,7 +276,7 @@ def test_a_configuration_that_could_not_be_read_for_a_moment_is_read_by_the_next
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("spool.dispatcher.settings.read_file", fails)
+        patch.setattr("spool.store.config.read_file", fails)
         assert [settings.reload() for _ in range(3)] == [False] * 3
         assert (settings.config.cpus, "Too many open files" in str(settings.problem)) == (3, True)
         assert len(caplog.records) == 1

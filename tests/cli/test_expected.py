@@ -12,8 +12,8 @@ import pytest
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Request, Result, State
 from spool.dispatcher import survey
-from spool.dispatcher.table import this_user
 from spool.formats import ends
+from spool.machine.host import this_user
 
 S = 1_000_000_000
 

@@ -15,8 +15,8 @@ from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.dispatcher import recover
-from spool.dispatcher.memory import recall
 from spool.formats import journal
+from spool.formats.journal import recall
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 

@@ -24,15 +24,16 @@ from spool.core.errors import StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Jid, Machine, Result, Stop, StopKind
-from spool.dispatcher import confinement, loop, table
+from spool.dispatcher import confinement, loop
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.stop import Stopper
-from spool.dispatcher.table import Live
 from spool.executors.base import Launch, Started
 from spool.executors.process import ProcessExecutor
 from spool.formats import ends, jobfile, records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
+from spool.state import table
+from spool.state.table import Live
 from spool.store.disk import Disk
 from spool.store.locked import LockedSpool
 from spool.store.spool import Spool

@@ -20,9 +20,9 @@ from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.report import Report
 from spool.dispatcher.stop import Stopper
-from spool.dispatcher.table import FRESH, Live, Table, Wait
 from spool.formats.state import parse_state
 from spool.machine.signalling import Process
+from spool.state.table import FRESH, Live, Table, Wait
 
 OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 

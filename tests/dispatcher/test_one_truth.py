@@ -21,9 +21,10 @@ from spool.dispatcher.booked import booked
 from spool.dispatcher.doctor import Level
 from spool.dispatcher.listing import Lister
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.memory import recall, worth_remembering
+from spool.dispatcher.memory import worth_remembering
 from spool.dispatcher.overview import overview
 from spool.dispatcher.watch import Watch
+from spool.formats.journal import recall
 from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
 from spool.store import awaiting

@@ -12,8 +12,8 @@ from spool.dispatcher import pace
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.report import Report
-from spool.dispatcher.table import Table
 from spool.dispatcher.watch import Watch
+from spool.state.table import Table
 from spool.store.locked import LockedSpool
 from support import make_spool
 

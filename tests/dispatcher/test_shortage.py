@@ -19,13 +19,14 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import SECOND_NS, State
-from spool.dispatcher import recover, survey, table
+from spool.dispatcher import recover, survey
 from spool.dispatcher.asking import why
 from spool.dispatcher.start import Shortage
-from spool.dispatcher.table import WELCOME, Live
 from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.formats import records
 from spool.formats.wrapper import NO_JID, REFUSED
+from spool.state import table
+from spool.state.table import WELCOME, Live
 from spool.store.spool import Spool
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from spool.core.model import Grant, Spec
-from spool.dispatcher.table import FRESH, Live, Wait
 from spool.dispatcher.wake import Wakes
 from spool.machine import identity
+from spool.state.table import FRESH, Live, Wait
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size
-from spool.dispatcher.settings import Settings
 from spool.executors import by_name
 from spool.store.collecting import Keep, Removal, plan_removal, remove
+from spool.store.config import Settings
 from spool.store.spool import Spool
 
 

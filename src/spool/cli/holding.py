@@ -6,7 +6,6 @@ import os
 
 from spool.cli.group import tell
 from spool.core.layout import HELD
-from spool.dispatcher.refusals import why_held
 from spool.store.awaiting import Awaited
 from spool.store.spool import Spool
 
@@ -33,4 +32,4 @@ class Holds:
             status = os.stat(self._spool.layout.job_file(HELD, name))
         except OSError:  # it was released this very moment
             return ""
-        return why_held(self._spool.layout, name, status.st_mtime_ns)
+        return self._spool.why_held(name, status.st_mtime_ns)

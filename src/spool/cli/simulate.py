@@ -32,9 +32,9 @@ from spool.dispatcher.imagine import (
     of_history,
     study,
 )
-from spool.dispatcher.settings import Settings
 from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
+from spool.store.config import Settings
 from spool.store.spool import Spool
 from spool.store.submitting import is_spool
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.dispatcher.scripts import Scripts
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import JobFile, Live
 from spool.executors import Executor
 from spool.formats.config import Config
+from spool.state.table import JobFile, Live
+from spool.store.config import Settings
 from spool.store.locked import LockedSpool
 from spool.store.spool import read_bytes
 

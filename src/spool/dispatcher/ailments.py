@@ -17,9 +17,8 @@ from spool.dispatcher.doctor import Finding, Level, configuration, good
 from spool.dispatcher.hookcheck import examine_hooks
 from spool.dispatcher.messengers import examine_messengers
 from spool.dispatcher.survey import machine_now
-from spool.dispatcher.table import this_user
 from spool.executors import by_name
-from spool.machine.host import file_system_of, is_shared_between_hosts
+from spool.machine.host import file_system_of, is_shared_between_hosts, this_user
 from spool.store.spool import Spool
 
 _FEW_WATCHES = 64

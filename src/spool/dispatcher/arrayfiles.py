@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
-from spool.dispatcher.array import Array
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.look import Look
 from spool.dispatcher.moves import MISSING_NS
-from spool.dispatcher.table import Table
+from spool.state.array import Array
+from spool.state.table import Table
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 

@@ -16,17 +16,16 @@ from spool.core.arrays import array_of
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Result, State, Stop, StopKind
-from spool.dispatcher.array import Array
 from spool.dispatcher.arrayfiles import ArrayFiles
-from spool.dispatcher.arraynames import ArrayNames
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.expand import Expander
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
-from spool.dispatcher.table import Live, Table, Wait
-from spool.dispatcher.world import Outcomes
 from spool.formats import ends, journal, records
 from spool.machine import identity
+from spool.state.array import Array
+from spool.state.outcomes import ArrayNames, Outcomes
+from spool.state.table import Live, Table, Wait
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs

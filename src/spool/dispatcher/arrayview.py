@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from spool.core.model import State
-from spool.dispatcher.table import Table
 from spool.formats.state import JobView
+from spool.state.table import Table
 
 
 def array_views(table: Table) -> dict[str, JobView]:

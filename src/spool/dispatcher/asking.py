@@ -9,7 +9,6 @@ from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.dispatcher.listing import Lister
-from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.survey import survey
 from spool.store.spool import Spool
 
@@ -99,14 +98,14 @@ def _what_it_does(spool: Spool, name: str) -> str:
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     run = spool.latest_run(name)
-    kept = why_kept(spool, name, run) if run is not None else ""
+    kept = spool.why_kept(name, run) if run is not None else ""
     return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[No, ...]:
     """Return what hooks and plugins have against a start, which only the dispatcher and the files know."""
     try:
-        held = why_held(spool.layout, name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
+        held = spool.why_held(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
     except OSError:
         held = ""
     if held:

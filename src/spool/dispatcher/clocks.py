@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spool.core.events import EventName
-from spool.dispatcher.table import FRESH, Job, Table
 from spool.dispatcher.telling import Telling
 from spool.formats import journal
+from spool.state.table import FRESH, Job, Table
 
 
 class Clocks:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import Jid, State, StopKind
-from spool.dispatcher.table import Live
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
+from spool.state.table import Live
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.spool import Prober

@@ -14,8 +14,8 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.dispatcher import background
-from spool.dispatcher.table import this_user
 from spool.formats import ends, toml
+from spool.machine.host import this_user
 from spool.store.disk import Disk
 from spool.store.requests import Requests
 from spool.store.spool import Spool, history_lines

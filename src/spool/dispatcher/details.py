@@ -12,11 +12,10 @@ from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
 from spool.dispatcher.listing import Lister
-from spool.dispatcher.past import past_of
-from spool.dispatcher.refusals import why_kept
 from spool.dispatcher.rows import Row
-from spool.dispatcher.settings import Settings
 from spool.machine.tree import MachineProber
+from spool.state.past import past_of
+from spool.store.config import Settings
 from spool.store.gathering import standing
 from spool.store.spool import Spool
 from spool.store.tails import outputs
@@ -148,7 +147,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         if spool.array(name, run) is not None:
             now = standing(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
-    elif state in (State.STARTING, State.RUNNING) and (kept := why_kept(spool, name, run)):
+    elif state in (State.STARTING, State.RUNNING) and (kept := spool.why_kept(name, run)):
         reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)

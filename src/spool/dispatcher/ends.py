@@ -9,9 +9,9 @@ from spool.core.model import SECOND_NS
 from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.stop import Stopper
-from spool.dispatcher.table import Live, Table
 from spool.dispatcher.wake import Wakes
 from spool.machine.run_groups import RunGroup
+from spool.state.table import Live, Table
 from spool.store.spool import Prober
 
 POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files

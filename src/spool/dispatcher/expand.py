@@ -14,19 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spool.core import layout
-from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidJob, Problem
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import show_size
-from spool.dispatcher.array import Array
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.look import Look
-from spool.dispatcher.paths import why_not_expanded
-from spool.dispatcher.table import FRESH, Job, JobFile, Table, user_name
 from spool.formats import jobfile, journal
 from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
+from spool.machine.host import user_name, why_not_expanded
+from spool.state.array import new_array
+from spool.state.table import FRESH, Job, JobFile, Table
 from spool.store.arrays import ArrayStore
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
@@ -233,21 +232,4 @@ def _too_much(size: int, count: int) -> str:
     return (
         f"each of its {count:,} tasks is a file of {show_size(size)}, which is {taken} together, and may be {most}; "
         "put long texts into a script, and run that"
-    )
-
-
-def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
-    """Return the array that a record is about, without what its tasks are doing."""
-    tasks = Tasks(record.job, spec)
-    at_ns = record.expanded_at_ns or 0
-    return Array(
-        name=record.job,
-        run=record.run,
-        spec=spec,
-        tasks=tasks,
-        user=user,
-        inode=inode,
-        arrived_at_ns=record.submitted_at_ns or at_ns,
-        expanded_at_ns=at_ns,
-        names=tasks.names(),
     )

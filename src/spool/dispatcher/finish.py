@@ -11,18 +11,17 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.core.retries import again
 from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import FRESH, Job, Live, Series, Table, Wait, this_user
 from spool.dispatcher.telling import Telling
 from spool.formats import ends, journal, records
 from spool.machine import identity
+from spool.machine.host import this_user
+from spool.state.table import FRESH, Job, Live, Table, Wait, series_after
+from spool.store.config import Settings
 from spool.store.locked import LockedSpool
-from spool.store.spool import Spool
 
 _FILE = "file"
 
@@ -315,39 +314,3 @@ class Finisher:
         if spec is None:
             return result
         return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
-
-
-def series_after(result: Result, stopped_by: StopKind | None) -> Series:
-    """Return how far a submission has come after a run that is not its last."""
-    requeued = result.again == "requeue" and stopped_by is None
-    return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
-
-
-def series_so_far(
-    spool: Spool,
-    name: str,
-    arrived_at_ns: int,
-    *,
-    before: int | None = None,
-    settle: Callable[[str, int], bool] | None = None,
-) -> Series:
-    """Return how far the submission that came then has come, of its runs only those *before* one.
-
-    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
-    over; *settle* takes it back, or returns that it has begun after all.
-    """
-    for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
-        result = spool.result(name, run)
-        if result is not None:
-            if result.again is None or result.submitted_at_ns != arrived_at_ns:
-                return FRESH
-            stop = spool.stop(name, run)
-            return series_after(result, stop.kind if stop is not None else None)
-        if spool.array(name, run) is not None:
-            return FRESH
-        found = spool.jid(name, run)
-        if found is Liveness.VOID:
-            continue
-        if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
-            return FRESH
-    return FRESH

@@ -21,8 +21,8 @@ from spool.core.plan import Start
 from spool.dispatcher import happenings
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.refusals import Refusals
-from spool.dispatcher.table import Job, Live
 from spool.formats.listening import Reply
+from spool.state.table import Job, Live
 from spool.store.disk import status_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from spool.core.events import Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import Reservation, Result, Spec
 from spool.dispatcher.lasting import Kind, Lasting
-from spool.dispatcher.table import Job, JobFile, Live, user_name
 from spool.machine import identity
+from spool.machine.host import user_name
+from spool.state.table import Job, JobFile, Live
 
 
 def of_run(name: EventName, live: Live, root: str, at_ns: int, reason: str = "", *, part: str = "") -> Event:

@@ -16,9 +16,9 @@ from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.stop import Stopper, processes_of, wanted
-from spool.dispatcher.table import Live, Table
 from spool.machine import identity, memory
 from spool.machine.tree import Census
+from spool.state.table import Live, Table
 
 log = logging.getLogger(__name__)
 

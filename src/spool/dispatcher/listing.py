@@ -19,11 +19,10 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import shown
 from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.dispatcher.background import is_starting
-from spool.dispatcher.refusals import why_held, why_kept
 from spool.dispatcher.rows import Row, row_of_result, row_of_spec, row_of_view
-from spool.dispatcher.table import user_name
 from spool.formats import ends
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
+from spool.machine.host import user_name
 from spool.machine.tree import MachineProber
 from spool.store.disk import same_file
 from spool.store.gathering import standing
@@ -179,7 +178,7 @@ class Lister:
             if not stat.S_ISREG(status.st_mode):
                 return None
             user, since = user_name(status.st_uid), status.st_ctime_ns
-            held = why_held(spool.layout, name, status.st_mtime_ns) if place == HELD else ""
+            held = spool.why_held(name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
             user, since, held = None, None, ""
         spec = spool.job_spec(place, name)
@@ -203,7 +202,7 @@ class Lister:
         elif proof is not None and run is not None:
             found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
             state = found or state
-            reason = reason or why_kept(spool, name, run)
+            reason = reason or spool.why_kept(name, run)
         row = Row(
             name,
             state,

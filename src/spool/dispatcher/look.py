@@ -20,11 +20,11 @@ from spool.core.model import Spec
 from spool.dispatcher.clocks import Clocks
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.refusals import Refusals
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import INVALID, Job, JobFile, Table
 from spool.dispatcher.telling import Telling
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
+from spool.state.table import INVALID, Job, JobFile, Table
+from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.whole import NotWhole, Seen, in_order_of_making, is_open_in_editor, read_whole

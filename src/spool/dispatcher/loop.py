@@ -21,33 +21,35 @@ from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.conclude import Concluder
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.ends import Ends
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.gates import Gates
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
-from spool.dispatcher.memory import Memory, recall, stopping_line, worth_remembering
+from spool.dispatcher.memory import stopping_line, worth_remembering
 from spool.dispatcher.moves import Moves
 from spool.dispatcher.noticing import Noticing
-from spool.dispatcher.past import Remembered
 from spool.dispatcher.recover import Recovery
 from spool.dispatcher.report import Report
 from spool.dispatcher.restore import restore_results
 from spool.dispatcher.resume import unfinished
-from spool.dispatcher.settings import Settings
 from spool.dispatcher.sight import Sight
 from spool.dispatcher.start import Starter
 from spool.dispatcher.stop import Stopper
-from spool.dispatcher.table import Job, Live, Table
 from spool.dispatcher.telling import Telling
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
-from spool.dispatcher.world import Outcomes, World
+from spool.formats.journal import Memory, recall
 from spool.machine import run_groups
 from spool.machine.run_groups import RunGroups
 from spool.machine.tree import MachineProber
+from spool.state.outcomes import Outcomes
+from spool.state.past import Remembered
+from spool.state.table import Job, Live, Table
+from spool.state.world import World
+from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs
@@ -69,7 +71,7 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.table = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.outcomes = Outcomes(spool, self.table.array_state, self.confinement)
+        self.outcomes = Outcomes(spool, self.table.array_state, self._reading_outcome)
         self.world = World(spool, self.table, self.settings)
         self.past = Remembered(spool, self.table)
         self.bookings = Bookings(spool, self.confinement)
@@ -396,6 +398,10 @@ class Dispatcher:
         if self.groups is not None:
             live.group = self.groups.existing(live.name, live.run)
         self.watch_run(live)
+
+    def _reading_outcome(self, name: str) -> Piece:
+        """Return the boundary around reading how a job has ended."""
+        return self.confinement.of(Thing.of_job(name), "read the outcome of")
 
     def _ended_as(self, name: str, outcome: State) -> None:
         """Let those that depend on *name* know how it ended."""

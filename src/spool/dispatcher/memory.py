@@ -1,56 +1,9 @@
-"""What the journal says: read when a dispatcher begins, and written anew in short."""
+"""What the journal has to remember of the table, where it is written anew in short."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, field
-
-from spool.core.model import Stop, StopKind
-from spool.dispatcher.table import Live, Table
 from spool.formats import journal
-
-
-@dataclass
-class Memory:
-    """What the journal says."""
-
-    waits: dict[str, journal.Waits] = field(default_factory=dict)
-    open: dict[tuple[str, int], journal.Started] = field(default_factory=dict)  # started and not over
-    over: dict[tuple[str, int], tuple[journal.Started, journal.Over]] = field(default_factory=dict)
-    closed: dict[str, journal.Started] = field(default_factory=dict)  # the newest that is over for good
-    stopping: dict[tuple[str, int], Stop] = field(default_factory=dict)  # where no record says it
-    told: set[str] = field(default_factory=set)  # what listeners were told of, and is not over
-
-
-def recall(lines: list[journal.Line]) -> Memory:
-    """Return what is still true of what the journal says."""
-    memory = Memory()
-    for line in lines:
-        match line:
-            case journal.Waits():
-                memory.waits[line.job] = line
-                memory.closed.pop(line.job, None)  # the same file may have been queued again
-            case journal.Told(told, over):
-                (memory.told.discard if over else memory.told.add)(told)
-            case journal.Left():
-                memory.waits.pop(line.job, None)
-            case journal.Started():
-                memory.open[line.job, line.run] = line
-                memory.closed.pop(line.job, None)
-                waits = memory.waits.get(line.job)
-                if waits is not None and waits.arrived_at_ns == line.arrived_at_ns:
-                    del memory.waits[line.job]
-            case journal.Stopping():
-                with suppress(ValueError):
-                    stop = Stop(StopKind(line.kind), line.by, line.at_ns, line.reason)
-                    memory.stopping[line.job, line.run] = stop
-            case journal.Over():
-                started = memory.open.pop((line.job, line.run), None)
-                if started is not None:
-                    memory.over[line.job, line.run] = started, line
-                if line.final and started is not None:
-                    memory.closed[line.job] = started
-    return memory
+from spool.state.table import Live, Table
 
 
 def worth_remembering(table: Table, boot_id: str) -> list[journal.Line]:

@@ -12,7 +12,8 @@ from spool.core.model import State, Stop, StopKind
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
-from spool.dispatcher.table import FRESH, Job, JobFile, Live, Table, this_user
+from spool.machine.host import this_user
+from spool.state.table import FRESH, Job, JobFile, Live, Table
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs

@@ -16,8 +16,7 @@ from spool.core.reservations import is_active
 from spool.dispatcher import happenings
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.lasting import Kind, Lasting, lasting
-from spool.dispatcher.refusals import why_kept
-from spool.dispatcher.table import Live
+from spool.state.table import Live
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -106,7 +105,7 @@ class Noticing:
         telling = self._telling
         if live.adopted:
             with self._of.confinement.of(Thing.of_run(live.key), "read the record kept of"):
-                live.kept = why_kept(self._of.spool, live.name, live.run)
+                live.kept = self._of.spool.why_kept(live.name, live.run)
         if telling.wants(EventName.STARTED, live.spec) and _key(live, EventName.STARTED) not in telling.known:
             self._silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 
-from spool.core.errors import shown
-from spool.dispatcher.table import Live
+from spool.state.table import Live
 
 
 def home() -> str:
     """Return the home directory of whoever runs this process."""
     return os.path.expanduser("~")
-
-
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as `os.path.expandvars` reads it
-
-
-def why_not_expanded(path: str) -> str | None:
-    """Return why *path*, as a job file has it, names no place here: it speaks of a variable or a user there is not."""
-    for match in _VARIABLE.finditer(path):
-        name = match[1] or match[2] or ""
-        if name not in os.environ:
-            where = "where the dispatcher runs, and the job's own `env` does not count here"
-            return f"{shown(match[0])} is not set {where}; set it there, or write the path out"
-    place = os.path.expandvars(path)
-    if place.startswith("~") and os.path.expanduser(place).startswith("~"):
-        return f"there is no user {shown(place.partition('/')[0][1:])} on this machine; write the path out"
-    return None
 
 
 def expanded(path: str) -> str:

@@ -18,15 +18,14 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import Jid, Spec
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.finish import series_so_far
-from spool.dispatcher.memory import Memory
-from spool.dispatcher.settings import Settings
 from spool.dispatcher.start import SILENT_NS
-from spool.dispatcher.table import Live, Series, Table, Wait, presumed_grant
 from spool.formats import journal, records
+from spool.formats.journal import Memory
 from spool.formats.records import GrantRecord
 from spool.formats.tasks import ArrayRecord, render_array
 from spool.machine import identity
+from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
+from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
 from spool.store.spool import Prober

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.dispatcher.table import JobFile
+from spool.state.table import JobFile
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool
-from spool.store.spool import Spool, read_bytes
-
-_MOST = 4096
 
 
 class Refusals:
@@ -38,24 +32,8 @@ class Refusals:
 
     def why(self, name: str, file: JobFile) -> str:
         """Return why spool has held this version of a job's file, "" if it has not."""
-        return why_held(self._spool.layout, name, file.mtime_ns)
+        return self._spool.why_held(name, file.mtime_ns)
 
     def withdraw(self, name: str) -> None:
         """Take the reason away: the job is no longer held by us."""
         self._spool.disk.discard(self._spool.layout.reason_file(name))
-
-
-def why_kept(spool: Spool, name: str, run: int) -> str:
-    """Return why a run was not cancelled, "" if nobody said so."""
-    return " ".join((spool.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
-
-
-def why_held(paths: layout.Layout, name: str, mtime_ns: int) -> str:
-    """Return why spool has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
-    path = paths.reason_file(name)
-    try:
-        if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
-            return ""
-    except OSError:
-        return ""
-    return " ".join((read_bytes(path, _MOST) or b"").decode("utf-8", "replace").split())

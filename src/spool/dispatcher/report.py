@@ -14,7 +14,6 @@ from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.counts import Counts
 from spool.dispatcher.pace import Pace
-from spool.dispatcher.table import INVALID, Job, JobFile, Live, Table
 from spool.dispatcher.watch import Watch
 from spool.formats.state import (
     GpuView,
@@ -27,6 +26,7 @@ from spool.formats.state import (
     render_state,
 )
 from spool.machine import identity
+from spool.state.table import INVALID, Job, JobFile, Live, Table
 from spool.store.locked import LockedSpool
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2

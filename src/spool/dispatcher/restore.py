@@ -12,8 +12,8 @@ from itertools import takewhile
 from spool.core import layout
 from spool.core.model import OUTCOMES, SECOND_NS, Result, State
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.memory import Memory
 from spool.formats import ends, journal
+from spool.formats.journal import Memory
 from spool.store.locked import LockedSpool
 
 _RESTORE = "restore the result of"

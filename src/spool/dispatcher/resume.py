@@ -7,12 +7,11 @@ import logging
 from spool.core import layout
 from spool.core.errors import InvalidFile
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.dispatcher.array import Array
-from spool.dispatcher.expand import new_array
-from spool.dispatcher.memory import Memory
-from spool.dispatcher.table import this_user
+from spool.formats.journal import Memory
 from spool.formats.tasks import ArrayRecord, TaskFiles
 from spool.machine import identity
+from spool.machine.host import this_user
+from spool.state.array import Array, new_array
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked import LockedSpool

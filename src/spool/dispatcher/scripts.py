@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from spool.dispatcher.paths import expanded, home, output_path
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import Live
 from spool.executors import Executor
 from spool.formats import wrapper
 from spool.formats.listening import Reply
 from spool.machine.host import umask
+from spool.state.table import Live
+from spool.store.config import Settings
 from spool.store.spool import Spool
 
 

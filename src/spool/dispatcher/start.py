@@ -22,15 +22,15 @@ from spool.core.reasons import show_instant
 from spool.dispatcher.ahead import Ahead
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.scripts import Scripts
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import FRESH, WELCOME, Job, JobFile, Live, Table, user_name
 from spool.dispatcher.telling import Telling
 from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, records
 from spool.formats.listening import Reply
 from spool.machine import identity
-from spool.machine.host import local_zone
+from spool.machine.host import local_zone, user_name
 from spool.machine.run_groups import RunGroups
+from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
+from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs

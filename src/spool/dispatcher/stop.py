@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from spool.core.model import SECOND_NS, Jid
-from spool.dispatcher.table import Live
 from spool.machine import identity, tree
 from spool.machine.signalling import Process, send
 from spool.machine.tree import Wanted
+from spool.state.table import Live
 
 log = logging.getLogger(__name__)
 

@@ -19,23 +19,21 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Policy
 from spool.core.plan import Plan, View, decide
-from spool.dispatcher.array import Array
-from spool.dispatcher.arraynames import ArrayNames
 from spool.dispatcher.booked import booked
-from spool.dispatcher.expand import new_array
-from spool.dispatcher.finish import series_so_far
 from spool.dispatcher.listing import gpus_told, last_view
-from spool.dispatcher.memory import Memory, recall
-from spool.dispatcher.past import Remembered
-from spool.dispatcher.paths import why_not_expanded
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import INVALID, JobFile, Live, Refusal, Table, Wait, presumed_grant, this_user
-from spool.dispatcher.world import Outcomes, World
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
+from spool.formats.journal import Memory, recall
 from spool.formats.records import GrantRecord
 from spool.machine.gpus import LIMIT_NS
+from spool.machine.host import this_user, why_not_expanded
 from spool.machine.tree import MachineProber
+from spool.state.array import Array, new_array
+from spool.state.outcomes import ArrayNames, Outcomes
+from spool.state.past import Remembered
+from spool.state.table import INVALID, JobFile, Live, Refusal, Table, Wait, presumed_grant, series_so_far
+from spool.state.world import World
+from spool.store.config import Settings
 from spool.store.spool import Spool, read_bytes, unreadable
 from spool.store.whole import NotWhole, Seen, is_open_in_editor, read_whole
 

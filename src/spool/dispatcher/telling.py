@@ -17,13 +17,13 @@ from spool.core.units import show_size
 from spool.dispatcher import happenings
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listening import Listening
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import Job, JobFile, Live
 from spool.formats import journal
 from spool.formats.events import render_event
 from spool.formats.listening import Hello, Reply
 from spool.listeners.loading import load_again
 from spool.listeners.standing import CAN_BE_REFUSED, FOR_JOBS, NOBODY, standing
+from spool.state.table import Job, JobFile, Live
+from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked import LockedSpool
 from spool.store.logs import Logs

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.paths import why_not_expanded
-from spool.dispatcher.settings import Settings
 from spool.formats import jobfile
+from spool.machine.host import why_not_expanded
+from spool.store.config import Settings
 from spool.store.locked import LockedSpool
 
 _SAY = "say what is wrong with"

@@ -17,8 +17,8 @@ from types import FrameType
 
 from spool.core.lifecycle import Liveness
 from spool.dispatcher.stop import processes_of
-from spool.dispatcher.table import Live
 from spool.machine import children, identity, memory
+from spool.state.table import Live
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,12 @@ holds memories, and each of them has a safe default.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import msgspec
+
+from spool.core.model import Stop, StopKind
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False):
@@ -83,3 +87,46 @@ def parse(data: bytes) -> Iterator[Line]:
                 yield _decoder.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
+
+
+@dataclass
+class Memory:
+    """What the journal says, as a whole."""
+
+    waits: dict[str, Waits] = field(default_factory=dict)
+    open: dict[tuple[str, int], Started] = field(default_factory=dict)  # started and not over
+    over: dict[tuple[str, int], tuple[Started, Over]] = field(default_factory=dict)
+    closed: dict[str, Started] = field(default_factory=dict)  # the newest that is over for good
+    stopping: dict[tuple[str, int], Stop] = field(default_factory=dict)  # where no record says it
+    told: set[str] = field(default_factory=set)  # what listeners were told of, and is not over
+
+
+def recall(lines: list[Line]) -> Memory:
+    """Return what is still true of what the journal says."""
+    memory = Memory()
+    for line in lines:
+        match line:
+            case Waits():
+                memory.waits[line.job] = line
+                memory.closed.pop(line.job, None)  # the same file may have been queued again
+            case Told(told, over):
+                (memory.told.discard if over else memory.told.add)(told)
+            case Left():
+                memory.waits.pop(line.job, None)
+            case Started():
+                memory.open[line.job, line.run] = line
+                memory.closed.pop(line.job, None)
+                waits = memory.waits.get(line.job)
+                if waits is not None and waits.arrived_at_ns == line.arrived_at_ns:
+                    del memory.waits[line.job]
+            case Stopping():
+                with suppress(ValueError):
+                    stop = Stop(StopKind(line.kind), line.by, line.at_ns, line.reason)
+                    memory.stopping[line.job, line.run] = stop
+            case Over():
+                started = memory.open.pop((line.job, line.run), None)
+                if started is not None:
+                    memory.over[line.job, line.run] = started, line
+                if line.final and started is not None:
+                    memory.closed[line.job] = started
+    return memory

@@ -1,4 +1,4 @@
-"""Processors, memory and disk: what the machine has, and how much of it this process may use.
+"""Processors, memory, disk and users: what the machine has, and how much of it this process may use.
 
 A dispatcher in a container or under a service manager's limits shares a large machine; what counts is what its jobs
 can really get, so the affinity mask and the limits of the control groups bound what the hardware has.
@@ -7,12 +7,16 @@ can really get, so the affinity mask and the limits of the control groups bound 
 from __future__ import annotations
 
 import os
+import pwd
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from pathlib import Path
 
+from spool.core.errors import shown
 from spool.core.model import Gpu, Machine
 from spool.machine import cgroups
 
@@ -154,3 +158,33 @@ class Host:
             gpu_problem=gpu_problem,
             disk_free_bytes=disk_free_bytes(spool),
         )
+
+
+@lru_cache(maxsize=256)
+def user_name(uid: int) -> str:
+    """Return the login name of *uid*, its number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def this_user() -> str:
+    """Return the login name of whoever runs this process."""
+    return user_name(os.getuid())
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as `os.path.expandvars` reads it
+
+
+def why_not_expanded(path: str) -> str | None:
+    """Return why *path*, as a job file has it, names no place here: it speaks of a variable or a user there is not."""
+    for match in _VARIABLE.finditer(path):
+        name = match[1] or match[2] or ""
+        if name not in os.environ:
+            where = "where the dispatcher runs, and the job's own `env` does not count here"
+            return f"{shown(match[0])} is not set {where}; set it there, or write the path out"
+    place = os.path.expandvars(path)
+    if place.startswith("~") and os.path.expanduser(place).startswith("~"):
+        return f"there is no user {shown(place.partition('/')[0][1:])} on this machine; write the path out"
+    return None

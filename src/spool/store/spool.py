@@ -23,6 +23,7 @@ from spool.store.lock import Service, service
 T = TypeVar("T")
 
 _MAX_RECORD = 4 << 20
+_MAX_REASON = 4096
 _MOST_TOLD = 20
 _UNTOLD = "the machine did not let its command begin"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
@@ -160,6 +161,20 @@ class Spool:
         """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
         data = self.record(name, run, layout.REFUSED)
         return None if data is None else data.decode("utf-8", "replace").strip() or _UNTOLD
+
+    def why_kept(self, name: str, run: int) -> str:
+        """Return why a run was not cancelled, "" if nobody said so."""
+        return " ".join((self.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
+
+    def why_held(self, name: str, mtime_ns: int) -> str:
+        """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
+        path = self.layout.reason_file(name)
+        try:
+            if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
+                return ""
+        except OSError:
+            return ""
+        return " ".join((read_bytes(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
 
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whatever became of its jid."""
@@ -335,6 +350,20 @@ class Forbearing(Spool):
     def runs(self, name: str) -> list[int]:
         """As a Spool does."""
         return self.attempt(lambda: super(Forbearing, self).runs(name), [], self.layout.runs(name))
+
+    def why_kept(self, name: str, run: int) -> str:
+        """Return why a run was not cancelled, "" if nobody said so."""
+        return " ".join((self.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
+
+    def why_held(self, name: str, mtime_ns: int) -> str:
+        """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
+        path = self.layout.reason_file(name)
+        try:
+            if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
+                return ""
+        except OSError:
+            return ""
+        return " ".join((read_bytes(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
 
     def has_begun(self, name: str, run: int) -> bool:
         """As a Spool does."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from spool.core.arrays import Tasks, in_words, outcome_of
 from spool.core.model import Result, Spec, State, Stop
+from spool.formats.tasks import ArrayRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -67,3 +68,20 @@ class Array:
             more = f" and {len(self.taken) - 1} more" if len(self.taken) > 1 else ""
             words.append(f"{first}{more} not issued: another job of that name is there")
         return ", ".join(words)
+
+
+def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
+    """Return the array that a record is about, without what its tasks are doing."""
+    tasks = Tasks(record.job, spec)
+    at_ns = record.expanded_at_ns or 0
+    return Array(
+        name=record.job,
+        run=record.run,
+        spec=spec,
+        tasks=tasks,
+        user=user,
+        inode=inode,
+        arrived_at_ns=record.submitted_at_ns or at_ns,
+        expanded_at_ns=at_ns,
+        names=tasks.names(),
+    )

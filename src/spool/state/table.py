@@ -1,22 +1,19 @@
-"""What the dispatcher knows of each job: the files it saw, the place in the queue, the run that is alive.
+"""What is known of each job: the files it saw, the place in the queue, the run that is alive.
 
-All of it can be lost: a new dispatcher finds it again in the spool.
+All of it can be lost: a new dispatcher finds it again in the spool, and so does a command that explains or foresees.
 """
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.layout import RUNNING
-from spool.core.lifecycle import Proof
+from spool.core.lifecycle import Liveness, Proof
 from spool.core.model import (
     SECOND_NS,
     Grant,
@@ -36,11 +33,11 @@ from spool.core.order import Past
 from spool.core.plan import View
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
-from spool.dispatcher.array import Array
 from spool.formats.journal import Started
 from spool.formats.records import GrantRecord
-from spool.machine.host import local_zone
+from spool.machine.host import local_zone, this_user, user_name
 from spool.machine.run_groups import RunGroup
+from spool.state.array import Array
 from spool.store.spool import Spool
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
@@ -442,20 +439,42 @@ class Table:
         )
 
 
-@lru_cache(maxsize=256)
-def user_name(uid: int) -> str:
-    """Return the login name of *uid*, its number if it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def this_user() -> str:
-    """Return the login name of whoever runs this process."""
-    return user_name(os.getuid())
-
-
 def presumed_grant(spec: Spec) -> Grant:
     """Return what a run is taken to have where no record says any more what it was given."""
     return Grant(cpus=spec.request.cpus, resources=spec.request.resources)
+
+
+def series_after(result: Result, stopped_by: StopKind | None) -> Series:
+    """Return how far a submission has come after a run that is not its last."""
+    requeued = result.again == "requeue" and stopped_by is None
+    return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+
+
+def series_so_far(
+    spool: Spool,
+    name: str,
+    arrived_at_ns: int,
+    *,
+    before: int | None = None,
+    settle: Callable[[str, int], bool] | None = None,
+) -> Series:
+    """Return how far the submission that came then has come, of its runs only those *before* one.
+
+    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
+    over; *settle* takes it back, or returns that it has begun after all.
+    """
+    for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
+        result = spool.result(name, run)
+        if result is not None:
+            if result.again is None or result.submitted_at_ns != arrived_at_ns:
+                return FRESH
+            stop = spool.stop(name, run)
+            return series_after(result, stop.kind if stop is not None else None)
+        if spool.array(name, run) is not None:
+            return FRESH
+        found = spool.jid(name, run)
+        if found is Liveness.VOID:
+            continue
+        if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
+            return FRESH
+    return FRESH

@@ -12,10 +12,10 @@ import pytest
 
 from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import Table
-from spool.dispatcher.world import World
 from spool.machine.gpus import NO_ANSWER
+from spool.state.table import Table
+from spool.state.world import World
+from spool.store.config import Settings
 from spool.store.spool import Spool
 from support import make_spool, wait_for
 

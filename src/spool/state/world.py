@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine, State
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.core.reservations import known_gpus
 from spool.core.rules import short_of_disk
-from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.settings import Settings
-from spool.dispatcher.table import Table
 from spool.formats.state import GpusTold
 from spool.machine import tree
 from spool.machine.gpu_use import Ignore, Ours
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher
 from spool.machine.host import Host, disk_free_bytes
+from spool.state.table import Table
+from spool.store.config import Settings
 from spool.store.spool import Spool
 
 _TOTALS_EVERY_NS = 10 * SECOND_NS
@@ -216,62 +215,3 @@ class World:
         """End what watches the GPUs."""
         if self._gpus is not None:
             self._gpus.close()
-
-
-class Outcomes(Mapping[str, State]):
-    """The newest outcome of each job that has ended, read from its records when a rule first asks."""
-
-    def __init__(
-        self,
-        spool: Spool,
-        standing: Callable[[str], State | None] = lambda _: None,
-        confinement: Confinement | None = None,
-    ) -> None:
-        """*standing* knows of names that have not ended though no queue has them, and what they do.
-
-        A record that cannot be read is as one that is not there yet; where it is a dispatcher's, its *confinement*
-        tells of that.
-        """
-        self._spool = spool
-        self._confinement = confinement or Confinement(spool.root)
-        self._standing = standing
-        self._known: dict[str, State] = {}
-        self._missing: dict[str, int] = {}
-
-    def __getitem__(self, name: str) -> State:
-        if (state := self._standing(name)) is not None:
-            return state
-        state = self._known.get(name)
-        if state is None:
-            # A name that nobody has seen is asked for at every pass; the disk is not.
-            if self._missing.get(name, 0) > time.monotonic_ns():
-                raise KeyError(name)
-            state = self._read(name)
-            if state is None:
-                self._missing[name] = time.monotonic_ns() + 5 * SECOND_NS
-                raise KeyError(name)
-            self._known[name] = state
-        return state
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        """Only `get` is asked for by the rules."""
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def record(self, name: str, state: State) -> None:
-        """Take in that a job has ended for good."""
-        self._known[name] = state
-        self._missing.pop(name, None)
-
-    def forget(self, name: str) -> None:
-        """Forget what a job was that waits or runs again."""
-        self._known.pop(name, None)
-
-    def _read(self, name: str) -> State | None:
-        result = None
-        with self._confinement.of(Thing.of_job(name), "read the outcome of"):
-            run = self._spool.latest_run(name)
-            result = self._spool.result(name, run) if run is not None else None
-        return result.outcome if result is not None and result.again is None else None

@@ -7,8 +7,8 @@ from itertools import islice
 from spool.core.errors import InvalidRecord
 from spool.core.model import Policy, Result
 from spool.core.order import Past
-from spool.dispatcher.table import Live, Table
 from spool.formats import ends
+from spool.state.table import Live, Table
 from spool.store.spool import Spool
 
 _MOST = 10_000  # runs that are looked at, the newest

@@ -1,0 +1,124 @@
+"""What the name in a dependency stands for: how that job has ended, and which tasks an array has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+
+from spool.core.arrays import Tasks
+from spool.core.model import SECOND_NS, State
+from spool.state.table import Table
+from spool.store.spool import Spool
+
+
+class ArrayNames(Mapping[str, tuple[str, ...]]):
+    """The tasks of every array that was expanded. Of one that has ended they are read when a rule first asks.
+
+    An array that was cancelled stands for itself alone: of the tasks that were never issued nothing is on record.
+    """
+
+    def __init__(self, spool: Spool, table: Table) -> None:
+        self._spool = spool
+        self._table = table
+        self._known: dict[str, tuple[str, ...]] = {}  # () for what is no array
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        array = self._table.arrays.get(name)
+        if array is not None:
+            return array.names
+        if name in self._table.jobs:  # it waits, is held or runs, and is no array in progress
+            raise KeyError(name)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._read(name)
+        if not known:
+            raise KeyError(name)
+        return known
+
+    def __iter__(self) -> Iterator[str]:
+        """Only `get` is asked for by the rules."""
+        return iter(self._table.arrays)
+
+    def __len__(self) -> int:
+        return len(self._table.arrays)
+
+    def forget(self, name: str) -> None:
+        """Forget what a name was that has begun again."""
+        self._known.pop(name, None)
+
+    def _read(self, name: str) -> tuple[str, ...]:
+        try:
+            return self._recorded(name)
+        except OSError:
+            return ()  # its outcome cannot be read either, and that is told
+
+    def _recorded(self, name: str) -> tuple[str, ...]:
+        spool = self._spool
+        run = spool.latest_run(name)
+        if run is None or spool.array(name, run) is None:
+            return ()
+        result = spool.result(name, run)
+        if result is not None and result.outcome is State.CANCELLED:
+            return ()
+        spec = spool.spec(name, run)
+        return Tasks(name, spec).names() if spec is not None else ()
+
+
+class Outcomes(Mapping[str, State]):
+    """The newest outcome of each job that has ended, read from its records when a rule first asks."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        standing: Callable[[str], State | None] = lambda _: None,
+        reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
+    ) -> None:
+        """*standing* knows of names that have not ended though no queue has them, and what they do.
+
+        A record that cannot be read is as one that is not there yet. The records of a job are read inside
+        `with reading(name)`, which ends that work where an error comes up, and may tell of it.
+        """
+        self._spool = spool
+        self._reading = reading
+        self._standing = standing
+        self._known: dict[str, State] = {}
+        self._missing: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> State:
+        if (state := self._standing(name)) is not None:
+            return state
+        state = self._known.get(name)
+        if state is None:
+            # A name that nobody has seen is asked for at every pass; the disk is not.
+            if self._missing.get(name, 0) > time.monotonic_ns():
+                raise KeyError(name)
+            state = self._read(name)
+            if state is None:
+                self._missing[name] = time.monotonic_ns() + 5 * SECOND_NS
+                raise KeyError(name)
+            self._known[name] = state
+        return state
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        """Only `get` is asked for by the rules."""
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def record(self, name: str, state: State) -> None:
+        """Take in that a job has ended for good."""
+        self._known[name] = state
+        self._missing.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """Forget what a job was that waits or runs again."""
+        self._known.pop(name, None)
+
+    def _read(self, name: str) -> State | None:
+        result = None
+        with self._reading(name):
+            run = self._spool.latest_run(name)
+            result = self._spool.result(name, run) if run is not None else None
+        return result.outcome if result is not None and result.again is None else None
