@@ -18,8 +18,9 @@ import pytest
 
 from calling import Command, put_job
 from spool.cli import main
+from spool.client import autostart
 from spool.core.model import Grant, Result, State
-from spool.dispatcher import background, survey
+from spool.dispatcher import survey
 from spool.formats import ends, records
 from spool.store.config import Settings
 from spool.store.spool import Forbearing, Spool
@@ -184,7 +185,7 @@ def test_no_damage_makes_a_verb_fail_without_a_word(anywhere: Path, monkeypatch:
                     wrong.append((name, damage.__name__, words, code, out, err))
         return wrong
 
-    monkeypatch.setattr(background, "start", lambda *_: 0)  # where config.toml cannot say that it is not wanted
+    monkeypatch.setattr(autostart, "start", lambda *_: 0)  # where config.toml cannot say that it is not wanted
     monkeypatch.setattr(survey, "_LONG_PATIENCE_NS", 0)  # no GPU is asked for
     monkeypatch.setattr(survey, "_GPU_PATIENCE_NS", 0)
     monkeypatch.setenv("HOME", str(anywhere))

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
+from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.formats import jobfile
 from spool.formats.editing import edited
 from spool.store.disk import Disk
-from spool.store.requests import Requests
 from spool.store.spool import Spool
 
 TEXT = '# mine\ncommand = "true"  # nothing\npriority = 10 # low\n\n[env]\n# one\nA = "1"\n'

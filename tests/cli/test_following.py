@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from calling import Command, put_job, start
+from spool.client import waiting
+from spool.client.output import Tail
+from spool.client.waiting import Awaited, End
 from spool.core.model import Result, State
 from spool.formats import ends
 from spool.formats.state import parse_state
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
-from spool.store import awaiting
-from spool.store.awaiting import Awaited, End
 from spool.store.spool import Spool
-from spool.store.tails import Tail
 from support import ROOT, wait_for
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ende
 
 def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where an older record of its name lies in `done/`: what counts is the run that was ordered to stop."""
-    monkeypatch.setattr(awaiting, "GRACE_NS", 0)
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
     put_job(spool_root, "a", place="done")
     ended(spool_root, "a", 1, State.FINISHED, code=0)
     metadir = spool_root / "jobs" / "a" / "2"

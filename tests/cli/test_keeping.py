@@ -15,12 +15,12 @@ import pytest
 
 from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
+from spool.client import gc
+from spool.client.gc import Keep, plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
 from spool.formats import ends
-from spool.store import collecting
-from spool.store.collecting import Keep, plan_removal, remove
 from spool.store.locked import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
@@ -326,14 +326,14 @@ def test_gc_goes_on_after_what_it_may_not_look_into(
     """Another member's directory of mode 700 among those of jobs is a line and exit code 1; the rest goes."""
     for name in ("closed", "old"):
         ended(spool_root, name, 1, 1000)
-    open_directory = collecting.open_directory
+    open_directory = gc.open_directory
 
     def opened(path: str, at: int | None = None) -> int:
         if path == "closed":
             raise PermissionError(errno.EACCES, "Permission denied")
         return open_directory(path, at)
 
-    monkeypatch.setattr(collecting, "open_directory", opened)
+    monkeypatch.setattr(gc, "open_directory", opened)
     said = spool("gc", "--older-than", "1d")
     assert said.code == 1
     assert said.err.splitlines() == [f"spool: cannot look into job closed: {spool_root}/jobs/closed: Permission denied"]

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from spool.client import gc
 from spool.core.model import Grant, Result, State
 from spool.dispatcher.listing import Lister
 from spool.dispatcher.rows import Row
 from spool.formats import ends, records
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
-from spool.store import collecting
 from spool.store.lock import Service
 from spool.store.spool import Spool
 from support import ROOT, wait_for
@@ -334,7 +334,7 @@ def test_a_job_that_cannot_be_read_costs_the_others_nothing(
         put_job(spool_root, name, place=place)
     (spool_root / "jobs" / "closed" / "1").mkdir(parents=True)
     (spool_root / "jobs" / "replaced").touch()
-    listdir, open_directory = os.listdir, collecting.open_directory
+    listdir, open_directory = os.listdir, gc.open_directory
 
     def closed(path: str | int = ".") -> list[str]:  # root may look into what mode 700 keeps others out of
         if path == f"{spool_root}/jobs/closed":
@@ -347,7 +347,7 @@ def test_a_job_that_cannot_be_read_costs_the_others_nothing(
         return open_directory(path, at)
 
     monkeypatch.setattr(os, "listdir", closed)
-    monkeypatch.setattr(collecting, "open_directory", opened)
+    monkeypatch.setattr(gc, "open_directory", opened)
     said = spool(*verb.split())
     text = said.out + said.err
     assert "waits" in text or verb.startswith(("info", "doctor", "gc"))

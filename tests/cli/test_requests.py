@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from calling import Command, put_job
+from spool.client.requests import Done, Requests
 from spool.core import layout
 from spool.core.model import StopKind
 from spool.formats import records
 from spool.store.disk import Disk
-from spool.store.requests import Done, Requests
 from spool.store.spool import Spool
 
 

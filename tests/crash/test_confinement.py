@@ -20,6 +20,7 @@ import pytest
 from crash.cuts import noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
+from spool.client.requests import Done, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
@@ -28,7 +29,6 @@ from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
-from spool.store.requests import Done, Requests
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, PathFaults
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from crash.world import HOST, NAMESPACE, Session, World, check, ends_of, history, world_at
+from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -20,7 +21,6 @@ from spool.dispatcher import look, moves, recover
 from spool.formats import records
 from spool.machine import identity
 from spool.store import locked
-from spool.store.requests import Requests
 from spool.store.spool import Spool
 
 

@@ -12,14 +12,14 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from spool.client.requests import Requests
+from spool.client.submit import submit
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats import ends
-from spool.store.requests import Requests
 from spool.store.spool import Spool
-from spool.store.submitting import submit
 from support import ROOT, make_spool
 
 ROUNDS = int(os.environ.get("STORM_ROUNDS", "14"))

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, ends_of, history, world_at
+from spool.client import waiting
+from spool.client.waiting import Awaited
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
@@ -27,8 +29,6 @@ from spool.dispatcher.watch import Watch
 from spool.formats.journal import recall
 from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
-from spool.store import awaiting
-from spool.store.awaiting import Awaited
 from spool.store.spool import Spool
 
 HOUR_S = 3600
@@ -207,7 +207,7 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is moved to done/ while leftovers are being ended cancels nothing, and is not the end."""
-    monkeypatch.setattr(awaiting, "GRACE_NS", -1)
+    monkeypatch.setattr(waiting, "GRACE_NS", -1)
     session.users.submit("r", "leave")
     session.turns(2)
     now = session.now

@@ -7,8 +7,8 @@ import click
 from spool.cli.common import for_each, named, names_argument, opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
+from spool.client.requests import Done, Requests
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.store.requests import Done, Requests
 
 
 @click.command(cls=Verb)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from spool.client.waiting import End
 from spool.core.errors import ExitCode
 from spool.core.model import State
-from spool.store.awaiting import End
 
 TIMED_OUT = 124  # as coreutils' timeout says it
 

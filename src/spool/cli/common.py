@@ -12,13 +12,13 @@ import click
 from spool.cli import render
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
+from spool.client.requests import Act
+from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
 from spool.core.names import why_not_name
 from spool.store.disk import remedy_for
-from spool.store.requests import Act
 from spool.store.spool import Forbearing, Spool
-from spool.store.submitting import make_spool
 
 _GLOB = frozenset("*?[")
 

@@ -10,9 +10,9 @@ _MOST = 500  # more is of no use to anybody
 
 def complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a job; where a verb is for jobs of certain places only, of those."""
+    from spool.client.submit import default_root
     from spool.core.layout import PLACES
     from spool.store.spool import Forbearing
-    from spool.store.submitting import default_root
 
     places = _PLACES.get(ctx.info_name or "", PLACES)
     head, comma, start = incomplete.rpartition(",")

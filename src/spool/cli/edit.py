@@ -16,11 +16,11 @@ from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.keyoptions import key_options, values_of
 from spool.cli.verb import Verb
+from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.formats import jobfile
 from spool.formats.editing import edited
-from spool.store.requests import Requests
 from spool.store.spool import Spool
 
 

@@ -11,10 +11,10 @@ from spool.cli import render
 from spool.cli.common import json_option, opened
 from spool.cli.group import tell
 from spool.cli.verb import Verb
+from spool.client.gc import Keep, Removal, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.executors import by_name
-from spool.store.collecting import Keep, Removal, plan_removal, remove
 from spool.store.config import Settings
 from spool.store.spool import Spool
 

@@ -13,8 +13,8 @@ import click
 
 from spool import __version__
 from spool.cli.verb import unfilled
+from spool.client import submit
 from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot, shown
-from spool.store import submitting
 from spool.store.disk import remedy_for
 
 SECTIONS = (
@@ -141,7 +141,7 @@ Everything here can be done by cp, mv, rm and cat as well:
 @click.pass_context
 def spool(ctx: click.Context, root: str | None) -> None:
     """Run jobs from a directory: a job is a TOML file, and where it lies says what it does."""
-    ctx.obj = os.path.abspath(root) if root else submitting.default_root()
+    ctx.obj = os.path.abspath(root) if root else submit.default_root()
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from spool.cli.group import tell
+from spool.client.waiting import Awaited
 from spool.core.layout import HELD
-from spool.store.awaiting import Awaited
 from spool.store.spool import Spool
 
 

@@ -6,9 +6,9 @@ import click
 
 from spool.cli import render
 from spool.cli.verb import Verb
+from spool.client.submit import make_spool
 from spool.core.errors import SpoolUnusable, cannot
 from spool.store.disk import remedy_for
-from spool.store.submitting import make_spool
 
 
 @click.command(cls=Verb)

@@ -15,12 +15,10 @@ from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.cli.wait import POLL_S
+from spool.client.output import Follower, Gathering, Stream, Tail, outputs
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.model import State
-from spool.store.following import Follower
-from spool.store.gathering import Gathering
 from spool.store.spool import Spool
-from spool.store.tails import Stream, Tail, outputs
 
 
 @click.command(cls=Verb)

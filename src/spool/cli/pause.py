@@ -7,7 +7,7 @@ import click
 from spool.cli import render
 from spool.cli.common import made, this_user
 from spool.cli.verb import Verb
-from spool.store.requests import Requests
+from spool.client.requests import Requests
 
 
 @click.command(cls=Verb)

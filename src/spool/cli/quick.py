@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from spool.cli import jobtext, naming, options
+from spool.client import submit as submitting
 from spool.core import layout
 from spool.core.executors import EXECUTORS
-from spool.store import submitting
 
 _MAX_BYTES = 100_000
 _COUNTS = {"gpus": 1_000, "cpus": 100_000, "priority": 255}
@@ -73,9 +73,9 @@ def _usable(name: str) -> bool:
 
 
 def _told(root: str, name: str) -> int:
-    from spool.dispatcher import background
+    from spool.client import autostart
 
-    problem = background.ensure(root)
+    problem = autostart.ensure(root)
     if problem:
         _complain(problem)
     print(name)

@@ -7,8 +7,8 @@ import click
 from spool.cli.common import acted, for_each, named, names_argument, opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
+from spool.client.requests import Requests
 from spool.core.layout import DONE, RUNNING
-from spool.store.requests import Requests
 
 
 @click.command(cls=Verb)

@@ -8,7 +8,7 @@ from spool.cli import render
 from spool.cli.common import opened, this_user
 from spool.cli.submission import ensure_dispatcher
 from spool.cli.verb import Verb
-from spool.store.requests import Requests
+from spool.client.requests import Requests
 
 
 @click.command(cls=Verb)

@@ -22,12 +22,11 @@ from spool.cli.keyoptions import key_options
 from spool.cli.submit import asked
 from spool.cli.verb import WordsVerb
 from spool.cli.wait import POLL_S
+from spool.client.output import Follower, Piece, Stream
+from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.core.model import State
-from spool.store.following import Follower
-from spool.store.requests import Requests
 from spool.store.spool import Spool
-from spool.store.tails import Piece, Stream
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})

@@ -13,6 +13,7 @@ from spool.cli import blocks, plotting, render
 from spool.cli.common import json_option, opened
 from spool.cli.group import tell
 from spool.cli.verb import Verb
+from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.measures import Waits, distribution
 from spool.core.model import SECOND_NS, Machine, Policy
@@ -36,7 +37,6 @@ from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
 from spool.store.config import Settings
 from spool.store.spool import Spool
-from spool.store.submitting import is_spool
 
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from spool.cli import jobtext, naming, options
 from spool.cli.group import tell
+from spool.client import autostart, submit
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
-from spool.dispatcher import background
 from spool.formats import directives, jobfile
-from spool.store import submitting
 from spool.store.whole import MAX_BYTES
 
 
@@ -57,7 +56,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     name = asked.name
     if name is None:
-        name = naming.fresh_name(stem or naming.stem_of(command), lambda name: submitting.ever_used(root, name))
+        name = naming.fresh_name(stem or naming.stem_of(command), lambda name: submit.ever_used(root, name))
     return checked_name(name), checked(name, keys)
 
 
@@ -96,10 +95,10 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
     """Put *jobs* into the spool and see that a dispatcher serves it. Raises SpoolError if a name is taken."""
     if not replace:
         for name, _ in jobs:
-            if (place := submitting.where_taken(root, name)) is not None:
+            if (place := submit.where_taken(root, name)) is not None:
                 raise _taken(root, name, place)
     try:
-        submitting.submit(root, jobs, held=held, replace=replace)
+        submit.submit(root, jobs, held=held, replace=replace)
     except FileExistsError as error:
         path = os.fsdecode(error.filename)
         name = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
@@ -110,7 +109,7 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
 
 def ensure_dispatcher(root: str) -> None:
     """Start a dispatcher in the background if none lives, or say how."""
-    problem = background.ensure(root)
+    problem = autostart.ensure(root)
     if problem is not None:
         tell(problem)
 
@@ -118,7 +117,7 @@ def ensure_dispatcher(root: str) -> None:
 def _taken(root: str, name: str, place: str) -> SpoolError:
     does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
     takes = "has this one wait for its end" if place == layout.RUNNING else "takes its place"
-    free = naming.next_name(name, lambda name: submitting.ever_used(root, name))
+    free = naming.next_name(name, lambda name: submit.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
 

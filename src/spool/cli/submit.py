@@ -11,8 +11,8 @@ from spool.cli import render, submission
 from spool.cli.common import made
 from spool.cli.keyoptions import key_options, values_of
 from spool.cli.verb import WordsVerb
+from spool.client.submit import is_spool
 from spool.core.errors import UsageError
-from spool.store.submitting import is_spool
 
 
 def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> submission.Asked:

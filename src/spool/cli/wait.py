@@ -13,11 +13,11 @@ from spool.cli.completing import complete_names
 from spool.cli.group import tell
 from spool.cli.holding import Holds
 from spool.cli.verb import Verb
+from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.units import parse_duration
-from spool.store.awaiting import Awaited, End
 from spool.store.spool import Spool
 
 POLL_S = 0.025

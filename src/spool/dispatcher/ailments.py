@@ -8,11 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from spool.client.autostart import UNIT, unit_for
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS
 from spool.core.units import show_size
-from spool.dispatcher.background import UNIT, unit_for
 from spool.dispatcher.doctor import Finding, Level, configuration, good
 from spool.dispatcher.hookcheck import examine_hooks
 from spool.dispatcher.messengers import examine_messengers

@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spool.client import autostart
+from spool.client.requests import Requests
+from spool.client.submit import make_spool, submit
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.dispatcher import background
 from spool.formats import ends, toml
 from spool.machine.host import this_user
 from spool.store.disk import Disk
-from spool.store.requests import Requests
 from spool.store.spool import Spool, history_lines
-from spool.store.submitting import make_spool, submit
 
 _CONFIGURATION = b"# four jobs at once, however many processors there are: most of them only wait\ncpus = 4\n"
 _POLL_S = 0.03
@@ -108,8 +108,8 @@ class Demonstration:
         disk.put(f"{self.root}/{layout.LOG}", b"")
         with open(f"{self.root}/{layout.LOG}", "ab") as log:
             self._dispatcher = subprocess.Popen(
-                background.command(self.root, "--until-idle"),
-                env=background.environment(),
+                autostart.command(self.root, "--until-idle"),
+                env=autostart.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

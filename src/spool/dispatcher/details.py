@@ -6,6 +6,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from spool.client.output import outputs
+from spool.client.waiting import standing
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
@@ -16,9 +18,7 @@ from spool.dispatcher.rows import Row
 from spool.machine.tree import MachineProber
 from spool.state.past import past_of
 from spool.store.config import Settings
-from spool.store.gathering import standing
 from spool.store.spool import Spool
-from spool.store.tails import outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -24,7 +25,6 @@ from spool.machine.tree import MachineProber
 from spool.store.disk import Disk, read_file, remedy_for
 from spool.store.lock import Service
 from spool.store.spool import Forbearing, Spool, read_bytes
-from spool.store.submitting import make_spool
 
 _STALE_S = 3600
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from spool.client.submit import is_spool
 from spool.core import layout
 from spool.core.errors import InvalidFile, InvalidJob, Problem, SpoolError, UsageError, cannot
 from spool.core.measures import Curve, Figures, Waits, curve, figures, grouped, longest_waits, span
@@ -20,7 +21,6 @@ from spool.core.simulation import Coming, Discipline, Outcome, simulate
 from spool.formats import csvtrace, ends, jobfile, swf
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.store.spool import Spool
-from spool.store.submitting import is_spool
 
 _GZIP = b"\x1f\x8b"
 _GIB = 1 << 30

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from spool.client.autostart import environment
 from spool.core.events import Event
 from spool.core.model import SECOND_NS
-from spool.dispatcher.background import environment
 from spool.dispatcher.questions import PATIENCE_NS, Questions
 from spool.formats.listening import Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
 from spool.machine import descriptors

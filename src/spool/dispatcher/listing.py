@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from spool.client.autostart import is_starting
+from spool.client.waiting import standing
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import shown
 from spool.core.model import SECOND_NS, Result, Spec, State
-from spool.dispatcher.background import is_starting
 from spool.dispatcher.rows import Row, row_of_result, row_of_spec, row_of_view
 from spool.formats import ends
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
 from spool.machine.tree import MachineProber
 from spool.store.disk import same_file
-from spool.store.gathering import standing
 from spool.store.lock import Service
 from spool.store.spool import Spool, unreadable
 

@@ -8,13 +8,13 @@ import signal
 import time
 from contextlib import suppress
 
+from spool.client.submit import make_spool
 from spool.core.errors import ExitCode, LockHeld
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
 from spool.store.disk import remedy_for
 from spool.store.locked import LockedSpool
-from spool.store.submitting import make_spool
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.dispatcher import background
+from spool.client import autostart
 from spool.formats.state import parse_state
 from spool.store.lock import dispatcher_lives
 from support import wait_for
@@ -25,13 +25,13 @@ def stop(root: Path) -> None:
 def test_a_hundred_submissions_start_one_dispatcher(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one that was started a moment ago is on its way to the lock, no other is started."""
     started = []
-    start = background.start
-    monkeypatch.setattr(background, "start", lambda root, idle: started.append(start(root, idle)))
+    start = autostart.start
+    monkeypatch.setattr(autostart, "start", lambda root, idle: started.append(start(root, idle)))
     for _ in range(100):
-        assert background.ensure(str(spool_root)) is None
+        assert autostart.ensure(str(spool_root)) is None
     assert len(started) == 1
     wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
-    assert background.ensure(str(spool_root)) is None
+    assert autostart.ensure(str(spool_root)) is None
     assert len(started) == 1
     stop(spool_root)
 
@@ -39,7 +39,7 @@ def test_a_hundred_submissions_start_one_dispatcher(spool_root: Path, monkeypatc
 def test_autostart_off_says_how_to_start_one(spool_root: Path) -> None:
     """With `autostart = false` nothing is started, and the line for the user has the command."""
     (spool_root / "config.toml").write_text("autostart = false\n")
-    told = background.ensure(str(spool_root))
+    told = autostart.ensure(str(spool_root))
     assert told is not None
     assert f"spool --spool {spool_root} dispatch" in told
     assert not dispatcher_lives(str(spool_root / ".lock"))
@@ -48,7 +48,7 @@ def test_autostart_off_says_how_to_start_one(spool_root: Path) -> None:
 def test_a_broken_configuration_does_not_keep_jobs_from_running(spool_root: Path) -> None:
     """What the configuration says is not known, so the default is in force; the dispatcher tells what is wrong."""
     (spool_root / "config.toml").write_text("autostart = maybe\n")
-    assert background.ensure(str(spool_root)) is None
+    assert autostart.ensure(str(spool_root)) is None
     wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     assert dispatcher_lives(str(spool_root / ".lock"))
     stop(spool_root)
@@ -61,7 +61,7 @@ def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
     for name in ("logging", "click", "msgspec", "spool"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     monkeypatch.chdir(tmp_path)
-    assert background.ensure(str(spool_root)) is None
+    assert autostart.ensure(str(spool_root)) is None
     wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     stop(spool_root)
 
@@ -82,7 +82,7 @@ def test_the_unit_serves_the_spool_that_its_files_name(tmp_path: Path, files: di
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     home = os.path.expanduser("~")
-    assert background._root_of_unit([str(tmp_path)]) == expected.format(home=home)
+    assert autostart._root_of_unit([str(tmp_path)]) == expected.format(home=home)
 
 
 def test_the_unit_serves_its_spool_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_the_unit_serves_its_spool_by_any_name(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os.path, "isdir", lambda _: True)  # systemd runs here
     for named, other in (("link", "spool"), ("spool", "link")):
         (drop_ins / "a.conf").write_text(f"[Service]\nEnvironment=SPOOL_DIR={tmp_path}/{named}\n")
-        assert background.unit_for(str(tmp_path / other)) == "spool.service"
-    assert background.unit_for(str(tmp_path / "another")) is None
+        assert autostart.unit_for(str(tmp_path / other)) == "spool.service"
+    assert autostart.unit_for(str(tmp_path / "another")) is None

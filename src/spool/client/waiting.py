@@ -1,4 +1,4 @@
-"""Waiting for a job's end, by looking at the files: no dispatcher is asked, and none need live.
+"""How a job has ended, and waiting for that, by looking at the files: no dispatcher is asked, and none need live.
 
 The end of a job is that its file lies in `done/` and nowhere else, and that its newest run says how it ended and not
 that it goes on. Between two looks a file may move, and for a moment while it is cancelled there is none at all.
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from spool.core import layout
-from spool.core.errors import NoSuchJob, cannot
+from spool.core.arrays import Tasks, array_of, in_words, outcome_of
+from spool.core.errors import InvalidJob, NoSuchJob, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.store.gathering import standing
+from spool.formats import jobfile
+from spool.formats.tasks import ArrayRecord
 from spool.store.spool import Spool
 
 GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come
@@ -114,3 +116,58 @@ class Awaited:
         if not self._spool.dispatcher_lives() and not self._waiting:
             return True
         return now - self._absent_since_ns > GRACE_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an array stands that has ended. `outcome` None: a task of it goes on, for it was queued again."""
+
+    outcome: State | None
+    reason: str
+    ended_at_ns: int | None
+
+
+def standing(spool: Spool, result: Result, *, ran_again: bool | None = None) -> Standing:
+    """Return how the array stands that ended with *result*: each task counts as it ended last, as for a dependency.
+
+    *ran_again*: whether a task has ended since; None: look into the history. Of a cancelled array that it was cancelled
+    stands.
+    """
+    name = result.job
+    then = Standing(result.outcome, result.reason, result.ended_at_ns)
+    if result.outcome is State.CANCELLED:
+        return then
+    ended_at_ns = result.ended_at_ns or 0
+    active = {task for place in (QUEUED, HELD, RUNNING) for task in spool.names(place) if array_of(task) == name}
+    if ran_again is None:
+        later = (known for known in spool.accounts_since(ended_at_ns) if (known.ended_at_ns or 0) > ended_at_ns)
+        ran_again = any(array_of(known.job) == name for known in later)
+    if not active and not ran_again:
+        return then
+    names = task_names(spool, name, result.run, spool.array(name, result.run))
+    going_on = len(active.intersection(names))
+    ends = [_end(spool, task, result.submitted_at_ns or 0) for task in names if task not in active]
+    outcomes = [outcome for outcome, _ in ends]
+    words = in_words(outcomes, len(names), going_on)
+    if going_on:
+        return Standing(None, words, None)
+    last_ns = max((at_ns for _, at_ns in ends), default=0)
+    return Standing(outcome_of(outcomes, len(names)), words, max(last_ns, ended_at_ns))
+
+
+def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
+    """Return how and when a task ended last; one that has not run since it was submitted was withdrawn."""
+    run = spool.latest_run(task)
+    result = spool.result(task, run) if run is not None else None
+    if result is None or (result.submitted_at_ns or 0) < since_ns:
+        return State.CANCELLED, 0
+    return result.outcome, result.ended_at_ns or 0
+
+
+def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
+    """Return the tasks of an array that was expanded, in their order; *record* is what its run has on record."""
+    text = spool.record(name, run, layout.SPEC_COPY)
+    try:
+        return Tasks(name, jobfile.parse(text or b"", name=name)).names()
+    except InvalidJob:  # a power cut has emptied it
+        return tuple(f"{name}_{index}" for index in range(record.tasks if record is not None else 0))

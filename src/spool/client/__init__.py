@@ -1,0 +1,1 @@
+"""What anyone may do with a spool without the lock."""

@@ -1,0 +1,283 @@
+"""The outputs of a job: where they are, those of the tasks of an array, and following them until the job has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from spool.client.waiting import Awaited, End, task_names
+from spool.core import layout
+from spool.core.errors import InvalidRecord
+from spool.formats.ends import parse_history_line
+from spool.formats.outputs import Outputs, outputs_of
+from spool.store.spool import Spool
+
+_BLOCK = 1 << 16
+
+
+class Stream(Enum):
+    """Which of the two outputs."""
+
+    OUT = "stdout"
+    ERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some output of a run. Empty at the beginning of one that is looked at from now on."""
+
+    run: int
+    stream: Stream
+    data: bytes
+
+
+class Tail:
+    """One file that grows; and that may be cut short, replaced, or not there yet."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd: int | None = None
+        self._at = 0
+
+    def skip_to_last(self, lines: int) -> None:
+        """Pass over all but the last *lines* lines of what is there now."""
+        if not self._opened():
+            return
+        assert self._fd is not None
+        end = os.fstat(self._fd).st_size
+        at, wanted = end, lines + 1
+        if lines == 0:
+            self._at = end
+            return
+        while at > 0 and wanted > 0:
+            start = max(0, at - _BLOCK)
+            block = os.pread(self._fd, at - start, start)
+            if at == end and not block.endswith(b"\n"):
+                wanted -= 1  # the last line has no end yet
+            cut = len(block)
+            while wanted > 0 and (cut := block.rfind(b"\n", 0, cut)) >= 0:
+                wanted -= 1
+            at = start + cut + 1 if cut >= 0 else start
+        self._at = at
+
+    def read(self) -> bytes:
+        """Return what is new, at most some of it; empty if nothing is."""
+        if not self._opened():
+            return b""
+        assert self._fd is not None
+        data = os.pread(self._fd, _BLOCK, self._at)
+        if data:
+            self._at += len(data)
+            return data
+        if os.fstat(self._fd).st_size < self._at:
+            self._at = 0  # it was cut short, and begins anew
+            return self.read()
+        if self._replaced():
+            self.close()
+            self._at = 0
+            return self.read()
+        return b""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _opened(self) -> bool:
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError:
+                return False
+        return True
+
+    def _replaced(self) -> bool:
+        """Whether another file has the name now. One that was only removed is read to its end."""
+        assert self._fd is not None
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+
+def outputs(spool: Spool, name: str, run: int) -> Outputs:
+    """Return where a run's output goes; stdout is always a path."""
+    script = spool.record(name, run, layout.WRAPPER)
+    found = outputs_of(script, spool.layout.metadir(name, run)) if script else None
+    log = spool.layout.record(name, run, layout.JOB_LOG)
+    if found is None:
+        return Outputs(log, None)
+    return Outputs(found.stdout or log, found.stderr)
+
+
+class Gathering:
+    """The outputs of the tasks of one expanded array: of each its newest run, whole, under its name.
+
+    *lines*: only the last lines of each.
+    """
+
+    def __init__(self, spool: Spool, name: str, run: int, *, lines: int | None = None) -> None:
+        self._spool = spool
+        self._lines = lines
+        record = spool.array(name, run)
+        self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
+        self._left = dict.fromkeys(task_names(spool, name, run, record))
+        # The end of a task is a line there: to look at every task again and again would take long for thousands.
+        self._history = Tail(spool.layout.at(layout.HISTORY))
+        self._history.skip_to_last(0)
+        self._torn = b""
+        self._looked = False
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """Yield each task that has begun, in their order, and its newest run."""
+        for task in self._left:
+            run = self._spool.latest_run(task)
+            if run is None:
+                continue
+            result = self._spool.result(task, run)
+            if result is None or (result.ended_at_ns or 0) >= self._since_ns:
+                yield task, run
+
+    def ended(self, *, last: bool = False) -> Iterator[Piece]:
+        """Yield the outputs of the tasks that have ended since the last call; *last*: the array is over."""
+        over = self._over()
+        if last or not self._looked:
+            self._looked = True
+            over |= {task: run for task, run in self.tasks() if last or self._is_over(task, run)}
+        for task, run in over.items():
+            if task in self._left:
+                del self._left[task]
+                yield from self.output(task, run)
+
+    def output(self, task: str, run: int) -> Iterator[Piece]:
+        """Yield the whole output of a task, a line with its name before it; nothing if it has written nothing."""
+        where = outputs(self._spool, task, run)
+        for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
+            if path is None:
+                continue
+            tail = Tail(path)
+            if self._lines is not None:
+                tail.skip_to_last(self._lines)
+            head = f"==> {task} <==\n".encode()
+            while data := tail.read():
+                yield Piece(run, stream, head + data)
+                head = b""
+            tail.close()
+
+    def close(self) -> None:
+        """Close the history."""
+        self._history.close()
+
+    def _is_over(self, task: str, run: int) -> bool:
+        result = self._spool.result(task, run)
+        return result is not None and result.again is None
+
+    def _over(self) -> dict[str, int]:
+        """Return the tasks that have ended for good since the last call, by the history, and their last runs."""
+        found: dict[str, int] = {}
+        while data := self._history.read():
+            *lines, self._torn = (self._torn + data).split(b"\n")
+            for line in lines:
+                try:
+                    result = parse_history_line(line)
+                except InvalidRecord:
+                    continue
+                if result.again is None:
+                    found[result.job] = result.run
+        return found
+
+
+class Follower:
+    """Reads the output of a job from a run on; of an array that of its tasks, each once it has ended.
+
+    `awaited` is what the job does, `end` how it ended, once that is known.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        name: str,
+        *,
+        run: int | None = None,
+        only: bool = False,
+        after: int | None = None,
+        lines: int | None = None,
+    ) -> None:
+        self._spool = spool
+        self._name = name
+        self.awaited = Awaited(spool, name)
+        self._only = only  # that run, and none that may follow
+        self._after = after or 0  # only runs later than this one
+        self._lines = lines
+        self._run: int | None = None
+        self._tails: dict[Stream, Tail] = {}
+        self._tasks: Gathering | None = None
+        self.end: End | None = None
+        if run is not None:
+            self._begin(run)
+
+    def pieces(self) -> Iterator[Piece | None]:
+        """Yield what there is, and None where nothing is new: time to wait a little. Ends with the job, or the run."""
+        if self._run is not None:
+            yield Piece(self._run, Stream.OUT, b"")
+        while True:
+            self.end = self.awaited.look()
+            newest = self._spool.latest_run(self._name)
+            if newest is not None and newest <= self._after:
+                newest = None
+            if self._run is None and newest is not None:
+                first = min(run for run in self._spool.runs(self._name) if run > self._after)
+                self._begin(first)
+                yield Piece(first, Stream.OUT, b"")
+            over = self.end is not None or self._run_is_over(newest)
+            yield from self._drained()
+            if over and self._run is not None and newest is not None and newest > self._run and not self._only:
+                self._begin(min(run for run in self._spool.runs(self._name) if run > self._run))
+                yield Piece(self._run, Stream.OUT, b"")
+                continue
+            if self.end is not None or (over and self._only):
+                return
+            yield None
+
+    def _run_is_over(self, newest: int | None) -> bool:
+        if self._run is None:
+            return False
+        return (newest is not None and newest > self._run) or (
+            self._spool.record(self._name, self._run, layout.RESULT) is not None
+        )
+
+    def _begin(self, run: int) -> None:
+        if self._spool.array(self._name, run) is not None:
+            self._run, self._tasks = run, Gathering(self._spool, self._name, run, lines=self._lines)
+            return
+        where = outputs(self._spool, self._name, run)
+        paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
+        for stream, path in paths.items():
+            tail = self._tails.get(stream)
+            if tail is not None and tail.path == path:
+                continue  # appended to by run after run: go on where we are
+            if tail is not None:
+                self._tails.pop(stream).close()
+            if path is not None:
+                self._tails[stream] = Tail(path)
+                if self._lines is not None and self._run is None:
+                    self._tails[stream].skip_to_last(self._lines)
+        self._run = run
+
+    def _drained(self) -> Iterator[Piece]:
+        assert self._run is not None or not self._tails
+        if self._tasks is not None:
+            yield from self._tasks.ended(last=self.end is not None)
+        for stream, tail in self._tails.items():
+            while data := tail.read():
+                yield Piece(self._run or 0, stream, data)
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails.values():
+            tail.close()
+        if self._tasks is not None:
+            self._tasks.close()
