@@ -16,7 +16,7 @@ from spool.core.measures import Figures
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.simulation import Discipline
 from spool.core.units import show_duration
-from spool.dispatcher.imagine import Scenario, Workload, gpus_like, imagine, of_file, study
+from spool.query.whatif import Scenario, Workload, gpus_like, imagine, of_file, study
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
 LIMITS = {"all": 1.0, "half": 0.5, "none": 0.0}  # the part of the users who state a limit

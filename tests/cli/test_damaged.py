@@ -20,8 +20,8 @@ from calling import Command, put_job
 from spool.cli import main
 from spool.client import autostart
 from spool.core.model import Grant, Result, State
-from spool.dispatcher import survey
 from spool.formats import ends, records
+from spool.query import snapshot
 from spool.store.config import Settings
 from spool.store.spool import Forbearing, Spool
 from support import make_spool
@@ -186,8 +186,8 @@ def test_no_damage_makes_a_verb_fail_without_a_word(anywhere: Path, monkeypatch:
         return wrong
 
     monkeypatch.setattr(autostart, "start", lambda *_: 0)  # where config.toml cannot say that it is not wanted
-    monkeypatch.setattr(survey, "_LONG_PATIENCE_NS", 0)  # no GPU is asked for
-    monkeypatch.setattr(survey, "_GPU_PATIENCE_NS", 0)
+    monkeypatch.setattr(snapshot, "_LONG_PATIENCE_NS", 0)  # no GPU is asked for
+    monkeypatch.setattr(snapshot, "_GPU_PATIENCE_NS", 0)
     monkeypatch.setenv("HOME", str(anywhere))
     monkeypatch.setenv("SPOOL_DIR", str(anywhere / "whole"))
     spool_at(anywhere / "whole")
@@ -203,7 +203,7 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
     root = anywhere / "spool"
     monkeypatch.setenv("HOME", str(anywhere))
     monkeypatch.setenv("SPOOL_DIR", str(root))
-    monkeypatch.setattr(survey, "_LONG_PATIENCE_NS", 0)
+    monkeypatch.setattr(snapshot, "_LONG_PATIENCE_NS", 0)
 
     def work() -> object:
         spool_at(root)

@@ -11,9 +11,9 @@ import pytest
 
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Request, Result, State
-from spool.dispatcher import survey
 from spool.formats import ends
 from spool.machine.host import this_user
+from spool.query import snapshot
 
 S = 1_000_000_000
 
@@ -92,7 +92,7 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     ran(full, "short", 1200)
     put(full, "short")
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3 * 3600 * S)
-    monkeypatch.setattr(survey, "time", later)
+    monkeypatch.setattr(snapshot, "time", later)
     out = spool("why", "short").out
     assert "order: waited 3 h 00 m of an expected 20 m 00 s: 10.0; behind first, 10.0" in out
     answer = asked(spool, "why", "short")

@@ -16,11 +16,10 @@ import pytest
 from calling import Command, asked, put_job
 from spool.client import gc
 from spool.core.model import Grant, Result, State
-from spool.dispatcher.listing import Lister
-from spool.dispatcher.rows import Row
 from spool.formats import ends, records
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
+from spool.query.jobs import Lister, Row
 from spool.store.lock import Service
 from spool.store.spool import Spool
 from support import ROOT, wait_for

@@ -16,7 +16,7 @@ from plugins.fake_nvml import FakeNvml
 from spool.cli import timeline
 from spool.cli.common import this_user
 from spool.core.model import SECOND_NS as S
-from spool.dispatcher import booked
+from spool.query import reservations
 
 HOUR = 3600 * S
 
@@ -217,14 +217,14 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
     spool("reserve", "create", "good", "--gpus", "1", "--duration", "2h")
     spool("reserve", "create", "bad", "--gpus", "1", "--duration", "2h")
     put_job(spool_root, "waits", 'command = "true"\ncpus = 1\n')
-    sound = booked.read_whole
+    sound = reservations.read_whole
 
     def fails(path: str) -> object:
         if path.endswith("/bad.toml"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return sound(path)
 
-    monkeypatch.setattr(booked, "read_whole", fails)
+    monkeypatch.setattr(reservations, "read_whole", fails)
     for words in (("why", "waits"), ("plan",), ("info",)):
         said = spool(*words)
         assert said.code == 0, said.err

@@ -19,8 +19,8 @@ from spool.cli import blocks, plotting, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.core.simulation import Discipline
-from spool.dispatcher.imagine import of_file
 from spool.formats import ends
+from spool.query.whatif import of_file
 
 TRACE = """\
 ; MaxProcs: 4

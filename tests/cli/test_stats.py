@@ -17,8 +17,8 @@ from spool.core.days import utc_day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
-from spool.dispatcher.statistics import local_day, moment
 from spool.formats import ends
+from spool.query.accounting import local_day, moment
 
 T0 = 1_700_000_000 * S
 DAY = 86_400 * S

@@ -17,8 +17,9 @@ from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.plan import View, decide
 from spool.core.runs import Runs
-from spool.dispatcher import ends, moves, recover, start, survey
+from spool.dispatcher import ends, moves, recover, start
 from spool.dispatcher.loop import Dispatcher
+from spool.query import snapshot
 from spool.store import locked
 from spool.store.spool import Spool
 
@@ -68,7 +69,7 @@ def compare(world: World, now: Dispatcher) -> None:
     clock, policy = now.clock(), now.settings.config.policy
     machine = Machine(cpus=world.cpus, memory_bytes=1 << 30)
     own = now.acting.view(machine, clock, None)
-    seen = survey.survey(Spool(str(world.root)), clock)
+    seen = snapshot.survey(Spool(str(world.root)), clock)
     same(facts(seen.view, seen.table.arrays), facts(own, now.table.arrays))
     assert seen.policy == policy
     if all(job.executor_problem is None for job in (*own.queue.values(), *own.held.values())):
@@ -188,7 +189,7 @@ def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monke
     monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
     for number in range(LIVES):
         with world_at(tmp_path / f"{number}", monkeypatch) as world:
-            monkeypatch.setattr(survey, "MachineProber", lambda _, world=world: world)
+            monkeypatch.setattr(snapshot, "MachineProber", lambda _, world=world: world)
             (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\n')
             life = Watched(world, SEED + number)
             try:

@@ -11,9 +11,10 @@ import pytest
 from crash.world import Session, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
-from spool.dispatcher import moves, sight, survey
+from spool.dispatcher import moves, sight
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
+from spool.query import snapshot
 from spool.store.spool import Spool
 
 MISTAKES = 'command = "ok"\n' + "".join(f"k{at:063} = 1\n" for at in range(1000))
@@ -163,15 +164,15 @@ def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(
         asked.append(name)
         return parse(data, name=name, **given)
 
-    monkeypatch.setattr(survey.jobfile, "parse", noted)
+    monkeypatch.setattr(snapshot.jobfile, "parse", noted)
     spool = Spool(str(session.world.root))
-    told = survey.survey(spool).left_out["bad"]
+    told = snapshot.survey(spool).left_out["bad"]
     assert told.startswith('unknown key "k000')
     assert told.endswith("; and 900 more")
     assert not asked
     while path.stat().st_ctime_ns <= path.with_suffix(".toml.error").stat().st_mtime_ns:
         path.write_text(MISTAKES + "x = 1\n")
-    assert survey.survey(spool).left_out["bad"].endswith("; and 901 more")
+    assert snapshot.survey(spool).left_out["bad"].endswith("; and 901 more")
     assert asked == ["bad"]
 
 
@@ -199,7 +200,7 @@ def test_a_path_that_cannot_be_expanded_is_told_and_fails_no_run(session: Sessio
     session.settle()
     assert not session.world.begun
     assert why in path.with_suffix(".toml.error").read_text()
-    survey_says = survey.survey(Spool(str(session.world.root))).left_out["lost"]
+    survey_says = snapshot.survey(Spool(str(session.world.root))).left_out["lost"]
     assert why in survey_says or "array" in line or "rows" in line
 
 

@@ -17,18 +17,19 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.plan import Plan
-from spool.dispatcher import ailments, limits, moves, survey, watch
-from spool.dispatcher.asking import why
-from spool.dispatcher.booked import booked
-from spool.dispatcher.doctor import Level
-from spool.dispatcher.listing import Lister
+from spool.dispatcher import limits, moves, watch
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.memory import worth_remembering
-from spool.dispatcher.overview import overview
 from spool.dispatcher.watch import Watch
 from spool.formats.journal import recall
 from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
+from spool.query import doctor, snapshot
+from spool.query.doctor import Level
+from spool.query.explain import why
+from spool.query.jobs import Lister
+from spool.query.machine import overview
+from spool.query.reservations import booked
 from spool.store.spool import Spool
 
 HOUR_S = 3600
@@ -39,7 +40,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     """Give a world with an empty spool, and no dispatcher yet."""
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
-        monkeypatch.setattr(survey, "MachineProber", lambda _: world)
+        monkeypatch.setattr(snapshot, "MachineProber", lambda _: world)
         made = Session(world)
         yield made
         made.end()
@@ -77,7 +78,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 def planned(session: Session) -> Plan:
     """Return what a command foresees."""
-    return survey.survey(Spool(str(session.world.root))).plan
+    return snapshot.survey(Spool(str(session.world.root))).plan
 
 
 # --- the clock of scheduling_timeout ------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(ses
     rows = {row.name: row for row in Lister(spool).listing().rows}
     assert rows.keys() == {"broken", "next", "other"}
     assert "jobs/broken" in rows["broken"].reason
-    seen = survey.survey(spool)
+    seen = snapshot.survey(spool)
     assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("broken", 2)]
     assert "jobs/broken" in seen.left_out["broken"]
     assert seen.plan.all_noes("next")[0].code == "dependency"
@@ -237,7 +238,7 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     session.turns(1)
     own = now.acting.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
     assert [run.stopping for run in own.running.values()] == [True]
-    assert [run.stopping for run in survey.survey(Spool(str(session.world.root))).view.running.values()] == [True]
+    assert [run.stopping for run in snapshot.survey(Spool(str(session.world.root))).view.running.values()] == [True]
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,11 +330,11 @@ def test_whoever_asks_hears_the_same_of_a_file_system(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (watch, ailments):
+    for module in (watch, doctor):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
     made = Watch()
     made.start({QUEUED: str(tmp_path)})
     made.close()
-    found = list(ailments._file_system(str(tmp_path)))
+    found = list(doctor._file_system(str(tmp_path)))
     assert is_shared_between_hosts(kind) == (kind != "ext4")
     assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

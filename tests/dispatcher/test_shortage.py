@@ -19,12 +19,13 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import SECOND_NS, State
-from spool.dispatcher import recover, survey
-from spool.dispatcher.asking import why
+from spool.dispatcher import recover
 from spool.dispatcher.start import Shortage
 from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.formats import records
 from spool.formats.wrapper import NO_JID, REFUSED
+from spool.query import snapshot
+from spool.query.explain import why
 from spool.state import table
 from spool.state.table import WELCOME, Live
 from spool.store.spool import Spool
@@ -239,7 +240,7 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     state = json.loads((root / layout.STATE).read_text())
     assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
     assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
-    monkeypatch.setattr(survey, "problem_with", lambda _: None)
+    monkeypatch.setattr(snapshot, "problem_with", lambda _: None)
     answer = why(Spool(str(root)), "a")
     assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
     session.users.submit("ab", "ok")

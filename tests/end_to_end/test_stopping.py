@@ -12,11 +12,10 @@ import pytest
 
 from served import Served, alive, marked, pids_in
 from spool.core.errors import SpoolError
-from spool.dispatcher.asking import why
-from spool.dispatcher.details import details
-from spool.dispatcher.forecast import forecast
-from spool.dispatcher.listing import Lister
-from spool.dispatcher.overview import overview
+from spool.query.details import details
+from spool.query.explain import forecast, why
+from spool.query.jobs import Lister
+from spool.query.machine import overview
 from spool.store.spool import Spool
 from support import wait_for
 

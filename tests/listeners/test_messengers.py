@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.dispatcher.doctor import Level
-from spool.dispatcher.messengers import examine_messengers
+from spool.query.doctor import Level, examine_messengers
 
 SECRET = "s3cr3t-t0ken-of-mine"
 

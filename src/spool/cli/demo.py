@@ -13,7 +13,7 @@ from spool.cli.gantt import Look, chart
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.model import SECOND_NS, Result, State
-from spool.dispatcher.demo import Demonstration, Happened, went_well
+from spool.query.demo import Demonstration, Happened, went_well
 
 
 @click.command(cls=Verb)

@@ -11,8 +11,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.verb import Verb
-from spool.dispatcher.ailments import examine_machine
-from spool.dispatcher.doctor import Finding, Level, examine
+from spool.query.doctor import Finding, Level, examine, examine_machine
 
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 

@@ -9,7 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.core.gpus import stranger
-from spool.dispatcher.overview import GpuUse, Holder, gpus
+from spool.query.machine import GpuUse, Holder, gpus
 
 _COLUMNS = (
     render.Column("GPU", right=True),

@@ -9,7 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.verb import Verb
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
-from spool.dispatcher.overview import Overview, overview
+from spool.query.machine import Overview, overview
 
 _COLUMNS = (
     render.Column("JOB"),

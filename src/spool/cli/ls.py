@@ -16,9 +16,8 @@ from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State
 from spool.core.units import show_duration
-from spool.dispatcher.listing import Lister, Listing
-from spool.dispatcher.rows import Row
 from spool.formats.instants import render_instant
+from spool.query.jobs import Lister, Listing, Row
 
 _COLUMNS = (
     render.Column("NAME"),

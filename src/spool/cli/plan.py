@@ -12,7 +12,7 @@ from spool.core.model import Grant
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
-from spool.dispatcher.forecast import Forecast, Starting, Waits, forecast
+from spool.query.explain import Forecast, Starting, Waits, forecast
 
 _COLUMNS = (
     render.Column("#", right=True),

@@ -17,9 +17,9 @@ from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.model import Reservation
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY
-from spool.dispatcher import reserving
-from spool.dispatcher.booked import Booked
-from spool.dispatcher.reserving import Bookings, Wish
+from spool.query import reserving
+from spool.query.reservations import Booked
+from spool.query.reserving import Bookings, Wish
 from spool.store.spool import Spool
 
 _COLUMNS = (

@@ -13,7 +13,7 @@ from spool.cli.verb import Verb
 from spool.core.efficiency import Advice, Run, Spread, Summary
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
-from spool.dispatcher.comparing import OfArray, OfRun, compare
+from spool.query.efficiency import OfArray, OfRun, compare
 
 _UNKNOWN = "unknown"
 

@@ -13,7 +13,7 @@ from spool.cli.verb import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
-from spool.dispatcher.details import Details, RunDetails, details
+from spool.query.details import Details, RunDetails, details
 
 
 @click.command(cls=Verb)

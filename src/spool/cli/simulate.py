@@ -20,7 +20,9 @@ from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
 from spool.core.simulation import Discipline
 from spool.core.units import parse_size
-from spool.dispatcher.imagine import (
+from spool.formats.config import Config
+from spool.machine.host import Host, less_reserve
+from spool.query.whatif import (
     Group,
     Imagined,
     Scenario,
@@ -33,8 +35,6 @@ from spool.dispatcher.imagine import (
     of_history,
     study,
 )
-from spool.formats.config import Config
-from spool.machine.host import Host, less_reserve
 from spool.store.config import Settings
 from spool.store.spool import Spool
 

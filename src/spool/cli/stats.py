@@ -19,7 +19,7 @@ from spool.core.errors import InvalidValue, UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
 from spool.core.tally import Totals
-from spool.dispatcher.statistics import Report, moment, report
+from spool.query.accounting import Report, moment, report
 
 _NONE = "-"
 

@@ -9,7 +9,7 @@ from spool.cli.common import job_name, json_option, viewed
 from spool.cli.completing import complete_names
 from spool.cli.verb import Verb
 from spool.core.units import show_duration
-from spool.dispatcher.asking import Answer, why
+from spool.query.explain import Answer, why
 
 
 @click.command(cls=Verb)

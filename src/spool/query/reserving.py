@@ -12,11 +12,11 @@ from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, UsageError, c
 from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
 from spool.core.reservations import NOBODY, conflict, known_gpus
-from spool.dispatcher.booked import Booked, BookingState, booked
-from spool.dispatcher.survey import machine_now
 from spool.formats import reservation
 from spool.formats.jobvalues import moment_or_delay
 from spool.machine.host import local_zone
+from spool.query.reservations import Booked, BookingState, booked
+from spool.query.snapshot import machine_now
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 

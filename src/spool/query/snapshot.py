@@ -19,8 +19,6 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Policy
 from spool.core.plan import Plan, View, decide
-from spool.dispatcher.booked import booked
-from spool.dispatcher.listing import gpus_told, last_view
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
 from spool.formats.journal import Memory, recall
@@ -28,6 +26,8 @@ from spool.formats.records import GrantRecord
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import this_user, why_not_expanded
 from spool.machine.tree import MachineProber
+from spool.query.jobs import gpus_told, last_view
+from spool.query.reservations import booked
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.past import Remembered

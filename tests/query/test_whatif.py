@@ -8,7 +8,7 @@ from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Machine, Policy, Request, Spec
 from spool.core.simulation import Coming, Discipline
-from spool.dispatcher.imagine import Scenario, Workload, gpus_like, imagine, load_of, stating_limits, study
+from spool.query.whatif import Scenario, Workload, gpus_like, imagine, load_of, stating_limits, study
 
 BOX = Machine(4, 1 << 40)
 

@@ -14,9 +14,9 @@ from spool.core.model import ForeignProcess, Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import Room
-from spool.dispatcher.listing import RECENT_NS, Lister
-from spool.dispatcher.survey import Survey, survey
 from spool.formats import ends
+from spool.query.jobs import RECENT_NS, Lister
+from spool.query.snapshot import Survey, survey
 from spool.store.lock import Service
 from spool.store.spool import Spool
 
