@@ -85,7 +85,8 @@ def ends_at(run: Running) -> int:
     """Return when *run* is expected to have ended, where nothing was learnt."""
     expected, ran = run.spec.time_limit_ns or HOUR, NOW - run.started_at_ns
     if run.stopping:
-        return min(run.started_at_ns + expected, NOW + run.spec.kill_grace_ns)
+        graced = NOW + run.spec.kill_grace_ns
+        return graced if run.spec.time_limit_ns is None else min(run.started_at_ns + expected, graced)
     while run.spec.time_limit_ns is None and expected <= ran:
         expected *= 2
     return run.started_at_ns + expected

@@ -101,9 +101,7 @@ class Runs(Mapping[str, Running]):
         has passed is replaced by another, which depends on nothing but the instant and what was learnt.
         """
         entries = self._in_order.entries
-        elsewhere = {
-            name: min(self._ends[name], now_ns + self._runs[name].spec.kill_grace_ns) for name in self._stopping
-        }
+        elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
         for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:
             if self._expected[name].is_guess and name not in elsewhere:
                 elsewhere[name] = self._overrun_until_ns(name, now_ns)
@@ -113,6 +111,11 @@ class Runs(Mapping[str, Running]):
         found += [(end_ns, name) for name, end_ns in elsewhere.items()]
         found.sort()
         return found
+
+    def _stopped_by_ns(self, name: str, now_ns: int) -> int:
+        run = self._runs[name]
+        graced_ns = now_ns + run.spec.kill_grace_ns
+        return graced_ns if self._expected[name].is_guess else min(self._ends[name], graced_ns)
 
     def _overrun_until_ns(self, name: str, now_ns: int) -> int:
         run = self._runs[name]
