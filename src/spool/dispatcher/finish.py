@@ -286,7 +286,12 @@ class Finisher:
         self.telling.flush()
         self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
         self._outcome(name, result.outcome)
-        self.lines.append(journal.Left(name))
+        goes_on = self._table.jobs.get(name)
+        wait = goes_on.wait if goes_on is not None else None
+        if wait is None:
+            self.lines.append(journal.Left(name))
+        else:  # the earlier submission waits again, and keeps its place
+            self.lines.append(journal.Waits(name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
 
     def _cut_off(self, name: str, wait: Wait | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
