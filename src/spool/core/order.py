@@ -88,7 +88,7 @@ class Standing:
         """Return the numbers by which the job stands where it does."""
         waited = f"waited {show_duration(self.waited_ns)}"
         if self.was_passed:
-            return f"{waited}; goes first, for later arrivals have passed it by too much work"
+            return f"{waited}; goes first: later arrivals have passed it by too much work"
         if self.score is None:
             return waited
         ratio = (
