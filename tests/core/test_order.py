@@ -197,7 +197,7 @@ def test_of_those_passed_the_first_to_arrive_goes_first():
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
     assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
     assert standing(found, "earlier").words() == (
-        "waited 11 h 00 m; goes first, for later arrivals have passed it by too much work"
+        "waited 11 h 00 m; goes first: later arrivals have passed it by too much work"
     )
 
 
