@@ -89,8 +89,8 @@ HOMES = {
     "watchdog": "dispatcher/watch.py",
 }
 ABROAD = {
-    ("listeners/apprising.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("listeners/exposition.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
+    ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }

@@ -26,7 +26,7 @@ from spool.dispatcher import moves, start
 from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.formats.listening import Reply
 from spool.listeners import standing
-from spool.listeners.hookfiles import HookFiles
+from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 

@@ -249,7 +249,7 @@ def test_without_the_library_it_says_what_to_install(
     listener: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """prometheus_client is an extra."""
-    monkeypatch.delitem(sys.modules, "spool.listeners.exposition", raising=False)
+    monkeypatch.delitem(sys.modules, "spool.listeners.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     listener.tick()
     assert "pip install 'spool-scheduler[metrics]'" in caplog.text

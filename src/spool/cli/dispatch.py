@@ -27,7 +27,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
     from spool.client.submit import was_spool
     from spool.dispatcher.main import serve
-    from spool.listeners.lines import set_up_logging
+    from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors
 
     descriptors.keep()

@@ -1,7 +1,7 @@
 """The wrapper in a terminal of its own: a session of a tmux server that serves this spool and nobody else.
 
 The job reads from the terminal, so one can attach and type. It writes to its outputs as under any executor; a viewer
-beside it (`pane.py`) copies them to the terminal. So the log is what the job wrote, byte for byte, without prompt,
+beside it (`tmux_pane.py`) copies them to the terminal. So the log is what the job wrote, byte for byte, without prompt,
 echo or carriage returns, and a job never waits for a terminal that does not read.
 
 All that is asked of tmux is asked with a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is
@@ -26,7 +26,7 @@ from typing import Any
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
-from spool.executors import pane
+from spool.executors import tmux_pane
 from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.executors.process import ProcessExecutor
 from spool.executors.sessions import session_of, socket_of
@@ -106,7 +106,7 @@ class TmuxExecutor:
         told = f"{launch.metadir}/{layout.LAUNCH}"
         session = session_of(launch.job, launch.run)
         words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
-        words += [sys.executable, "-I", "-S", "-B", pane.__file__, told, str(launch.script)]
+        words += [sys.executable, "-I", "-S", "-B", tmux_pane.__file__, told, str(launch.script)]
         if launch.keep:
             words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
         if launch.run > 1:

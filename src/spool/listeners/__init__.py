@@ -14,7 +14,7 @@ __all__ = ["CAREFUL", "KINDS", "Answer", "Gate", "Listener", "by_kind"]
 _WHERE = {
     "hooks": ("spool.listeners.hooks", "Hooks"),
     "plugins": ("spool.listeners.plugins", "Plugins"),
-    "notify": ("spool.listeners.notify", "Notifier"),
+    "notify": ("spool.listeners.notifications", "Notifier"),
     "metrics": ("spool.listeners.metrics", "Metrics"),
 }
 

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 
-from spool.listeners.lines import set_up_logging
+from spool.listeners.logformat import set_up_logging
 from spool.listeners.process import serve
 
 _FIRST_OWN = 3  # of the descriptors: those before it are everybody's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spool.listeners.letters import Transport, UndeliveredError
+from spool.listeners.message import Transport, UndeliveredError
 from spool.listeners.shelltext import ShellText
 from spool.listeners.webhook import SCHEMES, WebHook
 
@@ -31,7 +31,7 @@ def way_to(address: str, notifier: str | None) -> Transport:
             why = "it is no URL and none of `contacts`, and the configuration has no `notifier`"
             raise UndeliveredError(why, for_good=True)
         return ShellText(notifier, address)
-    from spool.listeners.apprising import Service, understands
+    from spool.listeners.transports import Service, understands
 
     if scheme in SCHEMES and not (scheme == "https" and understands(address)):
         return WebHook(address)

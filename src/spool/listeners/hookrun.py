@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core.model import SECOND_NS
-from spool.listeners import leftovers
+from spool.listeners import orphans
 from spool.machine import identity
 from spool.machine.tree import HOOK_MARK
 
@@ -50,16 +50,16 @@ def run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, l
         hint = " (has it a #! line?)" if error.errno == 8 else ""
         return Ran(f"it cannot be executed: {error.strerror}{hint}")
     jid = identity.of_process(process.pid)
-    leftovers.begun(process.pid, mark)
+    orphans.begun(process.pid, mark)
     output, code = b"", None
     left = 0
     try:
         output, ended = _attend(process, stdin, limit_ns)
         # The hook itself is not waited for before that, so that nothing else can have its pid.
-        left = leftovers.end_tree(root, mark, jid) - (not ended)
+        left = orphans.end_tree(root, mark, jid) - (not ended)
         code = process.wait()
     finally:
-        leftovers.ended(process.pid)
+        orphans.ended(process.pid)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):

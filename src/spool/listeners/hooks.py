@@ -11,7 +11,7 @@ from spool.formats.config import Config
 from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
 from spool.listeners.base import Answer, Begin
-from spool.listeners.hookfiles import find_hooks
+from spool.listeners.discovery import find_hooks
 from spool.listeners.hookrun import Ran, run_hook
 from spool.listeners.standing import CAN_BE_REFUSED
 

@@ -14,8 +14,8 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
-from spool.listeners.runuse import Use, UseWatcher
 from spool.listeners.tallies import LETTERS
+from spool.listeners.usage import Use, UseWatcher
 from spool.store.disk import Disk
 from spool.store.spool import read_bytes
 
@@ -70,7 +70,7 @@ class Metrics:
             return
         path = os.path.expanduser(stated)
         try:
-            from spool.listeners.exposition import Numbers, render
+            from spool.listeners.prometheus import Numbers, render
         except ImportError:
             self._complain(NOT_INSTALLED)
             return

@@ -29,9 +29,9 @@ from spool.listeners.answers import Answers
 from spool.listeners.base import Begin
 from spool.listeners.current import Current
 from spool.listeners.deaf import Deaf
-from spool.listeners.feed import Feed
-from spool.listeners.leftovers import Leftovers
+from spool.listeners.delivery import Feed
 from spool.listeners.loading import loading
+from spool.listeners.orphans import Leftovers
 from spool.machine.children import become_subreaper
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox

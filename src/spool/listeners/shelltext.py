@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from contextlib import suppress
 
-from spool.listeners.letters import Letter, UndeliveredError, masked
+from spool.listeners.message import Letter, UndeliveredError, masked
 
 LIMIT_S = 60.0
 _MOST_WORDS = 300

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spool.core.events import EventName
 from spool.formats.config import Config
-from spool.listeners.hookfiles import find_hooks
+from spool.listeners.discovery import find_hooks
 from spool.listeners.installed import plugins_installed
 
 FOR_JOBS = "notify"

@@ -15,7 +15,7 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Opene
 
 from spool import __version__
 from spool.formats.facts import render_facts
-from spool.listeners.letters import Letter, UndeliveredError, masked, scrubbed
+from spool.listeners.message import Letter, UndeliveredError, masked, scrubbed
 
 SCHEMES = {"http": "http", "https": "https", "json": "http", "jsons": "https"}
 

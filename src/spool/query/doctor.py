@@ -29,10 +29,10 @@ from spool.executors import by_name
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.listeners import apprising
+from spool.listeners import transports
 from spool.listeners.addresses import expanded, way_to
-from spool.listeners.hookfiles import find_hooks
-from spool.listeners.letters import UndeliveredError, has_secret, masked
+from spool.listeners.discovery import find_hooks
+from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.secrecy import who_else_reads
 from spool.machine.host import file_system_of, is_shared_between_hosts, this_user
@@ -479,7 +479,7 @@ def _addresses(root: str, config: Config) -> Iterator[Finding]:
             for address in expanded(name, config.contacts):
                 found.append(address)
                 way = way_to(address, config.notifier)
-                if isinstance(way, apprising.Service):
+                if isinstance(way, transports.Service):
                     way.check()
         except UndeliveredError as error:
             fine = False

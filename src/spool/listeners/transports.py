@@ -10,7 +10,7 @@ from typing import Any
 
 from spool.core.events import EventName
 from spool.core.notices import ENDS
-from spool.listeners.letters import Letter, UndeliveredError, masked, scrubbed
+from spool.listeners.message import Letter, UndeliveredError, masked, scrubbed
 
 NOT_INSTALLED = "Apprise is not installed; pip install 'spool-scheduler[notify]'"
 

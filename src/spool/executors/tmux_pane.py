@@ -1,7 +1,7 @@
 """What a run's terminal begins with: it makes itself what the dispatcher says, then becomes the wrapper.
 
 Run as a script, by path, with nothing but the standard library, for each millisecond of it is one of a start:
-`pane.py LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
+`tmux_pane.py LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
 
 Beside the wrapper it leaves a viewer: a process that belongs to no run and copies to the terminal what is written
 to the run's outputs, so that who looks at the terminal sees them, and the outputs have nothing of the terminal.

@@ -14,10 +14,10 @@ from spool.core.wording import body, headline
 from spool.formats.config import Config
 from spool.formats.facts import facts
 from spool.listeners.addresses import expanded, way_to
-from spool.listeners.lanes import Lane, Patience
-from spool.listeners.letters import PREFIX, Letter, UndeliveredError, has_secret, masked
 from spool.listeners.logtail import last_lines
+from spool.listeners.message import PREFIX, Letter, UndeliveredError, has_secret, masked
 from spool.listeners.secrecy import who_else_reads
+from spool.listeners.sendqueue import Lane, Patience
 from spool.listeners.tallies import LETTERS
 
 log = logging.getLogger(__name__)

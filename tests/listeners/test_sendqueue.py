@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spool.listeners.lanes import Lane, Patience
-from spool.listeners.letters import Letter, UndeliveredError
+from spool.listeners.message import Letter, UndeliveredError
+from spool.listeners.sendqueue import Lane, Patience
 from support import wait_for
 
 MOST = 100

@@ -17,7 +17,7 @@ from spool import __version__
 from spool.core.counting import Histogram, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
-from spool.listeners.runuse import Use
+from spool.listeners.usage import Use
 
 _WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
 _AGAIN = ("retry", "requeue", "hold")

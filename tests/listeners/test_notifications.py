@@ -21,8 +21,8 @@ from spool.core.model import Notify, Result, State
 from spool.core.notices import NotifyRule
 from spool.formats.config import Config
 from spool.listeners import webhook
-from spool.listeners.lanes import Patience
-from spool.listeners.notify import Notifier
+from spool.listeners.notifications import Notifier
+from spool.listeners.sendqueue import Patience
 from support import wait_for
 
 SECRET = "s3cr3t-t0ken-of-mine"
@@ -176,7 +176,7 @@ def test_what_a_receiver_will_never_take_is_not_tried_again(
 
 def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
     """The limit holds for the whole exchange, not only between two bytes of it."""
-    from spool.listeners.letters import Letter, UndeliveredError
+    from spool.listeners.message import Letter, UndeliveredError
     from spool.listeners.webhook import WebHook
 
     web.answers = ["drip"]
@@ -262,7 +262,7 @@ def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: To
 
 def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
     """Its exit code and its last words are the reason; what it left behind is gone."""
-    from spool.listeners.letters import Letter, UndeliveredError
+    from spool.listeners.message import Letter, UndeliveredError
     from spool.listeners.shelltext import ShellText
 
     letter = Letter("failed", "t", "b", {})

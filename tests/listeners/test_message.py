@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from spool.listeners.addresses import way_to
-from spool.listeners.apprising import Service
-from spool.listeners.letters import has_secret, masked, scrubbed
 from spool.listeners.logtail import last_lines
+from spool.listeners.message import has_secret, masked, scrubbed
 from spool.listeners.shelltext import ShellText
+from spool.listeners.transports import Service
 from spool.listeners.webhook import WebHook
 
 SLACK = "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
