@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.layout import NAME_PATTERN
-from spool.executors import by_name, sessions, tmux
+from spool.executors import by_name, tmux
 from spool.executors.base import Launch, Started
-from spool.executors.sessions import session_of, socket_of
-from spool.executors.tmux import TmuxExecutor, server_of
+from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
 from spool.formats.records import parse_jid
 from spool.formats.wrapper import Assignments, render
 from support import ROOT, make_spool, wait_for
@@ -85,7 +84,7 @@ def test_the_socket_lies_in_the_spool(tmp_path: Path) -> None:
 
 def test_a_spool_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No socket's path is longer than the kernel takes; spools never share one, and one spool has one by any name."""
-    monkeypatch.setattr(sessions, "_ELSEWHERE", str(tmp_path))
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
     spools = [str(tmp_path / ("d" * 100) / name) for name in ("a", "b")]
     for spool in spools:
         os.makedirs(spool)
@@ -103,7 +102,7 @@ def test_a_place_that_others_could_have_prepared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
 ) -> None:
     """A directory in /tmp that others may write to, a link, a file: none of them is used for a socket."""
-    monkeypatch.setattr(sessions, "_ELSEWHERE", str(tmp_path))
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
     place = tmp_path / f"spool-{os.getuid()}"
     if trap == "open":
         place.mkdir()

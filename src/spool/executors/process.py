@@ -1,19 +1,23 @@
-"""The plain way: the wrapper is a child of the dispatcher, in a session of its own."""
+"""The plain way: the wrapper is a child of the dispatcher, in a session of its own.
+
+A shell takes about as long to come up as all that a wrapper does before its command, so the next job's is started while
+there is nothing else to do.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors.base import Launch, Started, own_environment, refused
-from spool.executors.spare import Spare
-from spool.formats.wrapper import TOLD, Surroundings
+from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
 from spool.machine.children import Nursery
 
@@ -24,6 +28,12 @@ _NULL_DEVICE = [
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
 ]
+
+# The text is in a file without a name: that of the run is nowhere yet when this may be read. (Not all have /dev/fd.)
+_BECOME = f"read -r spool_told && . /proc/self/fd/{TEXT_FD}"
+
+Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
+"""Start a shell with these arguments, descriptors (the shell's number: ours) and environment; return its pid."""
 
 
 class ProcessExecutor:
@@ -37,7 +47,7 @@ class ProcessExecutor:
 
     def __init__(self) -> None:
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
-        self._spare: Spare | None = None
+        self._prespawned: PrespawnedShell | None = None
         self._nursery = Nursery()
 
     def unavailable(self) -> str | None:
@@ -69,9 +79,9 @@ class ProcessExecutor:
         Raises StartRefused if the machine has no room for another process.
         """
         if launch.environment is None:
-            spare, self._spare = self._spare, None
-            if spare is not None and spare.become(launch.text):
-                return Started(spare.pid)
+            shell, self._prespawned = self._prespawned, None
+            if shell is not None and shell.become(launch.text):
+                return Started(shell.pid)
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
@@ -94,24 +104,24 @@ class ProcessExecutor:
         It has read *text* then, and no other. One that was ended by somebody is made good by the next start: it might
         be ended again as soon as it is there.
         """
-        spare = self._spare
-        if spare is not None and not spare.gone and not spare.reads(text):
-            self._dismiss_spare()
-        if self._spare is None:
+        shell = self._prespawned
+        if shell is not None and not shell.gone and not shell.reads(text):
+            self._dismiss_prespawned()
+        if self._prespawned is None:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
-                self._spare = Spare(self._spawn, own_environment())
-                self._spare.reads(text)
-        return self._spare.pid if self._spare is not None and not self._spare.gone else None
+                self._prespawned = PrespawnedShell(self._spawn, own_environment())
+                self._prespawned.reads(text)
+        return self._prespawned.pid if self._prespawned is not None and not self._prespawned.gone else None
 
     def close(self) -> None:
         """End the shell that waits."""
-        self._dismiss_spare()
+        self._dismiss_prespawned()
         self._nursery.close()
 
-    def _dismiss_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.dismiss()
-            self._spare = None
+    def _dismiss_prespawned(self) -> None:
+        if self._prespawned is not None:
+            self._prespawned.dismiss()
+            self._prespawned = None
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Raise SpoolError: nothing here has a terminal."""
@@ -154,3 +164,77 @@ def reset_of_ignored_signals() -> tuple[str, str | None]:
 def _works(program: str, option: str) -> bool:
     words, null = [program, option, "--", "true"], subprocess.DEVNULL
     return subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
+
+
+class PrespawnedShell:
+    """A shell that is up and waits to be told which wrapper to be: a child of this process, which leaves with it.
+
+    Where the next job is known already it reads the wrapper's text as well, and waits where the wrapper would find out
+    who it is. It has no mark of any run until it becomes one's wrapper.
+    """
+
+    def __init__(self, spawn: Spawn, environment: Mapping[str, str]) -> None:
+        """Start it. Raises OSError."""
+        self._text: bytes | None = None  # what it has read
+        theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self._file = -1
+        try:
+            self._file = os.memfd_create("wrapper")
+            self.pid = spawn(["-c", _BECOME, "sh", READY], {0: theirs, TEXT_FD: self._file}, environment)
+        except OSError:
+            self._close()
+            raise
+        finally:
+            os.close(theirs)
+        self._ticks: int | None = None  # it looks for itself then
+        with contextlib.suppress(OSError):
+            self._ticks = identity.start_ticks(self.pid)
+
+    def reads(self, text: bytes | None) -> bool:
+        """Have it read the wrapper *text*, unless it has read one; return whether it has read that, and no other."""
+        if self._text is None and text is not None and self._write(text) and self._tell("\n"):
+            self._text = text
+        return self._text == text
+
+    def become(self, text: bytes) -> bool:
+        """Have it be the wrapper *text*. False: it is gone, or has read another; nothing was started."""
+        if not self.reads(text) or not self._tell(f"{self.pid} {self._ticks or ''}\n"):
+            self.dismiss()
+            return False
+        self._close()
+        os.sched_yield()  # a pipe wakes its reader on this processor, though another may be idle
+        return True
+
+    def _write(self, text: bytes) -> bool:
+        try:
+            os.ftruncate(self._file, 0)
+            return os.pwrite(self._file, text, 0) == len(text)
+        except OSError:  # no memory for it
+            return False
+
+    def _tell(self, line: str) -> bool:
+        try:
+            os.write(self._pipe, line.encode())
+        except BrokenPipeError:
+            return False
+        return True
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has ended it; its pid may be another's by now."""
+        other_end = select.poll()
+        other_end.register(self._pipe, 0)  # an error is reported all the same: nobody holds it
+        return bool(other_end.poll(0))
+
+    def dismiss(self) -> None:
+        """End it."""
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._pipe)
+        if self._file >= 0:
+            os.close(self._file)

@@ -13,8 +13,7 @@ import pytest
 
 from spool.core.errors import SpoolError
 from spool.executors import Launch, Started
-from spool.executors.process import ProcessExecutor
-from spool.executors.spare import Spare
+from spool.executors.process import PrespawnedShell, ProcessExecutor
 from spool.formats import records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
@@ -139,7 +138,7 @@ def test_every_shell_can_wait(tmp_path: Path, shell: str) -> None:
     around = Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
     text = render(Assignments(str(tmp_path), "ls -l /proc/self/fd; exit 7", around))
     for read_before in (True, False):
-        spare = Spare(spawn, dict(os.environ))
+        spare = PrespawnedShell(spawn, dict(os.environ))
         if read_before:
             assert spare.reads(text)
         assert spare.become(text)
@@ -160,7 +159,7 @@ def test_a_machine_need_not_have_dev_fd(tmp_path: Path) -> None:
         return os.posix_spawnp(words[0], words, environment, file_actions=moved, setsid=True)
 
     around = Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
-    spare = Spare(spawn, dict(os.environ))
+    spare = PrespawnedShell(spawn, dict(os.environ))
     assert spare.become(render(Assignments(str(tmp_path), "ls /dev; exit 8", around)))
     assert os.waitstatus_to_exitcode(os.waitpid(spare.pid, 0)[1]) == 8
     assert (tmp_path / "log").read_text() == "null\n"
