@@ -25,7 +25,7 @@ from spool.core.layout import RUNNING
 from spool.dispatcher import moves, start
 from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.formats.listening import Reply
-from spool.listeners import standing
+from spool.listeners import discovery
 from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 ) -> None:
     """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
     hooks = HookFiles()
-    monkeypatch.setattr(standing, "find_hooks", lambda _: hooks)
+    monkeypatch.setattr(discovery, "find_hooks", lambda _: hooks)
     with world_at(tmp_path / "world", monkeypatch) as world:
         monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
         session = Session(world)
@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
-    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
+    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         world.cpus = 3
@@ -217,7 +217,7 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
 
 def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
-    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
+    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
@@ -246,7 +246,7 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["submitting", "cancelling"])
 def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
-    monkeypatch.setattr(standing, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
+    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:

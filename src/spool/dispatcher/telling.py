@@ -20,8 +20,7 @@ from spool.dispatcher.listening import Listening
 from spool.formats import journal
 from spool.formats.events import render_event
 from spool.formats.listening import Hello, Reply
-from spool.listeners.loading import load_again
-from spool.listeners.standing import CAN_BE_REFUSED, FOR_JOBS, NOBODY, standing
+from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.state.table import Job, JobFile, Live
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
@@ -47,7 +46,7 @@ class Telling:
         self.problems: tuple[str, ...] = ()
         self.known: set[str] = set()  # ids that the journal has
         self.listening = Listening(spool.root, self._answered, self._greeted)
-        self._standing = NOBODY
+        self._standing = NO_SUBSCRIPTIONS
         self._hello: Hello | None = None
         self._to_begin: set[str] = set()  # kinds of listeners that have no place in the events yet
         self._by_jobs = False  # whether a job has said whom to tell
@@ -80,7 +79,7 @@ class Telling:
 
     def _look(self) -> None:
         config = self._settings.config
-        found, before = standing(self._spool.root, config, for_jobs=self._by_jobs), self._standing
+        found, before = find_subscriptions(self._spool.root, config, for_jobs=self._by_jobs), self._standing
         if found.problems != before.problems:
             for problem in found.problems:
                 log.warning("%s", problem)

@@ -58,3 +58,25 @@ class Gate(Protocol):
 
     def ask(self, event: Event, begin: Begin) -> Answer:
         """Answer, and call *begin* before each step of that. What is raised here is a no."""
+
+
+class NullSink:
+    """Hears nothing: what the listener *name* is not told does not pile up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wants(self, name: EventName) -> bool:
+        """Whether it wants to hear of that: no."""
+        return False
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Be done with it."""
+        done()
+
+    def tick(self) -> float | None:
+        """Do nothing: there is nothing that is due by itself."""
+        return None
+
+    def close(self) -> None:
+        """Leave: nothing is open."""

@@ -1,18 +1,79 @@
-"""Which hooks there are: `hooks/EVENT` and `hooks/EVENT.d/*` of the spool (FORMAT 15)."""
+"""Who listens to a spool, found out without loading or running any of it.
+
+Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
+notifications and metrics are asked for by the configuration and by jobs. What plugins do as they are loaded may end the
+process that loads them: after a few such ends they are left out.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 from spool.core import layout
 from spool.core.events import EventName
+from spool.core.layout import CURSORS, Layout
+from spool.formats.config import Config
+from spool.store.disk import Disk
+from spool.store.spool import read_bytes
 
-_EVENTS = frozenset(name.value for name in EventName)
-_FOLDER = ".d"
+FOR_JOBS = "notify"
+"""The kind of listener that a job file can ask for by itself."""
+
+CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
+
+_HOOK_NAMES = frozenset(name.value for name in EventName)
+_HOOK_FOLDER = ".d"
 _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dpkg-old", ".dpkg-new", ".dpkg-dist")
+
+GROUP = "spool"
+"""The group of entry points that plugins are named in."""
+
+_GROUP_HEADER = f"[{GROUP}]".encode()
+
+_MOST_LOADS = 3
+_LOADING = f"{CURSORS}/.loading"  # how often it was begun and not come to an end
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """The kinds of listeners there are, and what is known of their wishes before one of them is asked."""
+
+    kinds: frozenset[str] = frozenset()
+    wants: frozenset[EventName] = frozenset()  # what is to be told in any case
+    asks: frozenset[EventName] = frozenset()  # what is to be asked in any case
+    silent: frozenset[str] = frozenset()  # kinds that only say themselves what they want to hear of
+    may_ask: bool = False  # one of those may want to be asked
+    problems: tuple[str, ...] = ()
+
+
+NO_SUBSCRIPTIONS = Subscriptions()
+
+
+def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscriptions:
+    """Return who listens to the spool *root*; *for_jobs*: a job has said whom to tell."""
+    hooks = find_hooks(root)
+    hooked = {EventName(name) for name in hooks.paths}
+    silent = {
+        "plugins": plugins_installed(),
+        FOR_JOBS: bool(config.notify) or for_jobs,
+        "metrics": bool(config.metrics),
+    }
+    others = frozenset(kind for kind, listens in silent.items() if listens)
+    return Subscriptions(
+        kinds=others | ({"hooks"} if hooked else set()),
+        wants=frozenset(hooked - CAN_BE_REFUSED),
+        asks=frozenset(hooked & CAN_BE_REFUSED),
+        silent=others,
+        may_ask="plugins" in others,
+        problems=hooks.problems,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +84,7 @@ class HookFiles:
     problems: tuple[str, ...] = ()
 
 
-NONE = HookFiles()
+NO_HOOKS = HookFiles()
 
 
 def find_hooks(root: str) -> HookFiles:
@@ -31,15 +92,15 @@ def find_hooks(root: str) -> HookFiles:
     directory = f"{root}/{layout.HOOKS}"
     problems: list[str] = []
     if not os.path.lexists(directory):
-        return NONE
+        return NO_HOOKS
     found: dict[str, list[str]] = {}
     for name, path, _ in _entries(directory, layout.HOOKS, problems):
-        event = name.removesuffix(_FOLDER)
-        is_folder = name.endswith(_FOLDER) and os.path.isdir(path)
+        event = name.removesuffix(_HOOK_FOLDER)
+        is_folder = name.endswith(_HOOK_FOLDER) and os.path.isdir(path)
         shown = f"{layout.HOOKS}/{name}"
-        if event not in _EVENTS or (event != name and not is_folder):
+        if event not in _HOOK_NAMES or (event != name and not is_folder):
             if is_folder or _is_executable(path):
-                close = difflib.get_close_matches(event, _EVENTS, 1)
+                close = difflib.get_close_matches(event, _HOOK_NAMES, 1)
                 problems.append(f"{shown}: no event has that name" + (f", did you mean {close[0]}?" if close else ""))
         elif is_folder:
             for _, each, below in _entries(path, shown, problems):
@@ -96,3 +157,53 @@ def _not_trusted(status: os.stat_result) -> str | None:
     if status.st_mode & stat.S_IWOTH:
         return "everybody may write it"
     return None
+
+
+@cache
+def plugins_installed() -> bool:
+    """Whether a distribution that this process can import has an entry point of our group.
+
+    The files are read for that, since `importlib.metadata` costs as much as a pass or two.
+    """
+    return plugins_in(sys.path)
+
+
+def plugins_in(places: Iterable[str]) -> bool:
+    """Whether a distribution in one of the directories *places* has an entry point of our group."""
+    for place in places:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")) and _names_group(f"{place or '.'}/{name}/entry_points.txt"):
+                return True
+    return False
+
+
+def _names_group(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return any(line.strip() == _GROUP_HEADER for line in file)
+    except OSError:
+        return False
+
+
+@contextmanager
+def loading(paths: Layout, disk: Disk) -> Iterator[None]:
+    """Surround the loading of the plugins. Raises ImportError if it has ended the process too often."""
+    path = paths.at(_LOADING)
+    text = (read_bytes(path) or b"").strip()
+    tries = int(text) if text.isdigit() else 0
+    if tries >= _MOST_LOADS:
+        raise ImportError(f"loading the plugins has ended the process {tries} times")
+    disk.put(path, f"{tries + 1}\n".encode())
+    try:
+        yield
+    finally:
+        disk.discard(path)
+
+
+def load_again(paths: Layout, disk: Disk) -> None:
+    """Have the plugins loaded again, whatever they did: who starts the dispatcher anew may have mended them."""
+    disk.discard(paths.at(_LOADING))

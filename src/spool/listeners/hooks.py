@@ -11,9 +11,8 @@ from spool.formats.config import Config
 from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
 from spool.listeners.base import Answer, Begin
-from spool.listeners.discovery import find_hooks
+from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.listeners.hookrun import Ran, run_hook
-from spool.listeners.standing import CAN_BE_REFUSED
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.base import Answer, Begin
-from spool.listeners.installed import GROUP
+from spool.listeners.discovery import GROUP
 
 __all__ = ["Event", "EventName", "Hooks", "Plugins", "hookimpl"]
 

@@ -26,11 +26,10 @@ from spool.core.model import SECOND_NS
 from spool.formats.listening import Ask, Busy, Hello, Kinds, More, read_told, render
 from spool.listeners import CAREFUL, KINDS, Listener, by_kind
 from spool.listeners.answers import Answers
-from spool.listeners.base import Begin
+from spool.listeners.base import Begin, NullSink
 from spool.listeners.current import Current
-from spool.listeners.deaf import Deaf
 from spool.listeners.delivery import Feed
-from spool.listeners.loading import loading
+from spool.listeners.discovery import loading
 from spool.listeners.orphans import Leftovers
 from spool.machine.children import become_subreaper
 from spool.store.disk import Disk
@@ -180,7 +179,7 @@ class _Process:
         if self._lock is None and self._take_lock():
             self._leftovers.end_strangers()
         if self._lock is not None:
-            for kind, listener in (self._listeners | {kind: Deaf(kind) for kind in self._refused}).items():
+            for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
                 if kind not in self._feeds and kind in cursors(self._layout):
                     feed = Feed(listener, Inbox(self._root, kind, self._disk), careful=kind in CAREFUL)
                     self._feeds[kind] = feed
