@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spool.listeners.addresses import way_to
-from spool.listeners.logtail import last_lines
 from spool.listeners.message import has_secret, masked, scrubbed
-from spool.listeners.shelltext import ShellText
-from spool.listeners.transports import Service
-from spool.listeners.webhook import WebHook
+from spool.listeners.notifications import last_lines
+from spool.listeners.transports import AppriseService, NotifierCommand, WebHook, transport_for
 
 SLACK = "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
 
@@ -52,11 +49,11 @@ def test_what_others_say_is_scrubbed_of_the_address() -> None:
 
 def test_each_kind_of_address_has_its_way() -> None:
     """A web hook of a chat service is that service; any other is ours; what is no URL is the notifier's."""
-    assert isinstance(way_to(SLACK, None), Service)
-    assert isinstance(way_to("https://example.org/lab", None), WebHook)
-    assert isinstance(way_to("json://example.org/lab", None), WebHook)
-    assert isinstance(way_to("mailto://example.org", None), Service)
-    assert isinstance(way_to("bob@example.org", "mail $1"), ShellText)
+    assert isinstance(transport_for(SLACK, None), AppriseService)
+    assert isinstance(transport_for("https://example.org/lab", None), WebHook)
+    assert isinstance(transport_for("json://example.org/lab", None), WebHook)
+    assert isinstance(transport_for("mailto://example.org", None), AppriseService)
+    assert isinstance(transport_for("bob@example.org", "mail $1"), NotifierCommand)
 
 
 def test_the_end_of_a_log_is_plain_text(tmp_path: Path) -> None:

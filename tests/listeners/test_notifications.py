@@ -20,7 +20,7 @@ from spool.core.events import Event, EventName
 from spool.core.model import Notify, Result, State
 from spool.core.notices import NotifyRule
 from spool.formats.config import Config
-from spool.listeners import webhook
+from spool.listeners import transports
 from spool.listeners.notifications import Notifier
 from spool.listeners.sendqueue import Patience
 from support import wait_for
@@ -153,7 +153,7 @@ def test_a_web_hook_that_fails_and_stalls_is_told_once_when_it_recovers(
     told: Told, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5xx, 429 and silence are tried again, with the same id each time, until one of the tries is taken."""
-    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transports, "WEB_HOOK_TIMEOUT_S", 0.2)
     web.answers = [500, "stall", 429, 503]
     told.of(FAILED, f"http://{HOST}:{web.port}/hook")
     wait_for(lambda: told.done)
@@ -177,7 +177,7 @@ def test_what_a_receiver_will_never_take_is_not_tried_again(
 def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
     """The limit holds for the whole exchange, not only between two bytes of it."""
     from spool.listeners.message import Letter, UndeliveredError
-    from spool.listeners.webhook import WebHook
+    from spool.listeners.transports import WebHook
 
     web.answers = ["drip"]
     with pytest.raises(UndeliveredError):
@@ -263,14 +263,14 @@ def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: To
 def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
     """Its exit code and its last words are the reason; what it left behind is gone."""
     from spool.listeners.message import Letter, UndeliveredError
-    from spool.listeners.shelltext import ShellText
+    from spool.listeners.transports import NotifierCommand
 
     letter = Letter("failed", "t", "b", {})
     with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
-        ShellText("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(letter)
+        NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(letter)
     pid = tmp_path / "pid"
     with pytest.raises(UndeliveredError, match=r"within 0\.2 s"):
-        ShellText(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(letter)
+        NotifierCommand(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(letter)
     wait_for(lambda: not os.path.exists(f"/proc/{int(pid.read_text())}"))
 
 

@@ -1,10 +1,12 @@
-"""What is sent to one address of one event, and the ways that it may fail."""
+"""What is sent to one address of one event, how it may fail, and what may be shown of the address."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -118,3 +120,25 @@ def has_secret(address: str) -> bool:
         or "pass=" in parts.query
         or long
     )
+
+
+class Counters:
+    """Counts by word. They begin at nothing with the process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, word: str, count: int = 1) -> None:
+        """Count *word*."""
+        with self._lock:
+            self._counts[word] += count
+
+    def read(self) -> dict[str, int]:
+        """Return all counts."""
+        with self._lock:
+            return dict(self._counts)
+
+
+LETTERS = Counters()
+"""Letters by what became of them: "delivered", "failed" (and may be tried again), "given_up"."""

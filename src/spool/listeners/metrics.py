@@ -14,7 +14,7 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
-from spool.listeners.tallies import LETTERS
+from spool.listeners.message import LETTERS
 from spool.listeners.usage import Use, UseWatcher
 from spool.store.disk import Disk
 from spool.store.spool import read_bytes

@@ -1,29 +1,41 @@
-"""Messages to people and programs: a listener that sends letters in the background (docs/NOTIFICATIONS.md)."""
+"""Messages to people and programs, for whoever a job or the configuration names (docs/NOTIFICATIONS.md).
+
+The listener looks up the addresses that an event concerns, words the message, with the end of the run's log where that
+is asked for, and hands it to the queue of each address. It says so once where others can read secrets in an address.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 
+from spool.core import layout
 from spool.core.events import Event, EventName
+from spool.core.layout import Layout
 from spool.core.notices import addressees
 from spool.core.wording import body, headline
 from spool.formats.config import Config
 from spool.formats.facts import facts
-from spool.listeners.addresses import expanded, way_to
-from spool.listeners.logtail import last_lines
-from spool.listeners.message import PREFIX, Letter, UndeliveredError, has_secret, masked
-from spool.listeners.secrecy import who_else_reads
+from spool.listeners.message import LETTERS, PREFIX, Letter, UndeliveredError, has_secret, masked
 from spool.listeners.sendqueue import Lane, Patience
-from spool.listeners.tallies import LETTERS
+from spool.listeners.transports import transport_for
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 20_000  # ids of events
 _CLOSE_S = 3.0
+
+_MOST_STEPS = 8  # from a contact to its address
+
+_MOST_LOG_BYTES = 64 << 10
+_MOST_COLUMNS = 300
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class Notifier:
@@ -125,7 +137,7 @@ class Notifier:
         lane = self._lanes.get(key)
         if lane is None:
             try:
-                transport = way_to(address, notifier)
+                transport = transport_for(address, notifier)
             except UndeliveredError as error:
                 LETTERS.add("given_up")
                 self._complain(f"cannot tell {masked(address)} of anything: {error}")
@@ -163,3 +175,61 @@ class _Countdown:
             last = self._left == 0
         if last:
             self._then()
+
+
+def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _MOST_STEPS) -> list[str]:
+    """Return what a name stands for: itself, or the addresses of a contact, which may name others.
+
+    Raises UndeliveredError where contacts go round in a circle.
+    """
+    if named not in contacts:
+        return [named.strip()]
+    if not steps:
+        raise UndeliveredError("contacts of the configuration go round in a circle", for_good=True)
+    return [address for to in contacts[named] for address in expanded(to, contacts, steps - 1)]
+
+
+def last_lines(metadir: str, count: int) -> str:
+    """Return the last *count* lines of the run's log as plain text, "" if there is none: the job had another."""
+    data = _tail_of(f"{metadir}/{layout.JOB_LOG}") if count > 0 else b""
+    lines = []
+    for line in data.decode(errors="replace").rstrip("\n").split("\n")[-count:] if data else []:
+        shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]  # what a terminal would show of a progress bar
+        plain = "".join(character for character in shown if character.isprintable() or character == "\t")
+        lines.append(plain if len(plain) <= _MOST_COLUMNS else f"{plain[:_MOST_COLUMNS]}...")
+    return "\n".join(lines)
+
+
+def _tail_of(path: str) -> bytes:
+    try:
+        # Not to hang where a job has put something else in its place.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        return os.pread(fd, _MOST_LOG_BYTES, max(0, status.st_size - _MOST_LOG_BYTES))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def others_read(path: str, directory: str) -> bool:
+    """Whether the group or everybody can read the file *path*, and reach it through its *directory*."""
+    try:
+        file, way = os.stat(path).st_mode, os.stat(directory).st_mode
+    except OSError:
+        return False
+    return any(file & read and way & enter for read, enter in ((0o040, 0o010), (0o004, 0o001)))
+
+
+def who_else_reads(root: str, *, in_config: bool, job: str | None) -> list[str]:
+    """Return the files of the spool at *root*, of those that are said to hold secrets, that others can read."""
+    at = Layout(root)
+    paths = [at.at(layout.CONFIG)] if in_config else []
+    if job is not None:
+        paths += [at.job_file(place, job) for place in layout.PLACES]
+    return [path for path in paths if others_read(path, at.root)]

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 
-from spool.listeners.message import Letter, Transport, UndeliveredError, digest
-from spool.listeners.tallies import LETTERS
+from spool.listeners.message import LETTERS, Letter, Transport, UndeliveredError, digest
 
 log = logging.getLogger(__name__)
 

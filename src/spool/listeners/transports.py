@@ -1,26 +1,240 @@
-"""Mail, chat and telephones through Apprise, the one place that imports it: an extra of the package."""
+"""The transports, each one way to get a message to an address: web hook, notifier, Apprise (docs/NOTIFICATIONS.md).
+
+A web hook posts the event as JSON. The notifier, shell text of the configuration, takes every address that is no URL.
+Mail, chat and telephones go through Apprise, an extra of the package; to import it takes a third of a second, so that
+is left until an address needs it.
+"""
 
 from __future__ import annotations
 
+import base64
+import http.client
 import logging
+import os
+import select
+import signal
+import ssl
+import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import Timer
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
+from spool import __version__
 from spool.core.events import EventName
 from spool.core.notices import ENDS
-from spool.listeners.message import Letter, UndeliveredError, masked, scrubbed
+from spool.formats.facts import render_facts
+from spool.listeners.message import Letter, Transport, UndeliveredError, masked, scrubbed
+
+_SCHEMES = {"http": "http", "https": "https", "json": "http", "jsons": "https"}
+
+WEB_HOOK_TIMEOUT_S = 10.0
+"""How long the receiver of a web hook may take to answer, and between any two bytes."""
+
+WEB_HOOK_LIMIT_S = 30.0
+"""How long all of it may take."""
+
+NOTIFIER_LIMIT_S = 60.0
+"""How long the notifier may take."""
 
 NOT_INSTALLED = "Apprise is not installed; pip install 'spool-scheduler[notify]'"
 
-_MOST_WORDS = 300
-_REASON = "Socket Exception: "  # what it says of a mail server, but only to who debugs it
+_MOST_WORDS = 300  # of what a notifier or Apprise says
+_MOST_OF_ERROR = 200
+_TRANSIENT = {408, 409, 423, 425, 429}  # of the 4xx
+_SOCKET_ERROR = "Socket Exception: "  # what it says of a mail server, but only to who debugs it
 _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_normalizer")
-_lock = threading.Lock()  # its plugins are loaded once, by whoever comes first
+_loading = threading.Lock()  # its plugins are loaded once, by whoever comes first
 
 
-class Service:
+def transport_for(address: str, notifier: str | None) -> Transport:
+    """Return how messages get to *address*. Raises UndeliveredError if none can. Asks nobody yet."""
+    scheme, is_url, _ = address.partition("://")
+    if not is_url:
+        if notifier is None:
+            why = "it is no URL and none of `contacts`, and the configuration has no `notifier`"
+            raise UndeliveredError(why, for_good=True)
+        return NotifierCommand(notifier, address)
+    if scheme in _SCHEMES and not (scheme == "https" and understands(address)):
+        return WebHook(address)
+    return AppriseService(address)
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect would turn the POST into a GET, and carry the secrets elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+class WebHook:
+    """Posts to one address. `?+NAME=VALUE` in it is a header of the request, as a token."""
+
+    for_programs = True
+
+    def __init__(self, address: str, *, limit_s: float | None = None) -> None:
+        """Raise UndeliveredError if *address* cannot be understood."""
+        self._address = address
+        self.shown = masked(address)
+        self._limit_s = limit_s or WEB_HOOK_LIMIT_S
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"spool/{__version__}"}
+        try:
+            self._url = self._understand(address)
+        except ValueError:
+            raise UndeliveredError("the address is no URL", for_good=True) from None
+
+    def _understand(self, address: str) -> str:
+        parts = urlsplit(address)
+        if not parts.hostname:
+            raise ValueError(address)
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        plain = []
+        for piece in filter(None, parts.query.split("&")):
+            if piece.startswith("+"):
+                name, _, value = unquote(piece[1:]).partition("=")
+                if not name or not (name + value).isprintable():
+                    raise ValueError(address)
+                self._headers[name] = value
+            else:
+                plain.append(piece)
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname.encode("idna").decode()
+        place = f"{host}:{parts.port}" if parts.port is not None else host
+        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+        return urlunsplit((_SCHEMES[parts.scheme], place, path, "&".join(plain), ""))
+
+    def send(self, letter: Letter) -> None:
+        """Post the letter's document. What the receiver says but 2xx is a failure; most of 4xx are for good."""
+        document = letter.document | {"title": letter.title, "message": letter.body}
+        headers = self._headers | {"X-Spool-Event": letter.event, "Idempotency-Key": _header(document.get("id", ""))}
+        request = Request(self._url, render_facts(document), headers, method="POST")  # noqa: S310 (_SCHEMES)
+        connections: list[http.client.HTTPConnection] = []
+        cut = Timer(self._limit_s, partial(_cut_off, connections))
+        cut.daemon = True
+        cut.start()
+        try:
+            with _opener(connections.append).open(request, timeout=WEB_HOOK_TIMEOUT_S):
+                return
+        except HTTPError as error:
+            with error:
+                raise self._refused(error) from None
+        except (URLError, OSError, http.client.HTTPException) as error:
+            why = error.reason if isinstance(error, URLError) else error
+            words = scrubbed(str(why)[:_MOST_OF_ERROR], self._address) or type(why).__name__
+            raise UndeliveredError(words) from None
+        except ValueError:
+            raise UndeliveredError("the address is no URL", for_good=True) from None
+        finally:
+            cut.cancel()
+
+    def _refused(self, error: HTTPError) -> UndeliveredError:
+        code = error.code
+        if 300 <= code < 400:
+            return UndeliveredError(f"it redirects elsewhere (HTTP {code}); name that address", for_good=True)
+        after = error.headers.get("Retry-After", "") if error.headers is not None else ""
+        after_s = float(after) if after.isascii() and after.isdigit() else 0.0
+        return UndeliveredError(f"HTTP {code}", for_good=400 <= code < 500 and code not in _TRANSIENT, after_s=after_s)
+
+
+def _header(text: str) -> str:
+    return quote(text, safe="/:@+,;=~. ")
+
+
+def _opener(opened: Callable[[http.client.HTTPConnection], None]) -> OpenerDirector:
+    """Return what opens an address, by a proxy where the environment names one, and tells of its connections."""
+
+    def plain(*arguments: Any, **settings: Any) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(*arguments, **settings)
+        opened(connection)
+        return connection
+
+    def secured(*arguments: Any, **settings: Any) -> http.client.HTTPSConnection:
+        connection = http.client.HTTPSConnection(*arguments, **settings)
+        opened(connection)
+        return connection
+
+    class Plain(HTTPHandler):
+        def http_open(self, request: Request) -> http.client.HTTPResponse:
+            return self.do_open(plain, request)
+
+    class Secured(HTTPSHandler):
+        def https_open(self, request: Request) -> http.client.HTTPResponse:
+            return self.do_open(secured, request, context=ssl.create_default_context())
+
+    return build_opener(_NoRedirect, Plain, Secured)
+
+
+def _cut_off(connections: list[http.client.HTTPConnection]) -> None:
+    """End what takes too long, whatever it waits for."""
+    for connection in connections:
+        if connection.sock is not None:
+            try:
+                connection.sock.shutdown(2)
+            except OSError:
+                continue
+
+
+class NotifierCommand:
+    """Runs the text with the address as `$1` and the event as `$2`; the message comes on its standard input."""
+
+    for_programs = False
+
+    def __init__(self, text: str, address: str, *, limit_s: float = NOTIFIER_LIMIT_S) -> None:
+        self._text, self._address, self._limit_s = text, address, limit_s
+        self.shown = masked(address)
+
+    def send(self, letter: Letter) -> None:
+        """Run it. An exit code but 0 is a failure, and so is not to end in time; its whole group is killed then."""
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as message:
+            message.write(f"{letter.title}\n\n{letter.body}".encode(errors="replace"))
+            message.seek(0)
+            try:
+                process = subprocess.Popen(
+                    ["/bin/sh", "-c", self._text, "notifier", self._address, letter.event],
+                    stdin=message,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise UndeliveredError(f"the notifier cannot be run: {type(error).__name__}") from None
+            in_time = _ends_within(process.pid, self._limit_s)
+            # While nobody has asked for its exit code, its number is nobody else's.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            if not in_time:
+                raise UndeliveredError(f"the notifier did not end within {self._limit_s:g} s")
+            if code != 0:
+                words = _last_words(said.fileno())
+                raise UndeliveredError(f"the notifier's exit code is {code}{f': {words}' if words else ''}")
+
+
+def _ends_within(pid: int, limit_s: float) -> bool:
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(limit_s * 1000))
+    finally:
+        os.close(fd)
+
+
+def _last_words(fd: int) -> str:
+    size = os.fstat(fd).st_size
+    said = os.pread(fd, _MOST_WORDS, max(0, size - _MOST_WORDS)).decode(errors="replace")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "".join(character if character.isprintable() else "?" for character in lines[-1]) if lines else ""
+
+
+class AppriseService:
     """One address that Apprise understands."""
 
     for_programs = False
@@ -33,7 +247,7 @@ class Service:
 
     def check(self) -> None:
         """Raise UndeliveredError if Apprise is not there or does not understand the address. Asks nobody."""
-        with _reasons() as reasons, _lock:
+        with _complaints() as reasons, _loading:
             try:
                 self._plugin = self._open()
             except UndeliveredError as error:
@@ -43,13 +257,13 @@ class Service:
 
     def send(self, letter: Letter) -> None:
         """Send the letter as plain text. Apprise does not tell whether another try may help, so it is tried."""
-        with _reasons() as reasons:
+        with _complaints() as reasons:
             if self._plugin is None:
-                with _lock:
+                with _loading:
                     self._plugin = self._open()
             import apprise
 
-            kind = apprise.NotifyType(_kind(letter.event))
+            kind = apprise.NotifyType(_type_of(letter.event))
             text = apprise.NotifyFormat.TEXT
             arrived = self._plugin.notify(title=letter.title, body=letter.body, notify_type=kind, body_format=text)
         if not arrived:
@@ -84,7 +298,7 @@ def understands(address: str) -> bool:
         import apprise
     except ImportError:
         return False
-    with _reasons(), _lock:
+    with _complaints(), _loading:
         return apprise.Apprise.instantiate(address) is not None
 
 
@@ -105,7 +319,7 @@ def _as_wanted(address: str) -> str:
     return f"{address}{'&' if query else '' if address.endswith('?') else '?'}{more}"
 
 
-def _kind(event: str) -> str:
+def _type_of(event: str) -> str:
     if event == EventName.FINISHED:
         return "success"
     if event == EventName.CANCELLED or event not in ENDS:
@@ -122,8 +336,8 @@ class _Confided(threading.local):
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep a complaint for whoever sends, and let nothing through."""
         words = record.getMessage()
-        if record.levelno >= logging.WARNING or words.startswith(_REASON):
-            self.said.append(words.removeprefix(_REASON))
+        if record.levelno >= logging.WARNING or words.startswith(_SOCKET_ERROR):
+            self.said.append(words.removeprefix(_SOCKET_ERROR))
         return False
 
 
@@ -131,7 +345,7 @@ _confided = _Confided()
 
 
 @contextmanager
-def _reasons() -> Iterator[list[str]]:
+def _complaints() -> Iterator[list[str]]:
     """Yield a list that is filled with what Apprise complains of in this thread."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)

@@ -30,11 +30,10 @@ from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
 from spool.listeners import transports
-from spool.listeners.addresses import expanded, way_to
 from spool.listeners.discovery import find_hooks
 from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
-from spool.listeners.secrecy import who_else_reads
+from spool.listeners.notifications import expanded, who_else_reads
 from spool.machine.host import file_system_of, is_shared_between_hosts, this_user
 from spool.machine.tree import MachineProber
 from spool.query.jobs import STALE_NS
@@ -478,8 +477,8 @@ def _addresses(root: str, config: Config) -> Iterator[Finding]:
         try:
             for address in expanded(name, config.contacts):
                 found.append(address)
-                way = way_to(address, config.notifier)
-                if isinstance(way, transports.Service):
+                way = transports.transport_for(address, config.notifier)
+                if isinstance(way, transports.AppriseService):
                     way.check()
         except UndeliveredError as error:
             fine = False
