@@ -1,20 +1,37 @@
-"""The executables in `hooks/` of the spool: told of events, asked before a start and before a cancel."""
+"""The executables in `hooks/` of the spool: told of events, asked before a start and before a cancel (docs/HOOKS.md).
+
+Each runs in a session of its own and is given the facts, a limited time, and a limited say. What it leaves behind is
+ended.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-from collections.abc import Callable
+import select
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from spool.core.events import Event, EventName
+from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.events import variables
 from spool.formats.facts import facts, render_facts
+from spool.listeners import orphans
 from spool.listeners.base import Answer, Begin
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
-from spool.listeners.hookrun import Ran, run_hook
+from spool.machine import identity
+from spool.machine.tree import HOOK_MARK
 
 log = logging.getLogger(__name__)
+
+_MOST_OUTPUT = 64 << 10
+_CUT_OFF = b"\n[the rest of its output was cut off]\n"
+_marks = itertools.count(1)
 
 
 class Hooks:
@@ -58,10 +75,10 @@ class Hooks:
     def close(self) -> None:
         """Leave: nothing is open."""
 
-    def _run(self, path: str, event: Event, limit_ns: int) -> Ran:
+    def _run(self, path: str, event: Event, limit_ns: int) -> _HookResult:
         shown = os.path.relpath(path, self._root)
         given = render_facts(facts(event))
-        ran = run_hook(path, given, variables(event), self._root, limit_ns)
+        ran = _run_hook(path, given, variables(event), self._root, limit_ns)
         for line in ran.output.splitlines():
             if line.strip():
                 log.info("%s: %s", shown, _printable(line))
@@ -82,3 +99,117 @@ def _brief(text: str) -> str:
     """Return the last line that says anything: what a program says when it gives up."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return _printable(lines[-1])[:300] if lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _HookResult:
+    """How a hook ended: `problem` is why not well, None if it did."""
+
+    problem: str | None
+    output: str = ""
+    left: int = 0  # how many processes it left behind, which are ended
+
+
+def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, limit_ns: int) -> _HookResult:
+    """Run the executable *path* in the spool *root*, and wait for its end, at most *limit_ns*."""
+    mark = f"{os.getpid()}.{next(_marks)}"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
+    environment |= {**variables, "SPOOL_DIR": root, HOOK_MARK: mark}
+    try:
+        process = subprocess.Popen(
+            [path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            cwd=root,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        hint = " (has it a #! line?)" if error.errno == 8 else ""
+        return _HookResult(f"it cannot be executed: {error.strerror}{hint}")
+    jid = identity.of_process(process.pid)
+    orphans.begun(process.pid, mark)
+    output, code = b"", None
+    left = 0
+    try:
+        output, ended = _attend(process, stdin, limit_ns)
+        # The hook itself is not waited for before that, so that nothing else can have its pid.
+        left = orphans.end_tree(root, mark, jid) - (not ended)
+        code = process.wait()
+    finally:
+        orphans.ended(process.pid)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+    text = output.decode("utf-8", "replace")
+    if not ended:
+        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g} s and was ended", text, 0)
+    if code:
+        return _HookResult(f"signal {-code}" if code < 0 else f"exit code {code}", text, left)
+    return _HookResult(None, text, left)
+
+
+def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tuple[bytes, bool]:
+    """Hand the facts over and take the output, until the hook ends or its time is over; return whether it ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    into, out, end = process.stdin.fileno(), process.stdout.fileno(), os.pidfd_open(process.pid)
+    try:
+        os.set_blocking(into, False)
+        os.set_blocking(out, False)
+        ready = select.poll()
+        ready.register(into, select.POLLOUT)
+        ready.register(out, select.POLLIN)
+        ready.register(end, select.POLLIN)
+        taken, rest = b"", stdin
+        deadline = time.monotonic_ns() + limit_ns
+        while True:
+            found = dict(ready.poll(max(0, deadline - time.monotonic_ns()) / 1e6))
+            if into in found:
+                rest = _give(process, rest)
+                if not rest:
+                    ready.unregister(into)
+                    with suppress(OSError):
+                        process.stdin.close()
+            if out in found:
+                taken, more = _take(out, taken)
+                if not more:
+                    ready.unregister(out)
+            if end in found:  # what its children hold open is not waited for
+                while True:
+                    before = len(taken)
+                    taken, more = _take(out, taken)
+                    if not more or len(taken) == before or len(taken) > _MOST_OUTPUT:
+                        return taken, True
+            if time.monotonic_ns() >= deadline:
+                return taken, False
+    finally:
+        os.close(end)
+
+
+def _give(process: subprocess.Popen[bytes], rest: bytes) -> bytes:
+    """Write some of *rest*; return what is left, nothing if nobody reads it."""
+    assert process.stdin is not None
+    try:
+        return rest[os.write(process.stdin.fileno(), rest) :]
+    except BlockingIOError:
+        return rest
+    except OSError:
+        return b""
+
+
+def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
+    """Read what is there; return all that is kept, and whether there may be more."""
+    try:
+        data = os.read(out, 1 << 16)
+    except BlockingIOError:
+        return taken, True
+    except OSError:
+        return taken, False
+    room = _MOST_OUTPUT - len(taken)
+    if len(data) <= room:
+        return taken + data, bool(data)
+    return (taken + data[:room] + _CUT_OFF if room >= 0 else taken), True

@@ -48,7 +48,7 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
     return len(killed)
 
 
-class Leftovers:
+class OrphanReaper:
     """Looks after the orphans of this process."""
 
     def __init__(self, root: str) -> None:

@@ -1,8 +1,8 @@
-"""The process of the listeners: a thread for each, and one that hears what the dispatcher says.
+"""The process of the listeners: a thread for each, one that hears what the dispatcher says, some for its questions.
 
 Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and goes on from the
 cursors. While one of an earlier dispatcher still tells the last events, this one waits with telling, not with
-answering.
+answering whether a start or a cancel may be. It reads the configuration by itself.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spool.core import layout
+from spool.core.errors import InvalidConfig
 from spool.core.events import EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
-from spool.formats.listening import Ask, Busy, Hello, Kinds, More, read_told, render
-from spool.listeners import CAREFUL, KINDS, Listener, by_kind
-from spool.listeners.answers import Answers
-from spool.listeners.base import Begin, NullSink
-from spool.listeners.current import Current
+from spool.formats import config
+from spool.formats.config import Config
+from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
+from spool.listeners import CAREFUL, KINDS, by_kind
+from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Feed
 from spool.listeners.discovery import loading
-from spool.listeners.orphans import Leftovers
+from spool.listeners.orphans import OrphanReaper
 from spool.machine.children import become_subreaper
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
 from spool.store.outbox import cursors
+from spool.store.spool import read_bytes
 
 log = logging.getLogger(__name__)
 
 _LEAVE_S = 10.0  # and as long as one hook may take: how long after its dispatcher it stays to tell the rest
 _BEAT_S = 1.0
 _LOCK = ".lock"  # beside the cursors: held by who tells
+_LONGEST_NO = 500  # characters
 
 
 def serve(root: str, channel: int) -> int:
@@ -53,7 +58,7 @@ class _Process:
         self._root = root
         self._layout = Layout(root)
         self._channel = channel
-        self._config = Current(root)
+        self._config = _CurrentConfig(root)
         logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
@@ -62,13 +67,13 @@ class _Process:
         self._wanted = set(cursors(self._layout))
         self._refused = set[str]()
         self._problems: list[str] = []
-        self._leftovers = Leftovers(root)
+        self._orphans = OrphanReaper(root)
         self._writing = threading.Lock()
         self._position = 0.0  # what stands before it may be told
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._answers = Answers(self._listeners, self._say, self._catch_up)
+        self._admission = _Admission(self._listeners, self._say, self._catch_up)
         self._text = b""
 
     def run(self) -> int:
@@ -108,7 +113,7 @@ class _Process:
                     self._make()
                 case Ask() as question:
                     self._go_on()  # whoever is asked is told of the job first
-                    self._answers.ask(question)
+                    self._admission.ask(question)
                 case More(position):
                     self._position = position
                 case None:
@@ -149,7 +154,7 @@ class _Process:
             render(
                 Hello(
                     wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
-                    asks=tuple(name for name in EventName if self._answers.asks(name, others)),
+                    asks=tuple(name for name in EventName if self._admission.asks(name, others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -177,7 +182,7 @@ class _Process:
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
-            self._leftovers.end_strangers()
+            self._orphans.end_strangers()
         if self._lock is not None:
             for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
                 if kind not in self._feeds and kind in cursors(self._layout):
@@ -185,7 +190,7 @@ class _Process:
                     self._feeds[kind] = feed
                     feed.more(self._position)
                     feed.start()
-        self._leftovers.reap()
+        self._orphans.reap()
 
     def _take_lock(self) -> bool:
         directory = self._layout.at(layout.CURSORS)
@@ -213,7 +218,85 @@ class _Process:
             feed.leave(_LEAVE_S)
         for feed in self._feeds.values():
             while not feed.join(min(0.2, max(0.0, deadline - time.monotonic()))):
-                self._leftovers.reap()
+                self._orphans.reap()
                 if time.monotonic() >= deadline:
                     break
-        self._leftovers.end_all()
+        self._orphans.end_all()
+
+
+class _Admission:
+    """Asks whether a start or a cancel may be: everybody among *listeners* who has a say, several questions at a time.
+
+    Each answer is handed to *say*. *catch_up* returns when one has been told of all about a job that stands before a
+    position in the events.
+    """
+
+    def __init__(
+        self,
+        listeners: Mapping[str, Listener],
+        say: Callable[[bytes], None],
+        catch_up: Callable[[str, str | None, int, Begin], None],
+    ) -> None:
+        self._catch_up = catch_up
+        self._listeners = listeners
+        self._say = say
+        self._pool: ThreadPoolExecutor | None = None
+
+    def asks(self, name: EventName, listeners: Iterable[Listener]) -> bool:
+        """Whether one of *listeners* wants to be asked about such an event."""
+        return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
+
+    def ask(self, question: Ask) -> None:
+        """Answer a question in the background."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
+        self._pool.submit(self._answer, question)
+
+    def _answer(self, question: Ask) -> None:
+        number, event = question.number, question.event
+
+        def begin(within_ns: int) -> None:
+            self._say(render(Busy(within_ns, number)))
+
+        texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
+        for kind, gate in list(self._listeners.items()):
+            if not isinstance(gate, Gate) or not gate.asks(event.name):
+                continue
+            try:
+                self._catch_up(kind, event.job, question.after, begin)
+                answer = gate.ask(event, begin)
+                no = answer.no
+            except Exception as error:
+                log.exception("a plugin failed when it was asked about %s", event.id)
+                no = f"{type(error).__name__}: {error}"
+            if no is not None:
+                self._say(render(Reply(number, no=" ".join(no.split())[:_LONGEST_NO] or "no reason given")))
+                return
+            for key, text in (("init", answer.init), ("prep", answer.prep), ("end", answer.end)):
+                if text:
+                    texts[key].append(text)
+        self._say(render(Reply(number, **{key: "\n".join(found) for key, found in texts.items()})))
+
+
+class _CurrentConfig:
+    """Called, it returns the last good `config.toml`; from any thread. What is wrong with it the dispatcher says."""
+
+    def __init__(self, root: str) -> None:
+        self._path = f"{root}/{layout.CONFIG}"
+        self._mutex = threading.Lock()
+        self._seen: tuple[int, int, int] | None = None
+        self._config = Config()
+
+    def __call__(self) -> Config:
+        """Return what is in force now."""
+        with self._mutex:
+            try:
+                status = os.stat(self._path)
+                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            except OSError:
+                seen = None
+            if seen != self._seen:
+                self._seen = seen
+                with suppress(InvalidConfig):
+                    self._config = config.parse(read_bytes(self._path) or b"")
+            return self._config
