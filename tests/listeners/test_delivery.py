@@ -11,7 +11,7 @@ import pytest
 
 from spool.core.events import Event, EventName
 from spool.formats.events import render_event
-from spool.listeners.delivery import MOST_TRIES, Feed
+from spool.listeners.delivery import MOST_TRIES, Delivery
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
 from spool.store.outbox import Outbox
@@ -49,25 +49,25 @@ class Recorder:
 
 
 class Stand:
-    """An outbox, and feeds that read from it."""
+    """An outbox, and deliveries that read from it."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
         self.disk = Disk(f"{root}/.tmp")
         self.outbox = Outbox(self.root, self.disk)
         self.outbox.begin("recorder")
-        self.feeds: list[Feed] = []
+        self.deliveries: list[Delivery] = []
 
     def tell(self, *ids: str, name: EventName = EventName.FINISHED) -> None:
         for each in ids:
             self.outbox.append(render_event(_event(each, name)))
 
-    def feed(self, listener: Recorder, *, careful: bool = False, limit: float = math.inf) -> Feed:
-        feed = Feed(listener, Inbox(self.root, "recorder", self.disk), careful=careful)
-        self.feeds.append(feed)
-        feed.more(limit)
-        feed.start()
-        return feed
+    def delivery(self, listener: Recorder, *, careful: bool = False, limit: float = math.inf) -> Delivery:
+        delivery = Delivery(listener, Inbox(self.root, "recorder", self.disk), careful=careful)
+        self.deliveries.append(delivery)
+        delivery.more(limit)
+        delivery.start()
+        return delivery
 
     @property
     def unread(self) -> bool:
@@ -83,29 +83,29 @@ def stand(spool_root: Path) -> Iterator[Stand]:
     """Give an outbox whose listener has heard of nothing."""
     made = Stand(spool_root)
     yield made
-    for feed in made.feeds:
-        feed.leave(0)
-        assert feed.join(10)
+    for delivery in made.deliveries:
+        delivery.leave(0)
+        assert delivery.join(10)
     made.outbox.close()
 
 
 def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
-    """What is told is on record as told; the next feed begins after it. What is not wanted is passed over."""
+    """What is told is on record as told; the next delivery begins after it. What is not wanted is passed over."""
     stand.tell("a", "b")
     stand.tell("p", name=EventName.POLLING)
     first = Recorder()
-    feed = stand.feed(first)
+    delivery = stand.delivery(first)
     wait_for(lambda: not stand.unread, what="all to be read")
     assert first.heard == ["a", "b"]
     stand.tell("c")
-    feed.more(math.inf)
+    delivery.more(math.inf)
     wait_for(lambda: first.heard == ["a", "b", "c"], what="c")
-    feed.leave(10)
-    assert feed.join(10)
+    delivery.leave(10)
+    assert delivery.join(10)
     assert first.closed.is_set()
     second = Recorder()
     stand.tell("d")
-    stand.feed(second)
+    stand.delivery(second)
     wait_for(lambda: second.heard == ["d"], what="d alone")
 
 
@@ -115,27 +115,27 @@ def test_nothing_is_told_before_it_may_be(stand: Stand) -> None:
     end = stand.outbox.end
     stand.tell("b")
     listener = Recorder()
-    feed = stand.feed(listener, limit=end)
+    delivery = stand.delivery(listener, limit=end)
     wait_for(lambda: stand.outbox.cursor("recorder") == end, what="a to be read")
-    feed.leave(10)
-    assert feed.join(10)
+    delivery.leave(10)
+    assert delivery.join(10)
     assert listener.heard == ["a"]
     assert stand.unread
 
 
 def test_what_is_not_done_is_told_again(stand: Stand) -> None:
-    """A feed that leaves before the second of three is done leaves that and the third to the next."""
+    """A delivery that leaves before the second of three is done leaves that and the third to the next."""
     stand.tell("a", "b", "c")
     listener = Recorder()
     listener.at_once = False
-    feed = stand.feed(listener)
+    delivery = stand.delivery(listener)
     wait_for(lambda: len(listener.open) == 3, what="three to be taken in")
     listener.open[0]()
     listener.open[2]()
-    feed.leave(0)
-    assert feed.join(10)
+    delivery.leave(0)
+    assert delivery.join(10)
     again = Recorder()
-    stand.feed(again)
+    stand.delivery(again)
     wait_for(lambda: not stand.unread, what="the rest")
     assert again.heard == ["b", "c"]
 
@@ -145,12 +145,12 @@ def test_a_feed_that_is_to_leave_waits_for_what_is_not_done(stand: Stand) -> Non
     stand.tell("a")
     listener = Recorder()
     listener.at_once = False
-    feed = stand.feed(listener)
+    delivery = stand.delivery(listener)
     wait_for(lambda: listener.open, what="a to be taken in")
-    feed.leave(60)
-    assert not feed.join(0.05)
+    delivery.leave(60)
+    assert not delivery.join(0.05)
     listener.open[0]()
-    assert feed.join(10)
+    assert delivery.join(10)
     assert not stand.unread
 
 
@@ -164,7 +164,7 @@ def test_only_so_much_is_open_at_once(stand: Stand, monkeypatch: pytest.MonkeyPa
     listener.at_once = False
     numbers = [f"{number:02}" for number in range(60)]
     stand.tell(*numbers)
-    stand.feed(listener)
+    stand.delivery(listener)
     while len(listener.heard) < len(numbers) or listener.open:
         wait_for(lambda: listener.open, what="more")
         listener.open.pop(0)()
@@ -181,13 +181,13 @@ def test_a_listener_that_raises_has_heard(stand: Stand, caplog: pytest.LogCaptur
 
     stand.tell("a", "b")
     listener = Recorder(behave)
-    stand.feed(listener)
+    stand.delivery(listener)
     wait_for(lambda: not stand.unread, what="all to be read")
     assert listener.heard == ["a", "b"]
 
 
 def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> None:
-    """A careful feed notes each event down before it is told: after so many ends the next event is told instead."""
+    """A careful delivery notes each event down before it is told: after so many ends the next event is told instead."""
     stand.tell("a", "b")
     told = []
     for _ in range(MOST_TRIES):
@@ -198,16 +198,16 @@ def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> N
             hangs.set()
             go.wait(20)
 
-        feed = Feed(Recorder(behave), Inbox(stand.root, "recorder", stand.disk), careful=True)
-        feed._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
-        feed.more(math.inf)
-        feed.start()
+        delivery = Delivery(Recorder(behave), Inbox(stand.root, "recorder", stand.disk), careful=True)
+        delivery._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
+        delivery.more(math.inf)
+        delivery.start()
         assert hangs.wait(20)
-        feed.leave(0)
+        delivery.leave(0)
         go.set()
-        assert feed.join(10)
+        assert delivery.join(10)
     assert told == ["a"] * MOST_TRIES
     last = Recorder()
-    stand.feed(last, careful=True)
+    stand.delivery(last, careful=True)
     wait_for(lambda: not stand.unread, what="the rest")
     assert last.heard == ["b"]

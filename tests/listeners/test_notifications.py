@@ -176,12 +176,12 @@ def test_what_a_receiver_will_never_take_is_not_tried_again(
 
 def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
     """The limit holds for the whole exchange, not only between two bytes of it."""
-    from spool.listeners.message import Letter, UndeliveredError
+    from spool.listeners.message import Message, UndeliveredError
     from spool.listeners.transports import WebHook
 
     web.answers = ["drip"]
     with pytest.raises(UndeliveredError):
-        WebHook(f"http://{HOST}:{web.port}/", limit_s=0.3).send(Letter("failed", "t", "b", {}))
+        WebHook(f"http://{HOST}:{web.port}/", limit_s=0.3).send(Message("failed", "t", "b", {}))
 
 
 def test_a_letter_that_the_receiver_chokes_on_delays_the_others_only_so_long(told: Told, web: WebServer) -> None:
@@ -196,7 +196,7 @@ def test_a_letter_that_the_receiver_chokes_on_delays_the_others_only_so_long(tol
 
 
 def test_tries_are_bounded(tmp_path: Path, web: WebServer, caplog: pytest.LogCaptureFixture) -> None:
-    """After so many tries a letter is given up and the event is done, with a line in the log."""
+    """After so many tries a message is given up and the event is done, with a line in the log."""
     web.answers = [500] * 10
     told = Told(tmp_path, Config(), replace(QUICK, tries=3))
     told.of(FAILED, f"http://{HOST}:{web.port}/")
@@ -262,15 +262,15 @@ def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: To
 
 def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
     """Its exit code and its last words are the reason; what it left behind is gone."""
-    from spool.listeners.message import Letter, UndeliveredError
+    from spool.listeners.message import Message, UndeliveredError
     from spool.listeners.transports import NotifierCommand
 
-    letter = Letter("failed", "t", "b", {})
+    message = Message("failed", "t", "b", {})
     with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
-        NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(letter)
+        NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(message)
     pid = tmp_path / "pid"
     with pytest.raises(UndeliveredError, match=r"within 0\.2 s"):
-        NotifierCommand(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(letter)
+        NotifierCommand(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(message)
     wait_for(lambda: not os.path.exists(f"/proc/{int(pid.read_text())}"))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spool.listeners.message import Letter, UndeliveredError
-from spool.listeners.sendqueue import Lane, Patience
+from spool.listeners.message import Message, UndeliveredError
+from spool.listeners.sendqueue import Patience, SendQueue
 from support import wait_for
 
 MOST = 100
@@ -16,7 +16,7 @@ QUICK = Patience(first_s=0.001, longest_s=0.001, tries=1_000_000, for_s=60.0, mo
 
 
 class Receiver:
-    """Takes a letter once it is `awake`, and refuses it while it is `broken`."""
+    """Takes a message once it is `awake`, and refuses it while it is `broken`."""
 
     shown = "receiver"
     for_programs = True
@@ -27,24 +27,24 @@ class Receiver:
         self.tries = 0
         self.taken: list[str] = []
 
-    def send(self, letter: Letter) -> None:
+    def send(self, message: Message) -> None:
         self.awake.wait(60)
         self.tries += 1
         if self.broken:
             raise UndeliveredError("it is broken")
-        self.taken.append(letter.title)
+        self.taken.append(message.title)
 
 
 class Sender:
-    """A lane to that receiver, and what is done of what was put into it."""
+    """A queue to that receiver, and what is done of what was put into it."""
 
     def __init__(self, receiver: Receiver, patience: Patience) -> None:
-        self.lane = Lane(receiver, patience)
+        self.queue = SendQueue(receiver, patience)
         self.done: list[str] = []
 
     def put(self, *numbers: int) -> None:
         for title in map(str, numbers):
-            self.lane.put(Letter("finished", title, "", {}), lambda title=title: self.done.append(title))  # type: ignore[misc]
+            self.queue.put(Message("finished", title, "", {}), lambda title=title: self.done.append(title))  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_slow_receiver_gets_everything(receiver: Receiver, caplog: pytest.LogC
     wait_for(lambda: len(sender.done) == 5 * MOST)
     assert receiver.taken == [str(number) for number in range(5 * MOST)]
     assert caplog.text == ""
-    sender.lane.close()
+    sender.queue.close()
 
 
 def test_time_counts_against_a_receiver_only_while_it_fails(receiver: Receiver) -> None:
@@ -75,7 +75,7 @@ def test_time_counts_against_a_receiver_only_while_it_fails(receiver: Receiver) 
     receiver.awake.set()
     wait_for(lambda: len(sender.done) == 3)
     assert receiver.taken == ["0", "1", "2"]
-    sender.lane.close()
+    sender.queue.close()
 
 
 def test_of_what_waits_for_a_receiver_that_is_away_the_newest_is_kept(
@@ -94,7 +94,7 @@ def test_of_what_waits_for_a_receiver_that_is_away_the_newest_is_kept(
     receiver.broken = False
     wait_for(lambda: len(sender.done) == 8 * MOST)
     assert set(receiver.taken) >= {str(number) for number in range(8 * MOST - MOST * 9 // 10, 8 * MOST)}
-    sender.lane.close()
+    sender.queue.close()
 
 
 def test_a_failure_or_two_cost_nothing(receiver: Receiver) -> None:
@@ -103,7 +103,7 @@ def test_a_failure_or_two_cost_nothing(receiver: Receiver) -> None:
     receiver.broken = True
     receiver.awake.set()
     sender.put(0)
-    wait_for(lambda: sender.lane._tried)
+    wait_for(lambda: sender.queue._tried)
     sender.put(*range(1, 5 * MOST))
     assert sender.done == []
-    sender.lane.close()
+    sender.queue.close()

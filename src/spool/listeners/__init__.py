@@ -1,4 +1,4 @@
-"""Who is told of events. The dispatcher writes them down and knows none of the listeners."""
+"""The listeners: who is told of events. The dispatcher writes events down and knows the listeners by name only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from spool.formats.config import Config
 from spool.listeners.base import Answer, Gate, Listener
 
-__all__ = ["CAREFUL", "KINDS", "Answer", "Gate", "Listener", "by_kind"]
+__all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Answer", "Gate", "Listener", "by_kind"]
 
 _WHERE = {
     "hooks": ("spool.listeners.hooks", "Hooks"),
@@ -21,7 +21,7 @@ _WHERE = {
 KINDS = tuple(_WHERE)
 """Every kind of listener; also the names of their cursors."""
 
-CAREFUL = frozenset({"hooks", "plugins"})
+RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
 """Those that run what others wrote. What they are told of is noted down before, lest it kill them again and again."""
 
 

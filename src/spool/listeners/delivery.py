@@ -1,4 +1,8 @@
-"""One listener, its thread, and how far it has come."""
+"""The delivery of events to one listener, in a thread of its own, from a cursor on disk.
+
+An event is told at least once: the cursor passes it when the listener is done with it. What runs foreign code is told
+with care: each try is noted down before, and an event that has ended the process too often is passed over.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
 _LOOK_S = 5.0  # even if nobody says that there is more
 
 
-class Feed:
+class Delivery:
     """Tells one listener of every event from its cursor on. *careful*: note each down before it is told."""
 
     def __init__(self, listener: Listener, inbox: Inbox, *, careful: bool = False) -> None:

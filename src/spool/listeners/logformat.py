@@ -1,4 +1,4 @@
-"""What the lines of the log look like, in the dispatcher and in the process beside it."""
+"""The log on stderr, of the dispatcher and of the listeners: lines with a time, or with a level for the journal."""
 
 from __future__ import annotations
 

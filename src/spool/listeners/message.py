@@ -1,4 +1,4 @@
-"""What is sent to one address of one event, how it may fail, and what may be shown of the address."""
+"""A message to one address: what is sent, how that may fail, and how an address is shown without its secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITH_TOKEN_IN_PATH = ("http", "https", "json", "jsons")
 
 
 class UndeliveredError(Exception):
-    """A letter did not arrive; says why, without secrets. *for_good*: another try would fail in the same way."""
+    """A message did not arrive; says why, without secrets. *for_good*: another try would fail in the same way."""
 
     def __init__(self, why: str, *, for_good: bool = False, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -29,7 +29,7 @@ class UndeliveredError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Message:
     """An event, worded for one address."""
 
     event: str
@@ -47,23 +47,23 @@ class Transport(Protocol):
 
     @property
     def for_programs(self) -> bool:
-        """Whether each letter must be sent alone, because a program reads it."""
+        """Whether each message must be sent alone, because a program reads it."""
 
-    def send(self, letter: Letter) -> None:
+    def send(self, message: Message) -> None:
         """Deliver, within a bounded time, or raise UndeliveredError."""
 
 
-def digest(letters: Sequence[Letter]) -> Letter:
-    """Return many letters to one person as one."""
+def digest(messages: Sequence[Message]) -> Message:
+    """Return many messages to one person as one."""
     counts: dict[str, int] = {}
-    for letter in letters:
-        counts[letter.event] = counts.get(letter.event, 0) + 1
+    for message in messages:
+        counts[message.event] = counts.get(message.event, 0) + 1
     told = ", ".join(f"{count} {event}" for event, count in counts.items())
     lines = "".join(
-        f"{letter.document.get('time', '')[:19]} {letter.title.removeprefix(PREFIX)}\n" for letter in letters
+        f"{message.document.get('time', '')[:19]} {message.title.removeprefix(PREFIX)}\n" for message in messages
     )
-    first = letters[0]
-    return Letter(first.event, f"{PREFIX}{len(letters)} events: {told}", lines, first.document)
+    first = messages[0]
+    return Message(first.event, f"{PREFIX}{len(messages)} events: {told}", lines, first.document)
 
 
 def masked(address: str) -> str:
@@ -140,5 +140,5 @@ class Counters:
             return dict(self._counts)
 
 
-LETTERS = Counters()
-"""Letters by what became of them: "delivered", "failed" (and may be tried again), "given_up"."""
+MESSAGES = Counters()
+"""Messages by what became of them: "delivered", "failed" (and may be tried again), "given_up"."""

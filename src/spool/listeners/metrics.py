@@ -14,8 +14,8 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
-from spool.listeners.message import LETTERS
-from spool.listeners.usage import Use, UseWatcher
+from spool.listeners.message import MESSAGES
+from spool.listeners.usage import RunUsage, UsageMeter
 from spool.store.disk import Disk
 from spool.store.spool import read_bytes
 
@@ -38,7 +38,7 @@ class Metrics:
         self._config = config
         self._sums = Sums()
         self._disk = Disk(os.path.join(root, layout.STAGING))
-        self._use = UseWatcher(root)
+        self._use = UsageMeter(root)
         self._next = time.monotonic()
         self._complaint = ""
 
@@ -83,8 +83,8 @@ class Metrics:
                 up=alive,
                 heartbeat_s=heartbeat_ns / SECOND_NS if heartbeat_ns is not None else None,
                 view=view,
-                use=self._use.look(view) if view is not None else Use(),
-                letters=LETTERS.read(),
+                use=self._use.look(view) if view is not None else RunUsage(),
+                messages=MESSAGES.read(),
             )
         )
         try:

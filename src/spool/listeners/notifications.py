@@ -22,8 +22,8 @@ from spool.core.notices import addressees
 from spool.core.wording import body, headline
 from spool.formats.config import Config
 from spool.formats.facts import facts
-from spool.listeners.message import LETTERS, PREFIX, Letter, UndeliveredError, has_secret, masked
-from spool.listeners.sendqueue import Lane, Patience
+from spool.listeners.message import MESSAGES, PREFIX, Message, UndeliveredError, has_secret, masked
+from spool.listeners.sendqueue import Patience, SendQueue
 from spool.listeners.transports import transport_for
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Notifier:
         self._root = root
         self._config = config
         self._patience = patience
-        self._lanes: dict[tuple[str, str | None], Lane] = {}
+        self._queues: dict[tuple[str, str | None], SendQueue] = {}
         self._seen: OrderedDict[str, list[Callable[[], None]] | None] = OrderedDict()  # None: done
         self._lock = Lock()
         self._complained: set[str] = set()
@@ -57,7 +57,7 @@ class Notifier:
         return name is not EventName.POLLING
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Write a letter to each address and have it sent; *done* when the last has arrived or is given up."""
+        """Write a message to each address and have it sent; *done* when the last has arrived or is given up."""
         with self._lock:
             if event.id in self._seen:
                 waiting = self._seen[event.id]
@@ -86,10 +86,10 @@ class Notifier:
         document = facts(event)
         title = f"{PREFIX}{headline(event)}"
         texts: dict[int, str] = {}
-        for lane, lines in to:
+        for queue, lines in to:
             if lines not in texts:
                 texts[lines] = body(event, last_lines(event.metadir, lines) if event.metadir else "")
-            lane.put(Letter(event.name.value, title, texts[lines], document), left.one)
+            queue.put(Message(event.name.value, title, texts[lines], document), left.one)
 
     def tick(self) -> float | None:
         """Nothing is ever due: each address has a thread of its own."""
@@ -98,10 +98,10 @@ class Notifier:
     def close(self) -> None:
         """Try for a moment to send what has not been tried yet. The rest is told by the next process."""
         deadline = time.monotonic() + _CLOSE_S
-        for lane in self._lanes.values():
-            lane.close()
-        for lane in self._lanes.values():
-            lane.join(deadline)
+        for queue in self._queues.values():
+            queue.close()
+        for queue in self._queues.values():
+            queue.join(deadline)
 
     def _done(self, event_id: str) -> None:
         with self._lock:
@@ -112,7 +112,7 @@ class Notifier:
         for done in waiting or ():
             done()
 
-    def _to(self, event: Event) -> list[tuple[Lane, int]]:
+    def _to(self, event: Event) -> list[tuple[SendQueue, int]]:
         config = self._config()
         found: dict[str, int] = {}
         for named, lines in addressees(event, config.notify).items():
@@ -124,26 +124,26 @@ class Notifier:
             for address in addresses:
                 found[address] = max(found.get(address, 0), lines)
         self._warn_of_readers(event, config)
-        lanes = []
+        queues = []
         for address, lines in found.items():
-            lane = self._lane(address, config.notifier)
-            if lane is not None:
-                lanes.append((lane, lines))
-        return lanes
+            queue = self._queue(address, config.notifier)
+            if queue is not None:
+                queues.append((queue, lines))
+        return queues
 
-    def _lane(self, address: str, notifier: str | None) -> Lane | None:
+    def _queue(self, address: str, notifier: str | None) -> SendQueue | None:
         is_url = "://" in address
         key = (address, None if is_url else notifier)
-        lane = self._lanes.get(key)
-        if lane is None:
+        queue = self._queues.get(key)
+        if queue is None:
             try:
                 transport = transport_for(address, notifier)
             except UndeliveredError as error:
-                LETTERS.add("given_up")
+                MESSAGES.add("given_up")
                 self._complain(f"cannot tell {masked(address)} of anything: {error}")
                 return None
-            lane = self._lanes[key] = Lane(transport, self._patience)
-        return lane
+            queue = self._queues[key] = SendQueue(transport, self._patience)
+        return queue
 
     def _complain(self, words: str) -> None:
         if words not in self._complained:

@@ -1,4 +1,7 @@
-"""Processes that hooks leave behind. They come to this process, the nearest subreaper, and are ended and taken away."""
+"""Processes that hooks leave behind: ended by the mark of their hook, and reaped.
+
+They come to the process of the listeners, which is their nearest subreaper.
+"""
 
 from __future__ import annotations
 

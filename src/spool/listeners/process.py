@@ -29,9 +29,9 @@ from spool.core.model import SECOND_NS
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
-from spool.listeners import CAREFUL, KINDS, by_kind
+from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind
 from spool.listeners.base import Begin, Gate, Listener, NullSink
-from spool.listeners.delivery import Feed
+from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
 from spool.listeners.orphans import OrphanReaper
 from spool.machine.children import become_subreaper
@@ -62,7 +62,7 @@ class _Process:
         logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
-        self._feeds: dict[str, Feed] = {}
+        self._deliveries: dict[str, Delivery] = {}
         self._lock: int | None = None
         self._wanted = set(cursors(self._layout))
         self._refused = set[str]()
@@ -118,17 +118,17 @@ class _Process:
                     self._position = position
                 case None:
                     pass
-        for feed in self._feeds.values():
-            feed.more(self._position)
+        for delivery in self._deliveries.values():
+            delivery.more(self._position)
         return True
 
     def _catch_up(self, kind: str, job: str | None, position: int, begin: Begin) -> None:
         """Wait until a listener has heard all about *job* before *position*, no longer than one hook may take."""
-        feed = self._feeds.get(kind)  # none while the process of an earlier dispatcher tells its last events
-        if feed is not None and job is not None and (last := feed.last_about(job, position)) is not None:
+        delivery = self._deliveries.get(kind)  # none while the process of an earlier dispatcher tells its last events
+        if delivery is not None and job is not None and (last := delivery.last_about(job, position)) is not None:
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
-            if not feed.wait_for(last, limit_ns / SECOND_NS):
+            if not delivery.wait_for(last, limit_ns / SECOND_NS):
                 log.warning("%s is asked about job %s though it has not heard all about it", kind, job)
 
     def _say(self, line: bytes) -> None:
@@ -185,11 +185,12 @@ class _Process:
             self._orphans.end_strangers()
         if self._lock is not None:
             for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
-                if kind not in self._feeds and kind in cursors(self._layout):
-                    feed = Feed(listener, Inbox(self._root, kind, self._disk), careful=kind in CAREFUL)
-                    self._feeds[kind] = feed
-                    feed.more(self._position)
-                    feed.start()
+                if kind not in self._deliveries and kind in cursors(self._layout):
+                    inbox = Inbox(self._root, kind, self._disk)
+                    delivery = Delivery(listener, inbox, careful=kind in RUNS_FOREIGN_CODE)
+                    self._deliveries[kind] = delivery
+                    delivery.more(self._position)
+                    delivery.start()
         self._orphans.reap()
 
     def _take_lock(self) -> bool:
@@ -214,10 +215,10 @@ class _Process:
             if self._lock is None:
                 time.sleep(0.05)
         self._go_on()
-        for feed in self._feeds.values():
-            feed.leave(_LEAVE_S)
-        for feed in self._feeds.values():
-            while not feed.join(min(0.2, max(0.0, deadline - time.monotonic()))):
+        for delivery in self._deliveries.values():
+            delivery.leave(_LEAVE_S)
+        for delivery in self._deliveries.values():
+            while not delivery.join(min(0.2, max(0.0, deadline - time.monotonic()))):
                 self._orphans.reap()
                 if time.monotonic() >= deadline:
                     break

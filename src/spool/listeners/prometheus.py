@@ -1,4 +1,4 @@
-"""Numbers as Prometheus reads them, the one place that imports prometheus_client: an extra of the package.
+"""The metrics in the text format of Prometheus; the one place that imports prometheus_client, an extra of the package.
 
 Names and labels follow the conventions: base units, `_total` for counters. docs/METRICS.md lists them all.
 """
@@ -17,11 +17,11 @@ from spool import __version__
 from spool.core.counting import Histogram, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
-from spool.listeners.usage import Use
+from spool.listeners.usage import RunUsage
 
 _WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
 _AGAIN = ("retry", "requeue", "hold")
-_LETTERS = ("delivered", "failed", "given_up")
+_MESSAGES = ("delivered", "failed", "given_up")
 
 Values = Sequence[tuple[Mapping[str, str], float]]
 """Numbers, each with its labels; all have the same ones."""
@@ -38,8 +38,8 @@ class Numbers:
     up: bool
     heartbeat_s: float | None = None  # of the file that `view` was read from
     view: StateView | None = None
-    use: Use = field(default_factory=Use)
-    letters: dict[str, int] = field(default_factory=dict)
+    use: RunUsage = field(default_factory=RunUsage)
+    messages: dict[str, int] = field(default_factory=dict)
 
 
 def render(numbers: Numbers) -> bytes:
@@ -66,7 +66,7 @@ class _Families:
         if view is not None:
             yield from self._view(view)
         yield from self._sums(sums)
-        delivered = [({"result": word}, numbers.letters.get(word, 0)) for word in _LETTERS]
+        delivered = [({"result": word}, numbers.messages.get(word, 0)) for word in _MESSAGES]
         yield self._counter(
             "notifications", "Messages by what became of them; a failed one may be tried again.", delivered
         )

@@ -1,9 +1,9 @@
-"""Letters on their way: each address has a lane with a thread of its own, so that a dead receiver delays no other.
+"""Messages on their way: each address has a queue with a thread of its own, so that a dead receiver delays no other.
 
-A letter that fails is tried again, ever later, for a bounded time. A receiver that fails is left alone in between,
+A message that fails is tried again, ever later, for a bounded time. A receiver that fails is left alone in between,
 whatever waits for it, and of what waits for one that goes on failing the oldest is given up. One that takes what it is
-sent gets all of it, however slowly: what waits for it is bounded by what the feed leaves open. What piles up for a
-person is sent as one letter.
+sent gets all of it, however slowly: what waits for it is bounded by what the delivery of events leaves open. What piles
+up for a person is sent as one message.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 
-from spool.listeners.message import LETTERS, Letter, Transport, UndeliveredError, digest
+from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredError, digest
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_ORDER = 3  # after so many tries a letter lets those behind it go first
+_MOST_IN_ORDER = 3  # after so many tries a message lets those behind it go first
 _TOO_MANY = "it fails, and too many wait"
 _AWAY = 3  # after so many failures in a row a receiver is not merely started anew
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long and how often a letter is tried."""
+    """How long and how often a message is tried."""
 
     first_s: float = 2.0  # until the second try; each later wait is twice the one before
     longest_s: float = 300.0
     tries: int = 15
-    for_s: float = 3600.0  # a letter that has waited in vain for longer is given up
+    for_s: float = 3600.0  # a message that has waited in vain for longer is given up
     most_waiting: int = 2_000  # for one receiver that is away; the oldest is given up
     gather_from: int = 20  # so many that wait for a person are sent as one
     gather_most: int = 200
@@ -44,7 +44,7 @@ class Patience:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    letter: Letter
+    message: Message
     done: Callable[[], None]
     since: float  # when it came, or the receiver began to fail after that
     tries: int = 0
@@ -57,7 +57,7 @@ class _Work:
     stale: list[_Waiting] = field(default_factory=list)  # to be given up
 
 
-class Lane:
+class SendQueue:
     """What waits for one address."""
 
     def __init__(self, transport: Transport, patience: Patience | None = None) -> None:
@@ -72,11 +72,11 @@ class Lane:
         self._rests_until = 0.0
         self._closing = False
 
-    def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Send *letter* in the background, and call *done* once it has arrived or is given up."""
+    def put(self, message: Message, done: Callable[[], None]) -> None:
+        """Send *message* in the background, and call *done* once it has arrived or is given up."""
         with self._change:
             dropped = self._too_many()
-            self._fresh.append(_Waiting(letter, done, time.monotonic()))
+            self._fresh.append(_Waiting(message, done, time.monotonic()))
             if self._thread is None and not self._closing:
                 self._thread = Thread(target=self._run, name=f"to {self.transport.shown}", daemon=True)
                 self._thread.start()
@@ -102,7 +102,7 @@ class Lane:
                 self._deliver(work.batch)
 
     def _next(self, work: _Work) -> bool:
-        """Wait for letters that are due or too old, and put them into *work*. False: leave."""
+        """Wait for messages that are due or too old, and put them into *work*. False: leave."""
         with self._change:
             idle_since = time.monotonic()
             while True:
@@ -141,9 +141,9 @@ class Lane:
         self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
 
     def _deliver(self, batch: list[_Waiting]) -> None:
-        letters = [waiting.letter for waiting in batch]
+        messages = [waiting.message for waiting in batch]
         try:
-            self.transport.send(letters[0] if len(letters) == 1 else digest(letters))
+            self.transport.send(messages[0] if len(messages) == 1 else digest(messages))
         except UndeliveredError as error:
             self._failed(batch, error)
         except Exception as error:
@@ -151,13 +151,13 @@ class Lane:
             self._failed(batch, UndeliveredError(f"{type(error).__name__} in what sends it"))
         else:
             self._failures, self._rests_until = 0, 0.0
-            LETTERS.add("delivered", len(batch))
-            log.debug("told %s of %s", self.transport.shown, letters[0].title)
+            MESSAGES.add("delivered", len(batch))
+            log.debug("told %s of %s", self.transport.shown, messages[0].title)
             for waiting in batch:
                 waiting.done()
 
     def _failed(self, batch: list[_Waiting], error: UndeliveredError) -> None:
-        LETTERS.add("failed", len(batch))
+        MESSAGES.add("failed", len(batch))
         if error.for_good:
             self._give_up(batch, str(error))
             return
@@ -165,7 +165,7 @@ class Lane:
         self._failures += 1
         if self._failures == 1:
             self._failing_since = now
-            log.warning("cannot tell %s of %s: %s; trying again", self.transport.shown, batch[0].letter.title, error)
+            log.warning("cannot tell %s of %s: %s; trying again", self.transport.shown, batch[0].message.title, error)
         self._rests_until = now + max(
             self._patience.after(self._failures), min(error.after_s, self._patience.longest_s)
         )
@@ -191,7 +191,7 @@ class Lane:
         if not given_up:
             return
         more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
-        log.error("gave up telling %s of %s%s: %s", self.transport.shown, given_up[0].letter.title, more, why)
-        LETTERS.add("given_up", len(given_up))
+        log.error("gave up telling %s of %s%s: %s", self.transport.shown, given_up[0].message.title, more, why)
+        MESSAGES.add("given_up", len(given_up))
         for waiting in given_up:
             waiting.done()

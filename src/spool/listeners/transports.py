@@ -30,7 +30,7 @@ from spool import __version__
 from spool.core.events import EventName
 from spool.core.notices import ENDS
 from spool.formats.facts import render_facts
-from spool.listeners.message import Letter, Transport, UndeliveredError, masked, scrubbed
+from spool.listeners.message import Message, Transport, UndeliveredError, masked, scrubbed
 
 _SCHEMES = {"http": "http", "https": "https", "json": "http", "jsons": "https"}
 
@@ -110,10 +110,10 @@ class WebHook:
         path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
         return urlunsplit((_SCHEMES[parts.scheme], place, path, "&".join(plain), ""))
 
-    def send(self, letter: Letter) -> None:
-        """Post the letter's document. What the receiver says but 2xx is a failure; most of 4xx are for good."""
-        document = letter.document | {"title": letter.title, "message": letter.body}
-        headers = self._headers | {"X-Spool-Event": letter.event, "Idempotency-Key": _header(document.get("id", ""))}
+    def send(self, message: Message) -> None:
+        """Post the message's document. What the receiver says but 2xx is a failure; most of 4xx are for good."""
+        document = message.document | {"title": message.title, "message": message.body}
+        headers = self._headers | {"X-Spool-Event": message.event, "Idempotency-Key": _header(document.get("id", ""))}
         request = Request(self._url, render_facts(document), headers, method="POST")  # noqa: S310 (_SCHEMES)
         connections: list[http.client.HTTPConnection] = []
         cut = Timer(self._limit_s, partial(_cut_off, connections))
@@ -190,15 +190,15 @@ class NotifierCommand:
         self._text, self._address, self._limit_s = text, address, limit_s
         self.shown = masked(address)
 
-    def send(self, letter: Letter) -> None:
+    def send(self, message: Message) -> None:
         """Run it. An exit code but 0 is a failure, and so is not to end in time; its whole group is killed then."""
-        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as message:
-            message.write(f"{letter.title}\n\n{letter.body}".encode(errors="replace"))
-            message.seek(0)
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as stdin:
+            stdin.write(f"{message.title}\n\n{message.body}".encode(errors="replace"))
+            stdin.seek(0)
             try:
                 process = subprocess.Popen(
-                    ["/bin/sh", "-c", self._text, "notifier", self._address, letter.event],
-                    stdin=message,
+                    ["/bin/sh", "-c", self._text, "notifier", self._address, message.event],
+                    stdin=stdin,
                     stdout=said,
                     stderr=said,
                     start_new_session=True,
@@ -255,17 +255,17 @@ class AppriseService:
                     "; ".join(filter(None, [str(error), self._words(reasons)])), for_good=True
                 ) from None
 
-    def send(self, letter: Letter) -> None:
-        """Send the letter as plain text. Apprise does not tell whether another try may help, so it is tried."""
+    def send(self, message: Message) -> None:
+        """Send the message as plain text. Apprise does not tell whether another try may help, so it is tried."""
         with _complaints() as reasons:
             if self._plugin is None:
                 with _loading:
                     self._plugin = self._open()
             import apprise
 
-            kind = apprise.NotifyType(_type_of(letter.event))
+            kind = apprise.NotifyType(_type_of(message.event))
             text = apprise.NotifyFormat.TEXT
-            arrived = self._plugin.notify(title=letter.title, body=letter.body, notify_type=kind, body_format=text)
+            arrived = self._plugin.notify(title=message.title, body=message.body, notify_type=kind, body_format=text)
         if not arrived:
             raise UndeliveredError(self._words(reasons) or "it was not taken")
 

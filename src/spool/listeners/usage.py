@@ -1,4 +1,4 @@
-"""What the runs of a spool use now: memory and CPUs, by one walk over /proc."""
+"""What all runs of a spool together use now, for the metrics: memory and CPUs, by one walk over /proc."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ALIVE = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class RunUsage:
     """Of all runs together."""
 
     memory_bytes: int = 0
     cpus: float = 0.0  # kept busy, on average since the last look
 
 
-class UseWatcher:
+class UsageMeter:
     """Looks at the processes of all runs when asked to."""
 
     def __init__(self, root: str) -> None:
@@ -30,7 +30,7 @@ class UseWatcher:
         self._cpu_ns: dict[tuple[str, int], int] = {}
         self._at_ns: int | None = None
 
-    def look(self, view: StateView) -> Use:
+    def look(self, view: StateView) -> RunUsage:
         """Return what the runs that *view* says are alive use."""
         wanted = []
         for name, job in view.jobs.items():
@@ -49,4 +49,4 @@ class UseWatcher:
                 busy_ns += max(0, seen[key] - self._cpu_ns.get(key, 0))
         since_ns = now - self._at_ns if self._at_ns is not None else 0
         self._cpu_ns, self._at_ns = seen, now
-        return Use(used_bytes, busy_ns / since_ns if since_ns > SECOND_NS // 100 else 0.0)
+        return RunUsage(used_bytes, busy_ns / since_ns if since_ns > SECOND_NS // 100 else 0.0)
