@@ -21,7 +21,7 @@ from spool.core.model import Notify, Result, State
 from spool.core.notices import NotifyRule
 from spool.formats.config import Config
 from spool.listeners import transports
-from spool.listeners.notifications import Notifier
+from spool.listeners.notifications import Notifier, last_lines
 from spool.listeners.sendqueue import Patience
 from support import wait_for
 
@@ -174,16 +174,6 @@ def test_what_a_receiver_will_never_take_is_not_tried_again(
     assert SECRET not in caplog.text
 
 
-def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
-    """The limit holds for the whole exchange, not only between two bytes of it."""
-    from spool.listeners.message import Message, UndeliveredError
-    from spool.listeners.transports import WebHook
-
-    web.answers = ["drip"]
-    with pytest.raises(UndeliveredError):
-        WebHook(f"http://{HOST}:{web.port}/", limit_s=0.3).send(Message("failed", "t", "b", {}))
-
-
 def test_a_letter_that_the_receiver_chokes_on_delays_the_others_only_so_long(told: Told, web: WebServer) -> None:
     """After three tries those behind it go first; it is tried on, and arrives in the end."""
     web.chokes_on = "poison"
@@ -258,20 +248,6 @@ def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: To
     wait_for(lambda: told.done)
     lines = (tmp_path / "sent").read_text().splitlines()
     assert lines[:4] == ["bob@example.org failed", "spool: train has failed: exit code 3", "", "run: 3"]
-
-
-def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
-    """Its exit code and its last words are the reason; what it left behind is gone."""
-    from spool.listeners.message import Message, UndeliveredError
-    from spool.listeners.transports import NotifierCommand
-
-    message = Message("failed", "t", "b", {})
-    with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
-        NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(message)
-    pid = tmp_path / "pid"
-    with pytest.raises(UndeliveredError, match=r"within 0\.2 s"):
-        NotifierCommand(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=0.2).send(message)
-    wait_for(lambda: not os.path.exists(f"/proc/{int(pid.read_text())}"))
 
 
 def test_contacts_and_rules_of_the_configuration(told: Told, web: WebServer) -> None:
@@ -363,3 +339,23 @@ def test_close_sends_what_was_never_tried_and_leaves(tmp_path: Path, web: WebSer
     assert told.done
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("to ")]
     assert threads == []
+
+
+def test_the_end_of_a_log_is_plain_text(tmp_path: Path) -> None:
+    """No escapes, no control characters, of a progress bar its last state, and no line without an end."""
+    assert last_lines(str(tmp_path), 5) == ""
+    (tmp_path / "log").write_bytes(b"a\nb\n\x1b]0;title\x07\x1b[1mbold\x1b[0m\x00\n10%\r99%\r\nx\xff" + b"y" * 1000)
+    lines = last_lines(str(tmp_path), 3).split("\n")
+    assert lines[:2] == ["bold", "99%"]
+    assert lines[2].startswith("x\ufffdyyy")
+    assert len(lines[2]) < 400
+    assert last_lines(str(tmp_path), 0) == ""
+
+
+def test_a_log_that_is_no_file_hangs_nobody(tmp_path: Path) -> None:
+    """A job may put a pipe or a link in the place of its log."""
+    os.mkfifo(tmp_path / "log")
+    assert last_lines(str(tmp_path), 5) == ""
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").symlink_to("/etc/passwd")
+    assert last_lines(str(tmp_path), 5) == ""
