@@ -1,4 +1,4 @@
-"""How a wrapper is started: one small module per way, one Protocol."""
+"""What an executor is: the Protocol of all ways to start a wrapper, and what is handed to them."""
 
 from __future__ import annotations
 

@@ -213,10 +213,10 @@ class Server(libtmux.Server):
         words = ["-S", str(self.socket_path), "-f", str(self.config_file), cmd]
         if target is not None:
             words += ["-t", str(target)]
-        return Answer(*words, *map(str, args))
+        return TmuxAnswer(*words, *map(str, args))
 
 
-class Answer(tmux_cmd):
+class TmuxAnswer(tmux_cmd):
     """What tmux answered: `returncode`, and the lines of `stdout` and `stderr`. It has `LIMIT_S` for that."""
 
     def __init__(self, *words: str) -> None:
@@ -251,7 +251,7 @@ def server_of(spool_dir: str) -> Server:
 
 def _problem_of_version() -> str | None:
     try:
-        said = Answer("-V").stdout
+        said = TmuxAnswer("-V").stdout
     except (OSError, LibTmuxException) as error:
         if isinstance(error, OSError) and refused(error):
             raise

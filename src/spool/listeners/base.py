@@ -1,4 +1,4 @@
-"""Whoever is told of events: one small module per way, one Protocol.
+"""What a listener is: the Protocol of all that are told of events, and of those that are also asked.
 
 Listeners live in a process of their own (`python -m spool.listeners SPOOL`), so that nothing that they do stops a
 pass: the dispatcher writes events down, and that process reads them from there.
