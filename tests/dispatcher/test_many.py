@@ -21,7 +21,7 @@ from spool.dispatcher.limits import Limits
 from spool.dispatcher.report import Report
 from spool.dispatcher.stop import Stopper
 from spool.formats.state import parse_state
-from spool.machine.signalling import Process
+from spool.machine.processes import Process
 from spool.state.table import FRESH, Live, Table, Wait
 
 OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
@@ -147,10 +147,8 @@ class Memory:
         self.live = run_of("one", 100)
         table = Table()
         table.add_run(table.job("one"), self.live)
-        memory = SimpleNamespace(
-            rss_bytes=lambda pids: self.rss * len(list(pids)), pss_bytes=lambda pids: self.pss * len(list(pids))
-        )
-        monkeypatch.setattr(limits, "memory", memory)
+        monkeypatch.setattr(limits, "rss_bytes", lambda pids: self.rss * len(list(pids)))
+        monkeypatch.setattr(limits, "pss_bytes", lambda pids: self.pss * len(list(pids)))
         monkeypatch.setattr(limits.identity, "start_ticks", lambda pid: self.ticks)
         monkeypatch.setattr(limits, "processes_of", self._walk)
         self.limits = Limits(table, Stopper("/nowhere"), self._order, Confinement("/nowhere"))

@@ -12,7 +12,7 @@ import pytest
 
 from spool.dispatcher import stop
 from spool.machine import identity
-from spool.machine.signalling import Process
+from spool.machine.processes import Process
 
 
 class _Live:

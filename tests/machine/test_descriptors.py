@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from spool.core.lifecycle import Liveness
-from spool.machine import descriptors, identity, signalling, tree
-from spool.machine.signalling import Process
+from spool.machine import descriptors, identity, processes
+from spool.machine.processes import Process
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_a_run_is_found_and_ended_without_a_descriptor_left(child: subprocess.Po
     with none_left():
         for _ in range(3):
             assert identity.liveness(jid) is Liveness.ALIVE
-            members = tree.members("x", 1, "/spool", None)
+            members = processes.members("x", 1, "/spool", None)
             assert Process(child.pid, jid.start_ticks) in members
-        assert signalling.send(members, signal.SIGKILL).signalled == members
+        assert processes.send(members, signal.SIGKILL).signalled == members
     assert child.wait() == -signal.SIGKILL
 
 
@@ -77,8 +77,8 @@ def test_what_cannot_be_looked_at_is_not_gone(child: subprocess.Popen[bytes]) ->
         with pytest.raises(OSError, match="Too many open files"):
             identity.liveness(jid)
         with pytest.raises(OSError, match="Too many open files"):
-            tree.members("x", 1, "/spool", jid)
-        sent = signalling.send([Process(child.pid, jid.start_ticks)], signal.SIGTERM)
+            processes.members("x", 1, "/spool", jid)
+        sent = processes.send([Process(child.pid, jid.start_ticks)], signal.SIGTERM)
         assert not sent.signalled | sent.gone
 
 
@@ -91,7 +91,7 @@ def test_a_signal_needs_no_pidfd(monkeypatch: pytest.MonkeyPatch, child: subproc
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     meant = Process(child.pid, identity.start_ticks(child.pid) or 0)
-    assert signalling.send([meant], signal.SIGKILL).signalled == {meant}
+    assert processes.send([meant], signal.SIGKILL).signalled == {meant}
     assert child.wait() == -signal.SIGKILL
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import ForeignProcess
-from spool.machine.gpu_use import QUIET_BYTES, Ignore, Ours, Use, UseReader, in_pid_namespace, who
+from spool.machine.gpus import QUIET_BYTES, Ignore, Ours, Use, UseReader, in_pid_namespace, who
 from spool.machine.nvml import Device
 
 GIB = 1 << 30

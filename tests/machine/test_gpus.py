@@ -19,8 +19,7 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
-from spool.machine.gpu_use import Ignore, Ours, UseReader
-from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher
+from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
 
 LONG_NS = 30 * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999

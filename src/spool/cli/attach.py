@@ -15,7 +15,7 @@ from spool.cli.verb import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.executors import by_name
-from spool.machine.tree import MachineProber
+from spool.machine.processes import MachineProber
 from spool.store.spool import Spool
 
 

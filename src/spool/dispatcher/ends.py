@@ -10,7 +10,7 @@ from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.stop import Stopper
 from spool.dispatcher.wake import Wakes
-from spool.machine.run_groups import RunGroup
+from spool.machine.cgroups import RunGroup
 from spool.state.table import Live, Table
 from spool.store.spool import Prober
 

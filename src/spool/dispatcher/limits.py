@@ -16,8 +16,8 @@ from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.pace import Pace
 from spool.dispatcher.stop import Stopper, processes_of, wanted
-from spool.machine import identity, memory
-from spool.machine.tree import Census
+from spool.machine import identity
+from spool.machine.processes import Census, pss_bytes, rss_bytes
 from spool.state.table import Live, Table
 
 log = logging.getLogger(__name__)
@@ -113,19 +113,19 @@ class Limits:
         for key, live in runs.items():
             members, limit = found.get(key, {}), live.grant.memory_bytes
             # Resident sizes count shared pages once for each process: cheap, and never too low.
-            used = memory.rss_bytes(members)
+            used = rss_bytes(members)
             if used <= (live.peak_memory_bytes or 0) and (limit is None or used <= limit):
                 continue
             own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
-            used = memory.rss_bytes(own)
+            used = rss_bytes(own)
             if limit is not None and used > limit:
-                used = memory.pss_bytes(own)
+                used = pss_bytes(own)
             if limit is not None and used > limit:
                 over.append(live)
             else:
                 _take_peak(live, used)
         for live, processes in processes_of(over, self._stopper.spool_dir).items():
-            self._compare(live, memory.pss_bytes(process.pid for process in processes))
+            self._compare(live, pss_bytes(process.pid for process in processes))
 
     def _compare(self, live: Live, used: int) -> None:
         limit = live.grant.memory_bytes

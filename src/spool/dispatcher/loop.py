@@ -42,9 +42,9 @@ from spool.dispatcher.telling import Telling
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
 from spool.formats.journal import Memory, recall
-from spool.machine import run_groups
-from spool.machine.run_groups import RunGroups
-from spool.machine.tree import MachineProber
+from spool.machine import cgroups
+from spool.machine.cgroups import RunGroups
+from spool.machine.processes import MachineProber
 from spool.state.outcomes import Outcomes
 from spool.state.past import Remembered
 from spool.state.table import Job, Live, Table
@@ -81,7 +81,7 @@ class Dispatcher:
         self.finisher = Finisher(
             spool, self.table, self._revisit, self._ended_as, self.settings, self.telling, self.confinement
         )
-        groups = run_groups.find()
+        groups = cgroups.find_run_groups()
         self.groups = groups if isinstance(groups, RunGroups) else None
         self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling, self.confinement)
         self.table.executor_problem = self.starter.problem

@@ -27,8 +27,8 @@ from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, records
 from spool.formats.listening import Reply
 from spool.machine import identity
+from spool.machine.cgroups import RunGroups
 from spool.machine.host import local_zone, user_name
-from spool.machine.run_groups import RunGroups
 from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from spool.core.model import SECOND_NS, Jid
-from spool.machine import identity, tree
-from spool.machine.signalling import Process, send
-from spool.machine.tree import Wanted
+from spool.machine import identity, processes
+from spool.machine.processes import Process, Wanted, send
 from spool.state.table import Live
 
 log = logging.getLogger(__name__)
@@ -175,7 +174,7 @@ def processes_of(
 ) -> dict[Live, set[Process]]:
     """Return the processes of each run: its session, its descendants and what carries its marks."""
     runs = list(runs)
-    found = tree.scan(wanted(live, spool_dir, known.get(live.key, frozenset())) for live in runs)
+    found = processes.scan(wanted(live, spool_dir, known.get(live.key, frozenset())) for live in runs)
     return {live: set(found[live.key]) for live in runs}
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 
 from spool.core.lifecycle import Liveness
 from spool.dispatcher.stop import processes_of
-from spool.machine import children, identity, memory
+from spool.machine import identity, processes
 from spool.state.table import Live
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class Wakes:
         self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
         # Whoever has started us may have blocked some of them, which is inherited.
         self._old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
-        self._inherits = children.become_subreaper()
+        self._inherits = processes.become_subreaper()
 
     def close(self) -> None:
         """Give the signals and the orphans back."""
-        children.become_subreaper(on=False)
+        processes.become_subreaper(on=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
@@ -170,7 +170,7 @@ class Wakes:
         The rusage of this process will not do: it counts whoever has started us, up to the same moment.
         """
         if peak_kib > self._own_peak_kib:
-            self._own_peak_kib = memory.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
+            self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
         return peak_kib > self._own_peak_kib
 
     def ended_runs(self) -> set[tuple[str, int]]:
@@ -180,7 +180,7 @@ class Wakes:
 
     def left_behind(self, live: Live) -> bool:
         """Whether processes of *live* outlived its wrapper."""
-        inherited = children.children_of_self() if self._inherits and live.pid is not None else None
+        inherited = processes.children_of_self() if self._inherits and live.pid is not None else None
         if inherited is None:
             return bool(processes_of([live], self._spool_dir)[live])
         unknown = {pid for pid in inherited if pid not in self._runs} - self._strangers - self._own

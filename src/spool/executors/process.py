@@ -19,7 +19,7 @@ from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors.base import Launch, Started, own_environment, refused
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
-from spool.machine.children import Nursery
+from spool.machine.processes import Nursery
 
 SHELL = "/bin/sh"
 

@@ -25,7 +25,7 @@ from spool.listeners import orphans
 from spool.listeners.base import Answer, Begin
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import identity
-from spool.machine.tree import HOOK_MARK
+from spool.machine.processes import HOOK_MARK
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ import threading
 import time
 
 from spool.core.model import Jid
-from spool.machine import children, identity, tree
-from spool.machine.signalling import Process, send
-from spool.machine.tree import Wanted
+from spool.machine import identity, processes
+from spool.machine.processes import Process, Wanted, send
 
 _WALKS = 40
 _PAUSE_S = 0.005
@@ -43,7 +42,7 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
     killed: set[Process] = set()
     for _ in range(_WALKS):
         wanted = Wanted(mark, 0, root, jid, frozenset(killed))
-        left = tree.scan([wanted])[wanted.key]
+        left = processes.scan([wanted])[wanted.key]
         if not left:
             break
         killed |= send(left, signal.SIGKILL).signalled
@@ -61,7 +60,7 @@ class OrphanReaper:
     def end_strangers(self) -> None:
         """Kill the hooks that an earlier process of the same spool left when it was killed."""
         mine = f"{os.getpid()}."
-        for pid, mark in tree.hooks_of(self._root):
+        for pid, mark in processes.hooks_of(self._root):
             if not mark.startswith(mine):
                 end_tree(self._root, mark, identity.of_process(pid))
 
@@ -77,9 +76,9 @@ class OrphanReaper:
         now = time.monotonic()
         dead = {
             pid
-            for pid in children.children_of_self() or ()
+            for pid in processes.children_of_self() or ()
             if (stat := identity.read_stat(pid)) is not None and stat.dead
         }
         self._dead = {pid: self._dead.get(pid, now) for pid in dead}
         with _mutex:
-            children.reap(pid for pid, since in self._dead.items() if pid not in _ours and now - since > _PATIENCE_S)
+            processes.reap(pid for pid, since in self._dead.items() if pid not in _ours and now - since > _PATIENCE_S)

@@ -34,7 +34,7 @@ from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
 from spool.listeners.orphans import OrphanReaper
-from spool.machine.children import become_subreaper
+from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
 from spool.store.inbox import Inbox
 from spool.store.outbox import cursors

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from spool.core.model import SECOND_NS, Jid, State
 from spool.formats.state import StateView
-from spool.machine import memory, tree
-from spool.machine.tree import Wanted
+from spool.machine import processes
+from spool.machine.processes import Wanted
 from spool.store.spool import Spool
 
 _ALIVE = (State.STARTING, State.RUNNING, State.STOPPING)
@@ -40,10 +40,10 @@ class UsageMeter:
         now = time.monotonic_ns()
         used_bytes, busy_ns = 0, 0
         seen: dict[tuple[str, int], int] = {}
-        for key, members in tree.scan(wanted).items():
+        for key, members in processes.scan(wanted).items():
             pids = [process.pid for process in members]
-            used_bytes += memory.rss_bytes(pids)
-            seen[key] = memory.cpu_time_ns(pids)
+            used_bytes += processes.rss_bytes(pids)
+            seen[key] = processes.cpu_time_ns(pids)
             # What ends takes its time along, unless its parent has waited for it.
             if self._at_ns is not None:
                 busy_ns += max(0, seen[key] - self._cpu_ns.get(key, 0))

@@ -13,7 +13,7 @@ from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
-from spool.machine.tree import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.jobs import Lister, Row
 from spool.state.past import past_of
 from spool.store.config import Settings

@@ -12,8 +12,8 @@ from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Jid, Result, Spec, State
 from spool.formats.tasks import ArrayRecord
-from spool.machine import memory, tree
-from spool.machine.tree import MachineProber
+from spool.machine import processes
+from spool.machine.processes import MachineProber
 from spool.store.spool import Spool
 
 
@@ -106,14 +106,14 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> OfRun:
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or grant.granted_at_ns is None:
         return OfRun(used, efficiency(used), runs)  # to be filed by a dispatcher, which says when it ended; or far away
     jid = spool.jid(name, run)
-    wanted = tree.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
-    pids = [process.pid for process in tree.scan([wanted])[wanted.key]]
+    wanted = processes.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
+    pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
     used = replace(
         used,
         run_time_ns=max(0, time.time_ns() - grant.granted_at_ns),
-        cpu_time_ns=memory.cpu_time_ns(pids) if pids else None,
+        cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
     )
-    return OfRun(used, efficiency(used), runs, memory.pss_bytes(pids) or None)
+    return OfRun(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

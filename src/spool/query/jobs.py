@@ -23,7 +23,7 @@ from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.formats import ends
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
-from spool.machine.tree import MachineProber
+from spool.machine.processes import MachineProber
 from spool.store.disk import same_file
 from spool.store.lock import Service
 from spool.store.spool import Spool, unreadable

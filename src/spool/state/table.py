@@ -35,8 +35,8 @@ from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
 from spool.formats.journal import Started
 from spool.formats.records import GrantRecord
+from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, this_user, user_name
-from spool.machine.run_groups import RunGroup
 from spool.state.array import Array
 from spool.store.spool import Spool
 

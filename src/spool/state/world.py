@@ -11,9 +11,8 @@ from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.core.reservations import known_gpus
 from spool.core.rules import short_of_disk
 from spool.formats.state import GpusTold
-from spool.machine import tree
-from spool.machine.gpu_use import Ignore, Ours
-from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher
+from spool.machine import processes
+from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
 from spool.state.table import Table
 from spool.store.config import Settings
@@ -207,7 +206,7 @@ class World:
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job whose run the process *pid* carries the mark of."""
-        name = tree.job_of(pid, str(self._spool_dir))
+        name = processes.job_of(pid, str(self._spool_dir))
         job = self._table.jobs.get(name) if name is not None else None
         return name if job is not None and job.live is not None else None
 

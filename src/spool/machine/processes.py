@@ -1,4 +1,4 @@
-"""Which processes belong to a run. How they are signalled is in `signalling`.
+"""The processes of runs: which belong to a run, how they are signalled, reaped and measured.
 
 A process group is not enough: `setsid` and double forks leave it. To a run belong
 
@@ -20,34 +20,48 @@ for our own children: as a subreaper we inherit the orphans of the wrappers that
 
 One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc, so
 whoever ends a run walks again until nothing is found.
+
+What processes use is added up. Resident sizes count a page that is shared for every process that has it, so their sum
+is cheap and never too low; proportional sizes count it once in all. A process that has ended by the time it is looked
+at uses nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from spool.core.layout import JOBS, Layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.descriptors import certainly, is_shortage
-from spool.machine.identity import PROC, Stat, boot_id, pid_namespace, read_bytes, read_stat
-from spool.machine.signalling import Process
+from spool.machine.identity import PROC, TICK_NS, Stat, boot_id, pid_namespace, read_bytes, read_stat
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _MOST_LISTS = 20
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers whoever asks of one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
+
 HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which has the facts of a run in there too and is no part of it."""
 
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
-
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
+_PR_SET_CHILD_SUBREAPER = 36
+_SECOND_NS = 1_000_000_000
+_KIBIBYTE = 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,3 +393,238 @@ def _mark_in(environment: bytes, real: _RealPaths) -> tuple[str, str, str] | Non
     if hook:
         job, run = hook, "0"  # no run has that number
     return (real[spool], job, run) if spool and job and run else None
+
+
+class Process(NamedTuple):
+    """One process for as long as it lives: the pid may come back, the pair does not within one boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a signal."""
+
+    signalled: frozenset[Process] = frozenset()
+    gone: frozenset[Process] = frozenset()  # ended before
+    refused: frozenset[Process] = frozenset()  # another user's, pid 1, this process; or it could not be told who it is
+
+
+def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
+    """Send a signal to each process that still is the one it was, parents first, and say what became of it.
+
+    The identity is checked while a pidfd holds the process, so that a pid that came back is never signalled.
+    Pid 1, this process and the pids in *spare* are refused.
+    """
+    signalled: set[Process] = set()
+    gone: set[Process] = set()
+    refused: set[Process] = set()
+    for process in _parents_first(processes):
+        if process.pid <= _INIT or process.pid == os.getpid() or process.pid in spare:
+            refused.add(process)
+            continue
+        try:
+            found = _send(process, number)
+        except ProcessLookupError:
+            found = False
+        except OSError:  # also where it is not known who has that pid: for want of memory, and for a moment
+            refused.add(process)
+            continue
+        (signalled if found else gone).add(process)
+    return Sent(frozenset(signalled), frozenset(gone), frozenset(refused))
+
+
+def _parents_first(processes: Iterable[Process]) -> list[Process]:
+    """Return the processes in an order in which nobody comes before its parent.
+
+    A shell that is told after the program for which it waits may see that end first, and go on to its next command or
+    end without its trap.
+    """
+    processes = list(processes)
+    parents: dict[int, int] = {}
+    for pid in {process.pid for process in processes}:
+        with contextlib.suppress(OSError):
+            if (stat := read_stat(pid)) is not None:
+                parents[pid] = stat.parent
+    order: list[int] = []
+    seen: set[int] = set()
+    for pid in parents:
+        line = []  # from the process upwards
+        while pid in parents and pid not in seen:
+            seen.add(pid)  # pids that came back may make a circle of it
+            line.append(pid)
+            pid = parents[pid]
+        order += reversed(line)
+    rank = {pid: place for place, pid in enumerate(order)}
+    return sorted(processes, key=lambda process: rank.get(process.pid, -1))
+
+
+def _send(process: Process, number: int) -> bool:
+    """Signal the process; False if it is another one by now. Raises OSError."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS and not is_shortage(error):
+            raise
+        # Without a descriptor there is a moment between the check and the signal; a run that cannot be ended is worse.
+        if not _is(process):
+            return False
+        os.kill(process.pid, number)
+        return True
+    try:
+        if not _is(process):
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is(process: Process) -> bool:
+    stat = read_stat(process.pid)
+    return stat is not None and not stat.dead and stat.start_ticks == process.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A child that has ended, and what it and the children that it waited for have used."""
+
+    pid: int
+    exit_code: int  # 128+n for signal n
+    cpu_time_ns: int
+    peak_memory_bytes: int  # of the largest single process among them
+
+
+def become_subreaper(*, on: bool = True) -> bool:
+    """Make this process the parent of every orphan among its descendants, or no longer; False where the kernel cannot.
+
+    With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
+    is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    import ctypes  # as the threads below: not for commands that only look
+
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return False
+    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
+    return result == 0
+
+
+class Nursery:
+    """A thread that starts children, and does nothing else.
+
+    The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
+    its list is as long as there are orphans, however many children there are.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, spawn: Callable[[], int]) -> int:
+        """Return the pid of the child that *spawn* starts. What it raises is raised here."""
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1, "nursery", initializer=_hear_no_signals)
+        try:
+            begun = self._thread.submit(spawn)
+        except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there
+            self.close()
+            return spawn()
+        return begun.result()
+
+    def close(self) -> None:
+        """End the thread; its children become the leader's."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+
+def _hear_no_signals() -> None:
+    """Leave every signal to the main thread, which sleeps until one comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
+    """Return the pids of this process's children, zombies too; None where the kernel does not list them.
+
+    They are those of its main thread: all orphans, but no child of a :class:`Nursery`.
+    """
+    pid = os.getpid() if proc == PROC else "self"
+    try:
+        return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
+    except OSError:
+        return None
+
+
+def reap(pids: Iterable[int]) -> dict[int, Reaped]:
+    """Take away those of these children that have ended, and say how; the others are left alone.
+
+    The pids are named, for this process may have children that others wait for. One that is no child is skipped.
+    """
+    ended: dict[int, Reaped] = {}
+    for pid in pids:
+        try:
+            reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        if reaped:
+            code = os.waitstatus_to_exitcode(status)
+            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * _SECOND_NS)
+            ended[pid] = Reaped(pid, code if code >= 0 else 128 - code, cpu_time_ns, usage.ru_maxrss * _KIBIBYTE)
+    return ended
+
+
+def rss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
+    """Return the sum of the resident sizes: an upper bound of what the processes have in memory together."""
+    return sum(_rss_bytes(pid, proc) for pid in pids)
+
+
+def pss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
+    """Return the sum of the proportional sizes, in which a page shared by n processes counts as an n-th for each.
+
+    The kernel walks the page tables for it, milliseconds for a process of many gigabytes, so ask only where the
+    resident sizes leave a doubt. A process that does not let itself be asked counts with its resident size.
+    """
+    total = 0
+    for pid in pids:
+        found = _kibibytes(f"{proc}/{pid}/smaps_rollup", b"Pss:")
+        total += _rss_bytes(pid, proc) if found is None else found
+    return total
+
+
+def peak_rss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
+    """Return the sum of the largest resident sizes that each process ever had, not all of them at one moment."""
+    return sum(_kibibytes(f"{proc}/{pid}/status", b"VmHWM:") or 0 for pid in pids)
+
+
+def cpu_time_ns(pids: Iterable[int], *, proc: str = PROC) -> int:
+    """Return the CPU time of the processes and of all their children that ended and were waited for."""
+    total = 0
+    for pid in pids:
+        stat = read_stat(pid, proc=proc)
+        if stat is not None:
+            own = stat.user_ticks + stat.system_ticks
+            total += (own + stat.children_user_ticks + stat.children_system_ticks) * TICK_NS
+    return total
+
+
+def _rss_bytes(pid: int, proc: str) -> int:
+    try:
+        return int(read_bytes(f"{proc}/{pid}/statm").split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _kibibytes(path: str, key: bytes) -> int | None:
+    """Return the value of a line "KEY: N kB" of *path* in bytes; None if it cannot be read or is not there."""
+    try:
+        for line in read_bytes(path).splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * _KIBIBYTE
+    except OSError:
+        pass
+    return None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spool.machine import run_groups
-from spool.machine.run_groups import ControlFiles, RunGroups
+from spool.machine import cgroups
+from spool.machine.cgroups import ControlFiles, RunGroups
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FRESH = {
@@ -101,7 +101,7 @@ def kernel(tmp_path: Path, proc: Path) -> Kernel:
 
 def found(proc: Path, kernel: Kernel) -> RunGroups:
     """Return where groups for runs can be made."""
-    groups = run_groups.find(proc=str(proc), files=kernel)
+    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
     assert isinstance(groups, RunGroups), groups
     return groups
 
@@ -126,20 +126,26 @@ def test_a_dispatcher_that_is_in_its_leaf_already_finds_the_same(proc: Path, ker
 def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> None:
     """Where no groups can be made, the answer says why, and nothing has changed."""
     kernel.is_delegated = False
-    assert run_groups.find(proc=str(proc), files=kernel) == f"{kernel.root} is not delegated to this user"
+    assert cgroups.find_run_groups(proc=str(proc), files=kernel) == f"{kernel.root} is not delegated to this user"
     kernel.is_delegated = True
     (kernel.root / "cgroup.controllers").write_text("cpu pids\n")
-    assert run_groups.find(proc=str(proc), files=kernel) == f"the memory controller is not delegated to {kernel.root}"
+    assert (
+        cgroups.find_run_groups(proc=str(proc), files=kernel)
+        == f"the memory controller is not delegated to {kernel.root}"
+    )
     (kernel.root / "cgroup.controllers").write_text("cpu memory\n")
     (kernel.root / "cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
-    assert run_groups.find(proc=str(proc), files=kernel) == f"{kernel.root} cannot be used: Device or resource busy"
+    assert (
+        cgroups.find_run_groups(proc=str(proc), files=kernel)
+        == f"{kernel.root} cannot be used: Device or resource busy"
+    )
     assert not (kernel.root / "dispatcher").exists()
     assert sorted((kernel.root / "cgroup.procs").read_text().split()) == sorted([str(os.getpid()), "4711"])
     for text in ("4:memory:/legacy\n", "0::/gone/us\n"):
         (proc / "self/cgroup").write_text(text)
-        assert isinstance(run_groups.find(proc=str(proc), files=kernel), str)
+        assert isinstance(cgroups.find_run_groups(proc=str(proc), files=kernel), str)
     (proc / "self/cgroup").unlink()
-    assert run_groups.find(proc=str(proc), files=kernel) == "there is no cgroup version 2 hierarchy"
+    assert cgroups.find_run_groups(proc=str(proc), files=kernel) == "there is no cgroup version 2 hierarchy"
 
 
 def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kernel) -> None:
@@ -233,4 +239,4 @@ def test_this_machine_can_be_asked() -> None:
             super().delegated(path)
             return False
 
-    assert isinstance(run_groups.find(files=Looking()), str)
+    assert isinstance(cgroups.find_run_groups(files=Looking()), str)

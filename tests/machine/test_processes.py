@@ -1,23 +1,28 @@
-"""Which processes belong to a run."""
+"""Which processes belong to a run, how they are signalled and reaped, and what they use."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
+import shlex
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from machine.fake_proc import FakeProc
 from spool.core.model import Jid
-from spool.machine import tree
-from spool.machine.signalling import Process, send
-from spool.machine.tree import Census, Wanted
+from spool.machine import identity, processes
+from spool.machine.processes import Census, Process, Wanted, send
 from support import wait_for
 from wrapper_runs import SHELLS, Runs, runs_below
 
@@ -41,7 +46,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 def pids(proc: FakeProc, *, known: frozenset[Process] = frozenset(), jid: Jid | None = JID) -> list[int]:
     """Return the pids that belong to run 3 of job a."""
-    found = tree.scan([Wanted("a", 3, SPOOL, jid, known)], proc=str(proc), me=ME)
+    found = processes.scan([Wanted("a", 3, SPOOL, jid, known)], proc=str(proc), me=ME)
     return sorted(process.pid for process in found["a", 3])
 
 
@@ -68,8 +73,8 @@ def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakePr
     proc.process(63, parent=1, session=63, start=603, environment={**hook, "SPOOL_DIR": "/elsewhere"})
     assert pids(proc) == [50, 51]
     wanted = Wanted("45.7", 0, SPOOL)
-    assert sorted(found.pid for found in tree.scan([wanted], proc=str(proc), me=45)[wanted.key]) == [60, 61]
-    assert sorted(tree.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
+    assert sorted(found.pid for found in processes.scan([wanted], proc=str(proc), me=45)[wanted.key]) == [60, 61]
+    assert sorted(processes.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
 
 
 def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> None:
@@ -82,14 +87,14 @@ def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> 
     for pid, environment in enumerate((here, there, there, nowhere, relative, there | {"SPOOL_JOB": "b"}), 60):
         proc.process(pid, parent=1, start=pid, environment=environment)
     proc.process(70, parent=51, start=700, environment=there | {"SPOOL_RUN": "4"})  # no part of run 3, though below it
-    found = tree.scan([Wanted("a", 3, str(spool), JID), Wanted("b", 3, str(spool))], proc=str(proc), me=ME)
+    found = processes.scan([Wanted("a", 3, str(spool), JID), Wanted("b", 3, str(spool))], proc=str(proc), me=ME)
     assert {key: sorted(process.pid for process in of) for key, of in found.items()} == {
         ("a", 3): [50, 51, 60, 61, 62],
         ("b", 3): [65],
     }
     proc.process(80, parent=1, start=800, environment=there | {"SPOOL_HOOK": "45.7"})
-    assert tree.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
-    jobs = {pid: tree.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
+    assert processes.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
+    jobs = {pid: processes.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
     assert jobs == {51: None, 60: "a", 61: "a", 63: None, 64: None, 80: None, 99: None}
 
 
@@ -194,7 +199,7 @@ def test_one_walk_serves_many_runs(proc: FakeProc) -> None:
     """Each run gets its own processes, and a run without any gets none."""
     proc.process(70, parent=ME, start=700)
     proc.process(71, parent=1, start=701, environment=MARK | {"SPOOL_JOB": "b", "SPOOL_RUN": "1"})
-    found = tree.scan(
+    found = processes.scan(
         [
             Wanted("a", 3, SPOOL, JID),
             Wanted("b", 1, SPOOL, Jid(70, 700, "boot-1", "pid:[1]", "here")),
@@ -208,7 +213,7 @@ def test_one_walk_serves_many_runs(proc: FakeProc) -> None:
         ("b", 1): {Process(70, 700), Process(71, 701)},
         ("c", 1): frozenset(),
     }
-    assert tree.scan([]) == {}
+    assert processes.scan([]) == {}
 
 
 class Machine:
@@ -259,7 +264,7 @@ def test_a_census_finds_what_a_walk_finds(proc: FakeProc, seed: int) -> None:
         for _ in range(machine.random.randint(0, 3)):
             machine.step()
         wanted = [replace(run, known=frozenset(known.get(run.key, ()))) for run in machine.wanted]
-        fresh = same(tree.scan(wanted, proc=str(proc), me=ME), keys)
+        fresh = same(processes.scan(wanted, proc=str(proc), me=ME), keys)
         found = census.look(lambda: machine.wanted)
         known = same({key: members.values() for key, members in found.items()}, keys)
         assert known == fresh
@@ -268,8 +273,8 @@ def test_a_census_finds_what_a_walk_finds(proc: FakeProc, seed: int) -> None:
 def test_a_census_asks_only_who_is_new(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each of the others once in a while: who has the pid of one that has ended is found out."""
     asked: list[int] = []
-    read = tree.read_stat
-    monkeypatch.setattr(tree, "read_stat", lambda pid, *, proc: asked.append(pid) or read(pid, proc=proc))
+    read = processes.read_stat
+    monkeypatch.setattr(processes, "read_stat", lambda pid, *, proc: asked.append(pid) or read(pid, proc=proc))
     census = Census(proc=str(proc), me=ME)
 
     def look() -> list[int]:
@@ -295,7 +300,7 @@ def test_a_census_that_could_not_be_taken_is_taken_again(proc: FakeProc, monkeyp
     """Where the machine had too little left, nobody is left out for good."""
     census = Census(proc=str(proc), me=ME)
     with monkeypatch.context() as patch:
-        patch.setattr(tree, "read_bytes", raising(errno.EMFILE))
+        patch.setattr(processes, "read_bytes", raising(errno.EMFILE))
         with pytest.raises(OSError, match="EMFILE"):
             census.look(lambda: [Wanted("a", 3, SPOOL, JID)])
     assert sorted(census.look(lambda: [Wanted("a", 3, SPOOL, JID)])["a", 3]) == [50, 51]
@@ -331,10 +336,244 @@ def test_a_real_daemon_is_found_and_ended(runs: Runs) -> None:
     assert run.run() == 0
 
     def found() -> frozenset[Process]:
-        return tree.members("a", 3, str(runs.root), run.jid)
+        return processes.members("a", 3, str(runs.root), run.jid)
 
     wait_for(lambda: len(found()) == 2)
     left = found()
     assert not run.alive()
     assert send(left, signal.SIGKILL).signalled == left
     wait_for(lambda: not found())
+
+
+def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
+    """The pid alone is not enough: with another start the process is not signalled."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ticks = identity.start_ticks(child.pid)
+        assert ticks is not None
+        other, same = Process(child.pid, ticks - 1), Process(child.pid, ticks)
+        assert processes.send([other], signal.SIGKILL) == processes.Sent(gone=frozenset({other}))
+        assert child.poll() is None
+        assert processes.send([same], signal.SIGTERM) == processes.Sent(signalled=frozenset({same}))
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.send([same], signal.SIGTERM) == processes.Sent(gone=frozenset({same}))
+        assert child.wait() == -signal.SIGTERM
+    assert processes.send([same], signal.SIGTERM) == processes.Sent(gone=frozenset({same}))
+
+
+def test_parents_are_signalled_before_their_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that is told late sees its program end first, and goes on to its next command."""
+    told = []
+
+    def opened(pid: int, flags: int = 0) -> int:
+        told.append(pid)
+        return pidfd_open(pid, flags)
+
+    pidfd_open = os.pidfd_open
+    nest = "exec sleep 60"
+    for _ in range(7):
+        nest = f"echo $$; sh -c {shlex.quote(nest)}; :"
+    shells = subprocess.Popen(["sh", "-c", nest], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with shells:
+        try:
+            assert shells.stdout is not None
+            chain = [int(shells.stdout.readline()) for _ in range(7)]
+            meant = frozenset(Process(pid, identity.start_ticks(pid) or 0) for pid in chain)
+            monkeypatch.setattr(os, "pidfd_open", opened)
+            for order in (meant, sorted(meant), sorted(meant, reverse=True)):
+                assert processes.send(order, signal.SIGCONT).signalled == meant
+                assert told == chain
+                told.clear()
+        finally:
+            os.killpg(shells.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("around", [{2: 3, 3: 2}, {2: 2, 3: 3}, {}])
+def test_a_circle_of_parents_is_no_endless_one(monkeypatch: pytest.MonkeyPatch, around: dict[int, int]) -> None:
+    """Pids that came back between two looks may seem to be each other's parents; nobody is left out."""
+
+    def read_stat(pid: int) -> SimpleNamespace | None:
+        return SimpleNamespace(parent=around[pid], dead=False, start_ticks=0) if pid in around else None
+
+    monkeypatch.setattr(processes, "read_stat", read_stat)
+    both = frozenset({Process(2, 1), Process(3, 1)})  # of another start, and so signalled in no case
+    assert processes.send(both, signal.SIGTERM).gone == both
+
+
+def test_pid_1_and_this_process_are_never_signalled() -> None:
+    """Whatever a scan may have said, some processes are not to be signalled."""
+    mine = Process(os.getpid(), identity.start_ticks(os.getpid()) or 0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        spared = Process(child.pid, identity.start_ticks(child.pid) or 0)
+        refused = frozenset({mine, Process(1, 0), Process(0, 0), Process(-1, 0), spared})
+        assert processes.send(refused, signal.SIGTERM, spare={child.pid}) == processes.Sent(refused=refused)
+        child.kill()
+
+
+def test_without_descriptors_a_signal_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no pidfd can be had, the process is checked and signalled by its pid."""
+
+    def none_left(pid: int, flags: int = 0) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = Process(child.pid, identity.start_ticks(child.pid) or 0)
+        assert processes.send([process._replace(start_ticks=1)], signal.SIGKILL).signalled == frozenset()
+        assert processes.send([process], signal.SIGKILL).signalled == {process}
+        assert child.wait() == -signal.SIGKILL
+
+
+# In a process of its own, for a subreaper stays one: a child leaves an orphan behind, which becomes ours.
+_SUBREAPER = """
+import json, os, subprocess, sys, time
+from spool.machine import processes
+made = processes.become_subreaper()
+subprocess.run(["sh", "-c", "setsid sleep 0.05 & exit 0"])
+orphans = processes.children_of_self()
+ended = {}
+while not ended:
+    ended = processes.reap(orphans)
+    time.sleep(0.002)
+print(json.dumps([made, len(orphans), [r.exit_code for r in ended.values()], list(processes.children_of_self())]))
+"""
+
+
+def test_a_subreaper_inherits_orphans_and_takes_them_away() -> None:
+    """What a child leaves behind becomes our child, can be listed, and can be reaped."""
+    done = subprocess.run([sys.executable, "-c", _SUBREAPER], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [True, 1, [0], []]
+
+
+def test_our_children_are_listed_until_they_are_reaped() -> None:
+    """A child is one from its start until somebody has asked how it ended."""
+    before = processes.children_of_self()
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
+    assert before is not None
+    assert (processes.children_of_self() or frozenset()) - before == {pid}
+    ended = wait_for(lambda: processes.reap([pid]))
+    assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
+    assert ended[pid].peak_memory_bytes > 0
+    assert processes.children_of_self() == before
+
+
+# In a process of its own as well: one child of a nursery lives, another has left an orphan behind.
+_NURSERY = """
+import json, os, signal, sys, time
+from spool.machine import processes
+processes.become_subreaper()
+nursery = processes.Nursery()
+def start(text):
+    return lambda: os.posix_spawn("/bin/sh", ["sh", "-c", text], {}, setsigmask=[])
+ready, told = os.pipe()
+os.set_inheritable(told, True)
+living = nursery.start(start("exec sleep 60"))
+gone = nursery.start(start(f"sleep 60 & echo $! >&{told}"))
+orphan = int(os.read(ready, 100))
+os.waitpid(gone, 0)
+masks = [line for task in os.listdir("/proc/self/task") for line in open(f"/proc/self/task/{task}/status")]
+deaf = sum(int(line.split()[1], 16) & 1 << signal.SIGCHLD - 1 > 0 for line in masks if line.startswith("SigBlk"))
+listed = processes.children_of_self() == {orphan}
+try:
+    nursery.start(lambda: os.posix_spawn("/nowhere", ["sh"], {}))
+except FileNotFoundError:
+    failed = True
+for pid in (living, orphan):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+nursery.close()
+while len(os.listdir("/proc/self/task")) > 1:  # it has left Python, and not yet the kernel
+    time.sleep(0.002)
+print(json.dumps([listed, deaf, failed]))
+"""
+
+
+def test_only_orphans_are_listed_beside_the_children_of_a_nursery() -> None:
+    """However many there are; the thread hears no signal, tells what fails, and leaves."""
+    done = subprocess.run([sys.executable, "-c", _NURSERY], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [True, 1, True]
+
+
+def test_a_machine_without_room_for_a_thread_has_children_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread starts them."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    nursery = processes.Nursery()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pid = nursery.start(lambda: os.posix_spawn("/bin/true", ["true"], {}))
+    assert os.waitpid(pid, 0) == (pid, 0)
+    nursery.close()
+
+
+def test_only_the_named_children_are_reaped() -> None:
+    """A child that lives, a child of which nobody spoke, and a process that is no child are left alone."""
+    with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
+        os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.reap([living.pid, 1]) == {}
+        living.kill()
+        assert unnamed.wait() == 3
+
+
+def test_what_a_child_has_used_includes_what_it_waited_for() -> None:
+    """CPU time and peak memory are those of the child and of the children that it waited for."""
+    burn = "import time; x = bytearray(30_000_000)\nwhile time.process_time() < 0.05: pass"
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", '"$1" -c "$2"; exit 0', "sh", sys.executable, burn], dict(os.environ))
+    used = wait_for(lambda: processes.reap([pid]))[pid]
+    assert used.cpu_time_ns >= 50_000_000
+    assert used.peak_memory_bytes >= 30_000_000
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> FakeProc:
+    """Show two processes that share half of what they have."""
+    made = FakeProc(tmp_path)
+    for pid in (50, 51):
+        made.process(pid, times=(1, 2, 30, 40))
+        (made.root / f"{pid}/statm").write_text("900 100 50 1 0 9 0\n")
+        (made.root / f"{pid}/smaps_rollup").write_text(
+            "00400000-7ffe ---p [rollup]\nRss: 400 kB\nPss: 300 kB\nPss_Dirty: 9 kB\n"
+        )
+        (made.root / f"{pid}/status").write_text("Name:\tsh\nVmPeak:\t  999 kB\nVmHWM:\t     700 kB\n")
+    return made
+
+
+def test_sizes_and_times_are_sums(sharing: FakeProc) -> None:
+    """Each figure is the sum over the processes; what a process has waited for is a part of its time."""
+    both = [50, 51]
+    assert processes.rss_bytes(both, proc=str(sharing)) == 2 * 100 * PAGE
+    assert processes.pss_bytes(both, proc=str(sharing)) == 2 * 300 * 1024
+    assert processes.peak_rss_bytes(both, proc=str(sharing)) == 2 * 700 * 1024
+    assert processes.cpu_time_ns(both, proc=str(sharing)) == 2 * 73 * TICK_NS
+
+
+def test_who_has_ended_uses_nothing(sharing: FakeProc) -> None:
+    """A process that is not there any more adds nothing, and is no error."""
+    for figure in (processes.rss_bytes, processes.pss_bytes, processes.peak_rss_bytes, processes.cpu_time_ns):
+        assert figure([50, 99], proc=str(sharing)) == figure([50], proc=str(sharing)) > 0
+        assert figure([], proc=str(sharing)) == 0
+
+
+def test_who_does_not_show_its_share_counts_in_full(sharing: FakeProc) -> None:
+    """Where the proportional size cannot be read, the resident size stands for it."""
+    (sharing.root / "51/smaps_rollup").unlink()
+    assert processes.pss_bytes([50, 51], proc=str(sharing)) == 300 * 1024 + 100 * PAGE
+
+
+def test_a_real_process_is_measured() -> None:
+    """A process that holds 30 MB shows at least that in every figure."""
+    held = 30_000_000
+    program = f"x = b'x' * {held}; print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        rss, pss = processes.rss_bytes([child.pid]), processes.pss_bytes([child.pid])
+        assert held <= pss <= processes.peak_rss_bytes([child.pid])
+        assert held <= rss
+        wait_for(lambda: processes.cpu_time_ns([child.pid]) > 0)
+        child.communicate(b"\n", 20)
+    assert processes.rss_bytes([child.pid]) == 0
