@@ -63,7 +63,7 @@ def _from_inside(engine: SpoolEngine, size: Size) -> Samples:
 _INSIDE = """
 import sys, time
 from spool.dispatcher.loop import Dispatcher
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 dispatcher = Dispatcher(LockedSpool(sys.argv[1]))
 dispatcher.open()
 dispatcher.turn()

@@ -21,7 +21,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
 from spool.formats import ends
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
 from support import make_spool

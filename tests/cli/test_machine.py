@@ -18,7 +18,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
 from spool.formats.state import GpuView, MachineView, StateView, render_state
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 UNKNOWN = 999
 

@@ -12,7 +12,7 @@ from spool.core.events import Event, EventName
 from spool.dispatcher import noticing, recover, start
 from spool.dispatcher.listening import Listening
 from spool.store.disk import Disk
-from spool.store.inbox import Inbox
+from spool.store.eventlog import Inbox
 
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from crash.world import Session, World, check, history, world_at
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.dispatcher import moves, recover, start
-from spool.store import locked
+from spool.store import locked_spool
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
@@ -171,6 +171,6 @@ def test_nothing_is_lost_and_nothing_runs_twice(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 0)
-    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
+    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
     for number in range(LIVES):
         live(tmp_path / f"{number}", monkeypatch, SEED + number)

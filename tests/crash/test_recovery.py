@@ -20,7 +20,7 @@ from spool.core.model import Jid, State, StopKind
 from spool.dispatcher import look, moves, recover
 from spool.formats import records
 from spool.machine import identity
-from spool.store import locked
+from spool.store import locked_spool
 from spool.store.spool import Spool
 
 
@@ -351,7 +351,7 @@ def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(
     session: Session, monkeypatch: pytest.MonkeyPatch, one: str, other: str
 ) -> None:
     """A file with two names, of a command that was killed between link and unlink, runs no more often than twice."""
-    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
+    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
     if one == RUNNING:
         _running(session, "job")
     else:
@@ -372,7 +372,7 @@ def test_two_names_of_one_file_never_make_a_job_run_on_and_on(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release that was cut off leaves the file in held/ as well: it stays there, and nothing starts."""
-    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
+    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
     session.users.submit("job", "ok", place=HELD)
     os.link(session.users.path(HELD, "job"), session.users.path(QUEUED, "job"))
     session.settle()

@@ -20,7 +20,7 @@ from spool.core.runs import Runs
 from spool.dispatcher import ends, moves, recover, start
 from spool.dispatcher.loop import Dispatcher
 from spool.query import snapshot
-from spool.store import locked
+from spool.store import locked_spool
 from spool.store.spool import Spool
 
 MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
@@ -189,7 +189,7 @@ def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monke
     monkeypatch.setattr(moves, "MISSING_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 0)
-    monkeypatch.setattr(locked, "CUT_OFF_NS", 0)
+    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
     for seed in (*KNOWN, *range(SEED, SEED + LIVES)):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
             monkeypatch.setattr(snapshot, "MachineProber", lambda _, world=world: world)

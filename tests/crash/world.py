@@ -35,7 +35,7 @@ from spool.machine import identity
 from spool.state import table
 from spool.state.table import Live
 from spool.store.disk import Disk
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import PowerCut
 

@@ -17,7 +17,7 @@ from spool.core.model import Jid
 from spool.dispatcher import bookings, look, moves
 from spool.dispatcher.dues import due_in_ns
 from spool.executors.base import Launch, Started
-from spool.store.whole import NotWhole, Seen, read_whole
+from spool.store.stable_read import NotWhole, Seen, read_whole
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from spool.dispatcher.pace import Pace
 from spool.dispatcher.report import Report
 from spool.dispatcher.watch import Watch
 from spool.state.table import Table
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from support import make_spool
 
 MS = 1_000_000

@@ -12,7 +12,7 @@ import pytest
 from spool.client.requests import Requests
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.store.disk import Disk
-from spool.store.locked import CUT_OFF_NS, LockedSpool
+from spool.store.locked_spool import CUT_OFF_NS, LockedSpool
 from support import make_spool
 
 OLD, NEW, NEWER = b'command = "old"\n', b'command = "the new one"\n', b'command = "one newer than that"\n'

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.store import renameat2
+from spool.store import disk
 from spool.store.disk import Disk, disk_is_full, open_log
 from spool.testing.faults import FaultyDisk, PowerCut, cut_off, every_cut
 
@@ -124,7 +124,7 @@ def test_publish_never_replaces(benches: Callable[[], Bench]) -> None:
 @pytest.fixture
 def in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a file system that cannot move a file without replacing another in one step."""
-    monkeypatch.setattr(renameat2, "rename_new", lambda old, new: False)
+    monkeypatch.setattr(disk, "rename_new", lambda old, new: False)
 
 
 def test_move_happens_or_does_not(benches: Callable[[], Bench]) -> None:
@@ -213,7 +213,7 @@ def test_a_move_in_one_step_that_is_refused_is_made_in_two(
         ctypes.set_errno(error)
         return -1
 
-    monkeypatch.setattr(renameat2, "_renameat2", lambda: refuse)
+    monkeypatch.setattr(disk, "_renameat2", lambda: refuse)
     (bench.here / "a").write_bytes(OLD)
     bench.disk().move(str(bench.here / "a"), str(bench.here / "b"))
     assert bench.names() == ["b"]

@@ -14,7 +14,7 @@ import pytest
 from spool.core import layout
 from spool.formats.journal import Left, Line, Over, Waits
 from spool.store.disk import SpoolTrouble
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.testing.faults import FaultyDisk, PowerCut, cut_off, every_cut
 from support import make_spool, wait_for

@@ -11,7 +11,7 @@ import pytest
 from spool.core import layout
 from spool.core.model import Stop, StopKind
 from spool.store.disk import Disk
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import PowerCut
 from support import make_spool

@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
-from spool.store.whole import MAX_BYTES
+from spool.store.stable_read import MAX_BYTES
 
 
 @click.command(cls=Verb)

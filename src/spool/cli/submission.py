@@ -15,7 +15,7 @@ from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import directives, jobfile
-from spool.store.whole import MAX_BYTES
+from spool.store.stable_read import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

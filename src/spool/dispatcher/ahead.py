@@ -16,7 +16,7 @@ from spool.executors import Executor
 from spool.formats.config import Config
 from spool.state.table import JobFile, Live
 from spool.store.config import Settings
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import read_bytes
 
 

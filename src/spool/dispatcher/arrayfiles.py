@@ -15,7 +15,7 @@ from spool.dispatcher.moves import MISSING_NS
 from spool.state.array import Array
 from spool.state.table import Table
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
 

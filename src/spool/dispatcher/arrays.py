@@ -27,7 +27,7 @@ from spool.state.array import Array
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.table import Live, Table, Wait
 from spool.store.arrays import ArrayStore, Issue
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from spool.dispatcher.look import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, read_whole
+from spool.store.locked_spool import LockedSpool
+from spool.store.stable_read import NotWhole, Seen, read_whole
 
 _TELL = "say what is wrong with"
 

@@ -12,7 +12,7 @@ from spool.core.model import Jid, State, StopKind
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.table import Live
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
 
 COULD_NOT_START = "could not start: "

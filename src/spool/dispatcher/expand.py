@@ -27,7 +27,7 @@ from spool.machine.host import user_name, why_not_expanded
 from spool.state.array import new_array
 from spool.state.table import FRESH, Job, JobFile, Table
 from spool.store.arrays import ArrayStore
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.store.spool import read_record
 

@@ -21,7 +21,7 @@ from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, Live, Table, Wait, series_after
 from spool.store.config import Settings
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 _FILE = "file"
 

@@ -26,8 +26,8 @@ from spool.formats import jobfile
 from spool.state.table import INVALID, Job, JobFile, Table
 from spool.store.config import Settings
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
-from spool.store.whole import NotWhole, Seen, in_order_of_making, is_open_in_editor, read_whole
+from spool.store.locked_spool import LockedSpool
+from spool.store.stable_read import NotWhole, Seen, in_order_of_making, is_open_in_editor, read_whole
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 _TOGETHER = 512  # files

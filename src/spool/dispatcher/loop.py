@@ -51,7 +51,7 @@ from spool.state.table import Job, Live, Table
 from spool.state.world import World
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)

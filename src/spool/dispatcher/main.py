@@ -14,7 +14,7 @@ from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
 from spool.store.disk import remedy_for
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from spool.dispatcher.look import Look
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, JobFile, Live, Table
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)

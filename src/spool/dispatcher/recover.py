@@ -27,7 +27,7 @@ from spool.machine import identity
 from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
 from spool.store.config import Settings
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spool.core.layout import HELD, QUEUED
 from spool.state.table import JobFile
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 
 class Refusals:

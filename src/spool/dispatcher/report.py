@@ -27,7 +27,7 @@ from spool.formats.state import (
 )
 from spool.machine import identity
 from spool.state.table import INVALID, Job, JobFile, Live, Table
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS

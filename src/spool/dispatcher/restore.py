@@ -14,7 +14,7 @@ from spool.core.model import OUTCOMES, SECOND_NS, Result, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.formats import ends, journal
 from spool.formats.journal import Memory
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 _RESTORE = "restore the result of"
 _LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync

@@ -14,7 +14,7 @@ from spool.machine.host import this_user
 from spool.state.array import Array, new_array
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
 

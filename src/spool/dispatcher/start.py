@@ -32,7 +32,7 @@ from spool.machine.host import local_zone, user_name
 from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.store.spool import read_record
 

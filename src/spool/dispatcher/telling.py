@@ -24,7 +24,7 @@ from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS
 from spool.state.table import Job, JobFile, Live
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)

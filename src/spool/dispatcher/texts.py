@@ -9,7 +9,7 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.formats import jobfile
 from spool.machine.host import why_not_expanded
 from spool.store.config import Settings
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 _SAY = "say what is wrong with"
 _SAME_TEXT = 512  # different texts that are remembered: many jobs often have one

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from spool.core.events import Event
 from spool.listeners.base import Listener
-from spool.store.inbox import Found, Inbox
+from spool.store.eventlog import Found, Inbox
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,7 @@ from spool.listeners.discovery import loading
 from spool.listeners.orphans import OrphanReaper
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
-from spool.store.inbox import Inbox
-from spool.store.outbox import cursors
+from spool.store.eventlog import Inbox, cursors
 from spool.store.spool import read_bytes
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from spool.core.days import Day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS
 from spool.formats.jobvalues import moment_or_delay
-from spool.store.accounts import History
+from spool.store.history import History
 from spool.store.spool import Spool
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)

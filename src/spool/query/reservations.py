@@ -14,7 +14,7 @@ from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import remedy_for
 from spool.store.spool import Spool
-from spool.store.whole import NotWhole, read_whole
+from spool.store.stable_read import NotWhole, read_whole
 
 
 class BookingState(StrEnum):

@@ -35,7 +35,7 @@ from spool.state.table import INVALID, JobFile, Live, Refusal, Table, Wait, pres
 from spool.state.world import World
 from spool.store.config import Settings
 from spool.store.spool import Spool, read_bytes, unreadable
-from spool.store.whole import NotWhole, Seen, is_open_in_editor, read_whole
+from spool.store.stable_read import NotWhole, Seen, is_open_in_editor, read_whole
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
 _LONG_PATIENCE_NS = LIMIT_NS  # for who asks for the GPUs: as long as it takes to say that NVML hangs

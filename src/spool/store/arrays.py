@@ -15,7 +15,7 @@ from enum import Enum
 from spool.core import layout
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.store.disk import disk_is_full, same_file, status_of
-from spool.store.locked import LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 
 class Issue(Enum):

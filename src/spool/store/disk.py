@@ -11,8 +11,9 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -36,6 +37,12 @@ _REMEDIES = {
 }
 _IN_THE_WAY = "move what is in the way to another place"
 _KINDS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY, errno.ENXIO, errno.ESPIPE)
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+# The kernel (before 3.15), the file system (NFS, some of FUSE) or a filter of system calls does not know it. A filter
+# may say so by EPERM; where nobody may move the file, that will be said of the other way as well.
+_CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
 
 
 class SpoolTrouble(OSError):  # noqa: N818  (like the errors of core/errors.py)
@@ -91,8 +98,6 @@ class Disk:
 
     def rename_new(self, old: str, new: str) -> bool:
         """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: the file system cannot."""
-        from spool.store.renameat2 import rename_new
-
         return rename_new(old, new)
 
     def link(self, old: str, new: str) -> None:
@@ -497,3 +502,32 @@ def _forget(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
+
+
+def rename_new(old: str, new: str) -> bool:
+    """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: it cannot be done here."""
+    function = _renameat2()
+    if function is None:
+        return False
+    if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE) == 0:
+        return True
+    import ctypes
+
+    error = ctypes.get_errno()
+    if error in _CANNOT:
+        return False
+    raise OSError(error, os.strerror(error), new if error == errno.EEXIST else old)
+
+
+@cache
+def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    """Return renameat2(2), which the standard library does not offer; None where the C library has none."""
+    import ctypes  # not for a submission, which renames nothing
+
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # another C library, or an old one
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    function.restype = ctypes.c_int
+    return function

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from spool.core import layout
 from spool.formats import journal
 from spool.store.disk import of_the_spool, open_log
-from spool.store.locked import LockedSpool
-from spool.store.outbox import Outbox
+from spool.store.eventlog import Outbox
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import read_record
 
 GROUP_S = 0.04  # with the sync itself, 50 ms

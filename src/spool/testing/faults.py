@@ -232,20 +232,20 @@ class PathFaults:
 
     def __enter__(self) -> PathFaults:
         """Begin to listen to every operation."""
-        from spool.store import renameat2
+        from spool.store import disk
 
         for name in (*self.READING, *self.CHANGING):
             self._saved[name] = getattr(os, name)
             setattr(os, name, self._checked(name, self._saved[name]))
-        self._saved["renameat2"] = renameat2.rename_new
-        renameat2.rename_new = self._checked("rename", renameat2.rename_new)  # type: ignore[assignment]
+        self._saved["renameat2"] = disk.rename_new
+        disk.rename_new = self._checked("rename", disk.rename_new)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give the operations back."""
-        from spool.store import renameat2
+        from spool.store import disk
 
-        renameat2.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
+        disk.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
         for name, function in self._saved.items():
             setattr(os, name, function)
 

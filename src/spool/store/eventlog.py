@@ -1,4 +1,4 @@
-"""`events.jsonl` as the dispatcher writes it, and the cursors of those who read it (FORMAT 15).
+"""`events.jsonl` on the disk, and the cursors of those who read it: its writer's end and its readers' (FORMAT 15).
 
 The first line says at which position the rest begins. Positions count bytes and only grow: when what everybody has
 read is cut off, the file begins at a later one, and nobody's cursor changes. A cursor is a small file for each
@@ -10,16 +10,21 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass, replace
 
 from spool.core import layout
+from spool.core.events import Event
 from spool.core.layout import Layout
-from spool.formats.events import parse_base, parse_cursor, render_base, render_cursor
+from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
 from spool.store.disk import Disk, of_the_spool, open_log
 from spool.store.spool import read_bytes, read_record
 
 _MOST = 1 << 30  # of the file that is read at once
 LONG_BYTES = 1 << 20  # worth cutting
 MOST_BYTES = 1 << 28  # so much is kept for a listener that does not read: about a million events
+_HEAD = 4096  # the first line is shorter
+_AT_ONCE = 1 << 18
+_LONGEST = 1 << 26  # of a line; a longer one is not ours
 
 
 class Outbox:
@@ -149,3 +154,93 @@ def cursors(paths: Layout) -> list[str]:
         return sorted(name for name in os.listdir(paths.at(layout.CURSORS)) if not name.startswith("."))
     except OSError:
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One line: the event (None: it cannot be read), where it stands and where the next begins."""
+
+    event: Event | None
+    at: int
+    end: int
+
+
+class Inbox:
+    """The reader's end, for one listener."""
+
+    def __init__(self, root: str, kind: str, disk: Disk) -> None:
+        self._root, self._kind = root, kind
+        self._layout = Layout(root)
+        self._path = self._layout.at(layout.EVENTS)
+        self._cursor = self._layout.cursor(kind)
+        self._disk = disk
+        self._fd: int | None = None
+        self._base = 0
+        self._head = 0
+        cursor = parse_cursor(read_bytes(self._cursor))
+        self.position, self.tries = cursor if cursor is not None else (0, 0)
+        self._saved: tuple[int, int] | None = cursor
+
+    def another(self) -> Inbox:
+        """Return one that reads the same, for another thread."""
+        return Inbox(self._root, self._kind, self._disk)
+
+    def read(self, position: int) -> list[Found]:
+        """Return some of the whole lines that stand at *position* and after it."""
+        if not self._open():
+            return []
+        assert self._fd is not None
+        position = max(position, self._base)  # what was before was cut off, or the file is another
+        size = _AT_ONCE
+        while True:
+            data = os.pread(self._fd, size, self._head + position - self._base)
+            whole = data.rpartition(b"\n")[0]
+            if whole or len(data) < size or size >= _LONGEST:
+                break
+            size *= 8
+        found = []
+        for line in whole.split(b"\n") if whole else ():
+            end = position + len(line) + 1
+            found.append(Found(self._here(parse_event(line)) if line else None, position, end))
+            position = end
+        return found
+
+    def _here(self, event: Event | None) -> Event | None:
+        """Return *event* with the paths of this spool: it may have been moved since that was told."""
+        root = self._layout.root
+        if event is None or event.spool_dir == root:
+            return event
+        metadir = event.metadir
+        if metadir is not None and event.job is not None and event.run is not None:
+            metadir = self._layout.metadir(event.job, event.run)
+        return replace(event, spool_dir=root, metadir=metadir)
+
+    def save(self, position: int, tries: int = 0) -> None:
+        """Write down that all before *position* is done, and how often what stands there was begun."""
+        if (position, tries) != self._saved:
+            self._disk.put(self._cursor, render_cursor(position, tries))
+            self._saved = position, tries
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> bool:
+        """See to it that the file of that name is the one that is open."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return False
+        if self._fd is not None and os.path.samestat(status, os.fstat(self._fd)):
+            return True
+        self.close()
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        head = os.pread(fd, _HEAD, 0)
+        base = parse_base(head)
+        if base is None:
+            os.close(fd)
+            return False
+        self._fd, self._base, self._head = fd, base, head.index(b"\n") + 1
+        return True

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from spool.store import whole
-from spool.store.whole import MAX_BYTES, NotWhole, Seen, read_whole
+from spool.store import stable_read
+from spool.store.stable_read import MAX_BYTES, NotWhole, Seen, read_whole
 from support import wait_for
 
 TEXT = b'command = "true"\n'
@@ -286,8 +286,8 @@ def test_without_leases_a_file_is_whole_once_it_has_been_quiet(
     with no_leases(monkeypatch, error):
         for passed, whole_by_then in [
             (0, False),
-            (whole.QUIET_NS - 1, False),
-            (whole.QUIET_NS, True),
+            (stable_read.QUIET_NS - 1, False),
+            (stable_read.QUIET_NS, True),
             (1 << 60, True),
         ]:
             with monkeypatch.context() as patch:

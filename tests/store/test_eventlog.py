@@ -11,10 +11,9 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Notify, Request, Result, State
 from spool.formats.events import parse_event, render_event
-from spool.store import outbox as store_outbox
+from spool.store import eventlog
 from spool.store.disk import Disk
-from spool.store.inbox import Inbox
-from spool.store.outbox import Outbox
+from spool.store.eventlog import Inbox, Outbox
 from spool.testing.faults import FaultyDisk, PowerCut
 
 
@@ -129,7 +128,7 @@ def test_what_all_have_read_is_cut_off_and_no_cursor_changes(spool_root: Path) -
 
 def test_a_listener_that_never_reads_does_not_fill_the_disk(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than the most that is kept, the newer half stays, in whole lines, and what is lost is told once."""
-    monkeypatch.setattr(store_outbox, "MOST_BYTES", 4000)
+    monkeypatch.setattr(eventlog, "MOST_BYTES", 4000)
     outbox = Outbox(str(spool_root), disk(spool_root))
     outbox.begin("hooks")
     lost, sizes = 0, list[int]()
