@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from spool.core.errors import SpoolError
-from spool.core.measures import Figures
 from spool.core.model import SECOND_NS, Machine, Policy
-from spool.core.simulation import Discipline
+from spool.core.simulation import Discipline, Figures
 from spool.core.units import show_duration
 from spool.query.whatif import Scenario, Workload, gpus_like, imagine, of_file, study
 

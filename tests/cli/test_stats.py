@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from calling import Command, asked
-from spool.core.days import utc_day
+from spool.core.accounting import utc_day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State

@@ -7,9 +7,9 @@ from typing import Any
 
 from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
 from spool.core.order import Past
-from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
+from spool.core.scheduler import Plan, View, decide
 
 S = 1_000_000_000
 GIB = 1 << 30

@@ -10,12 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.accounting import By, Ledger, Statistics, Wanted
-from spool.core.days import Days, utc_day
+from spool.core.accounting import By, Days, Intervals, Ledger, Peak, Statistics, Totals, Wanted, utc_day
 from spool.core.model import SECOND_NS as S
 from spool.core.model import State
-from spool.core.peaks import Intervals, Peak
-from spool.core.tally import Totals
 
 HOUR = 3600 * S
 DAY = 24 * HOUR

@@ -8,8 +8,8 @@ import pytest
 
 from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, Spec, State, Waiting
-from spool.core.plan import decide
 from spool.core.reasons import CODES
+from spool.core.scheduler import decide
 
 HOUR = 3600 * S
 

@@ -6,8 +6,8 @@ import pytest
 
 from core.planning import GIB, NOW, S, job, machine, plan, run, started, view, why
 from spool.core.model import Limits, Policy
-from spool.core.plan import decide
 from spool.core.quotas import limits_of
+from spool.core.scheduler import decide
 
 
 def test_what_the_kernel_could_not_give_is_refused():

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from core.planning import NOW, S, job, machine, plan, run, started, why
 from spool.core.backfill import as_run
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Running, Spec, Waiting
-from spool.core.plan import View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.resources import Room, could_run
 from spool.core.runs import Runs
+from spool.core.scheduler import View, decide
 from spool.core.simulation import Coming, Pass, Simulation, simulate
 
 LICENCE = Pool("licence", 3)

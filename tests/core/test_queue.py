@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from core.planning import NOW, S, job, machine, run, started
 from core.worlds import BOX, NAMES, POLICIES, waiting
 from spool.core.model import Dependencies, Grant, Policy, Running, State
-from spool.core.plan import View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
+from spool.core.scheduler import View, decide
 
 
 def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:

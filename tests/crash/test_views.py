@@ -15,8 +15,8 @@ from spool.core import layout
 from spool.core.backfill import Expectation
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
-from spool.core.plan import View, decide
 from spool.core.runs import Runs
+from spool.core.scheduler import View, decide
 from spool.dispatcher import ends, moves, recover, start
 from spool.dispatcher.loop import Dispatcher
 from spool.query import snapshot

@@ -16,7 +16,7 @@ from spool.client.waiting import Awaited
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
-from spool.core.plan import Plan
+from spool.core.scheduler import Plan
 from spool.dispatcher import limits, moves, watch
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.memory import worth_remembering

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
-from spool.core.executors import EXECUTORS
+from spool.core.names import EXECUTORS
 from spool.executors import NAMES, Launch, Started, by_name
 from spool.executors.base import own_environment
 from spool.executors.process import ProcessExecutor

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidConfig, InvalidReservation
+from spool.core.events import NotifyRule
 from spool.core.model import Limits, Policy, Pool, Reservation
-from spool.core.notices import NotifyRule
 from spool.formats import config, reservation
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
 

@@ -8,8 +8,8 @@ from importlib import resources
 import pytest
 
 from spool.core.errors import UsageError
-from spool.core.executors import EXECUTORS
 from spool.core.model import State
+from spool.core.names import EXECUTORS
 from spool.formats import directives, schema
 from spool.formats.jobkeys import JobFile
 from spool.formats.jobvalues import NOTIFY_EVENTS

@@ -16,9 +16,8 @@ import pytest
 
 from receivers import HOST, MailServer, WebServer
 from spool import __version__
-from spool.core.events import Event, EventName
+from spool.core.events import Event, EventName, NotifyRule
 from spool.core.model import Notify, Result, State
-from spool.core.notices import NotifyRule
 from spool.formats.config import Config
 from spool.listeners import transports
 from spool.listeners.notifications import Notifier, last_lines

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from spool.core.executors import EXECUTORS
+from spool.core.names import EXECUTORS
 
 TEXT = "text"
 COUNT = "count"

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spool.core.errors import SpoolError, UsageError, cannot
-from spool.core.measures import Curve
 from spool.core.model import SECOND_NS
-from spool.core.simulation import Discipline
+from spool.core.simulation import Curve, Discipline
 
 KINDS = (".png", ".svg")
 # Okabe and Ito 2008: told apart by everybody.

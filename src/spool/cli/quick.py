@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from spool.cli import jobtext, naming, options
 from spool.client import submit as submitting
 from spool.core import layout
-from spool.core.executors import EXECUTORS
+from spool.core.names import EXECUTORS
 
 _MAX_BYTES = 100_000
 _COUNTS = {"gpus": 1_000, "cpus": 100_000, "priority": 255}

@@ -15,10 +15,9 @@ from spool.cli.group import tell
 from spool.cli.verb import Verb
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
-from spool.core.measures import Waits, distribution
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
-from spool.core.simulation import Discipline
+from spool.core.simulation import Discipline, Waits, distribution
 from spool.core.units import parse_size
 from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve

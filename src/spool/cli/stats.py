@@ -14,11 +14,10 @@ from spool.cli import render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import tell
 from spool.cli.verb import Verb
-from spool.core.accounting import By, Statistics, Wanted
+from spool.core.accounting import By, Statistics, Totals, Wanted
 from spool.core.errors import InvalidValue, UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
-from spool.core.tally import Totals
 from spool.query.accounting import Report, moment, report
 
 _NONE = "-"

@@ -1,21 +1,373 @@
 """What ended runs waited, took and used, by user, project and so on: the sums of `spool stats`.
 
 A run belongs to the period in which it ended: counts, waits and run times are of those. What runs were given (hours,
-peaks) is cut at the edges of the period instead, and of each day, so that no day has more than it can hold.
+peaks) is cut at the edges of the period instead, and of each day, so that no day has more than it can hold. How much
+was in use at once is a sweep over the intervals in which runs had what they were given.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from operator import attrgetter
+from operator import attrgetter, mul, sub
+from typing import Protocol
 
-from spool.core.days import Day, Days, utc_day
-from spool.core.model import State
-from spool.core.tally import Account, Tally, Totals
+from spool.core.model import SECOND_NS, State
 from spool.core.units import LARGEST
+
+Day = tuple[str, int, int]
+"""A day: its name, its first instant, and that of the next."""
+
+_DAY_NS = 24 * 3600 * SECOND_NS
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR_NS = 3600 * SECOND_NS
+_COARSE_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most at one moment, and the first moment of it; 0 and None where there was nothing."""
+
+    count: int = 0
+    at_ns: int | None = None
+
+
+class Intervals:
+    """From when to when runs had CPUs and GPUs. An end is no part of its interval; one of no length is no interval.
+
+    A GPU that several runs share counts once while any of them has it. It is told from others by its UUID, so GPUs of
+    several hosts add up.
+    """
+
+    __slots__ = ("_cpus", "_ends", "_gpus", "_starts")
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._ends = array("q")
+        self._cpus = array("q")
+        self._gpus: list[tuple[str, ...]] | None = None  # made by the first run that has any
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start_at_ns: int, end_at_ns: int, cpus: int, gpus: tuple[str, ...] = ()) -> None:
+        """Take note of a run. Equal *gpus* had best be one object, for there may be a million of them."""
+        if start_at_ns < end_at_ns and (cpus or gpus):
+            if gpus and self._gpus is None:
+                self._gpus = [()] * len(self._starts)
+            self._starts.append(start_at_ns)
+            self._ends.append(end_at_ns)
+            self._cpus.append(cpus)
+            if self._gpus is not None:
+                self._gpus.append(gpus)
+
+    def merge(self, other: Intervals) -> None:
+        """Take note of all that *other* has."""
+        if other._gpus is not None and self._gpus is None:
+            self._gpus = [()] * len(self._starts)
+        if self._gpus is not None:
+            self._gpus.extend(other._gpus if other._gpus is not None else [()] * len(other._starts))
+        self._starts.extend(other._starts)
+        self._ends.extend(other._ends)
+        self._cpus.extend(other._cpus)
+
+    def sums(self) -> tuple[int, int]:
+        """Return CPUs times ns, and GPUs times ns; a shared GPU counts for each run that has it."""
+        lengths = list(map(sub, self._ends, self._starts))
+        gpu_ns = sum(map(mul, map(len, self._gpus), lengths)) if self._gpus is not None else 0
+        return sum(map(mul, self._cpus, lengths)), gpu_ns
+
+    def peaks(self) -> tuple[Peak, Peak]:
+        """Return the peak of the CPUs and that of the GPUs."""
+        starts, ends = self._starts.tolist(), self._ends.tolist()
+        by_start = _order(starts)
+        by_end = _order(ends)
+        cpu_peak = _peak_of(starts, ends, by_start, by_end, self._cpus.tolist())
+        return cpu_peak, Peak() if self._gpus is None else _gpu_peak(starts, ends, by_start, by_end, self._gpus)
+
+
+def _order(keys: Sequence[int]) -> Sequence[int]:
+    """Return the positions in ascending order of their key; lines of a history are nearly in order already."""
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def _peak_of(
+    starts: Sequence[int], ends: Sequence[int], by_start: Sequence[int], by_end: Sequence[int], amounts: Sequence[int]
+) -> Peak:
+    level = highest = over = 0
+    when = None
+    next_end = ends[by_end[0]] if by_end else 0
+    for each in by_start:
+        start = starts[each]
+        # Never past the last: this run itself ends later than it starts.
+        while next_end <= start:
+            level -= amounts[by_end[over]]
+            over += 1
+            next_end = ends[by_end[over]]
+        level += amounts[each]
+        if level > highest:
+            highest, when = level, start
+    return Peak(highest, when)
+
+
+def _gpu_peak(
+    starts: Sequence[int],
+    ends: Sequence[int],
+    by_start: Sequence[int],
+    by_end: Sequence[int],
+    gpus: Sequence[tuple[str, ...]],
+) -> Peak:
+    users: dict[str, int] = {}
+    there_are = len(set().union(*set(gpus)))  # more are never in use
+    highest = over = 0
+    when = None
+    for each in by_start:
+        start = starts[each]
+        while ends[by_end[over]] <= start:
+            for gpu in gpus[by_end[over]]:
+                if users[gpu] > 1:
+                    users[gpu] -= 1
+                else:
+                    del users[gpu]
+            over += 1
+        for gpu in gpus[each]:
+            users[gpu] = users.get(gpu, 0) + 1
+        if len(users) > highest:
+            highest, when = len(users), start
+            if highest == there_are:
+                break
+    return Peak(highest, when)
+
+
+class Days:
+    """Which day an instant is of; days are 23 to 25 hours long where clocks are put forward and back.
+
+    *look* returns an instant's day by the clock that is meant: its name, its begin and its end.
+    """
+
+    def __init__(self, look: Callable[[int], Day]) -> None:
+        self._look = look
+        self._last: Day = ("", 0, 0)
+        self._known: dict[int, list[Day]] = {}  # by day since 1970 in UTC
+
+    def of(self, at_ns: int) -> str:
+        """Return the day, "2026-01-31"."""
+        return self._day(at_ns)[0]
+
+    def parts(self, start_at_ns: int, end_at_ns: int) -> Iterator[Day]:
+        """Yield the part of an interval within each day that it touches."""
+        while start_at_ns < end_at_ns:
+            name, _, until = self._day(start_at_ns)
+            until = min(until, end_at_ns)
+            yield name, start_at_ns, until
+            start_at_ns = until
+
+    def _day(self, at_ns: int) -> Day:
+        if self._last[1] <= at_ns < self._last[2]:
+            return self._last
+        near = self._known.setdefault(at_ns // _DAY_NS, [])
+        found = next((day for day in near if day[1] <= at_ns < day[2]), None)
+        if found is None:
+            name, start, end = self._look(at_ns)
+            found = (name, min(start, at_ns), max(end, at_ns + 1))  # where a midnight is skipped
+            near.append(found)
+        self._last = found
+        return found
+
+
+def utc_day(at_ns: int) -> Day:
+    """Return the day in UTC."""
+    start = at_ns - at_ns % _DAY_NS
+    return (_EPOCH + timedelta(microseconds=start // 1000)).date().isoformat(), start, start + _DAY_NS
+
+
+class Account(Protocol):
+    """One ended run: what the accounting needs of its line of history.
+
+    A protocol, for of millions it is the copying that takes the time: what read the line has these already.
+    """
+
+    job: str
+    run: int
+    outcome: str
+    submitted_at_ns: int | None
+    started_at_ns: int | None
+    ended_at_ns: int | None
+    cpus: int  # what it was given
+    gpus: tuple[str, ...]
+    resources: dict[str, int] | None
+    cpu_time_ns: int | None
+    peak_memory_bytes: int | None
+    attempt: int
+    requeues: int
+    again: str | None
+    user: str | None
+    project: str | None
+    group: str | None
+    tags: tuple[str, ...]
+    executor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The sums of some runs. None where there is nothing to say; quantiles are times that a run really had.
+
+    A job counts once it has ended for good; a run that is followed by a retry is a run and no job.
+    """
+
+    runs: int
+    jobs: int
+    outcomes: dict[str, int]  # of runs; those that there were none of, too
+    success_rate: float | None  # jobs that finished, of those that were not cancelled
+    retries: int  # runs that were followed by another attempt
+    requeues: int  # runs that were run again uncounted
+    wait_median_ns: int | None
+    wait_p90_ns: int | None
+    wait_mean_ns: int | None
+    timed_runs: int  # runs that have a run time: they started, and the clock was not set
+    run_time_median_ns: int | None
+    run_time_p90_ns: int | None
+    run_time_sum_ns: int
+    cpu_hours: float  # CPUs given, times run time
+    cpu_used_hours: float | None  # CPU time, of the runs of which it is known
+    cpu_used_runs: int  # so many
+    cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
+    gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
+    resource_hours: dict[str, float]  # named resources given, times run time
+    peak_cpus: int
+    peak_cpus_at_ns: int | None
+    peak_gpus: int  # different GPUs in use at one moment
+    peak_gpus_at_ns: int | None
+    peak_memory_bytes: int | None  # of the largest run
+    peak_memory_job: str | None
+
+
+class Tally:
+    """The sums of one group, while they grow."""
+
+    __slots__ = (
+        "_cpu_given_ns",
+        "_cpu_known_ns",
+        "_cpu_known_runs",
+        "_kinds",
+        "_largest",
+        "_ran",
+        "_resource_ns",
+        "_waits",
+        "given",
+    )
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome, and by how the submission goes on
+        self._waits = array("q")
+        self._ran = array("q")
+        self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
+        self._largest: tuple[int | None, str | None] = (None, None)
+        self._resource_ns: dict[str, int] = {}
+        self.given = Intervals()  # what runs were given within the period, whenever they ended
+
+    def count(self, run: Account, waited_ns: int | None, ran_ns: int | None) -> None:
+        """Count a run that ended in the period."""
+        kind = run.outcome, run.again
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        if waited_ns is not None:
+            self._waits.append(waited_ns)
+        if ran_ns is not None:
+            self._ran.append(ran_ns)
+            if run.cpu_time_ns is not None:
+                self._cpu_known_runs += 1
+                self._cpu_known_ns += run.cpu_time_ns
+                self._cpu_given_ns += run.cpus * ran_ns
+        peak = run.peak_memory_bytes
+        if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
+            self._largest = peak, run.job
+
+    def give(self, resources: dict[str, int], given_ns: int) -> None:
+        """Count named resources that a run was given for so long within the period."""
+        for name, count in resources.items():
+            self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
+
+    def merge(self, other: Tally) -> None:
+        """Count all that *other*, which has none of the same runs, has counted."""
+        for kind, count in other._kinds.items():
+            self._kinds[kind] = self._kinds.get(kind, 0) + count
+        self._waits.extend(other._waits)
+        self._ran.extend(other._ran)
+        self._cpu_known_runs += other._cpu_known_runs
+        self._cpu_known_ns += other._cpu_known_ns
+        self._cpu_given_ns += other._cpu_given_ns
+        self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
+        self.given.merge(other.given)
+        self.give(other._resource_ns, 1)
+
+    def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
+        """Return how many runs there were, of an outcome or of any, that went on like that, or in any way."""
+        return sum(
+            count
+            for (word, goes_on), count in self._kinds.items()
+            if (any_way or goes_on == again) and (outcome is None or word == outcome)
+        )
+
+    def totals(self) -> Totals:
+        """Return the sums so far."""
+        wait_median, wait_p90 = _quantiles(self._waits)
+        ran_median, ran_p90 = _quantiles(self._ran)
+        cpus, gpus = self.given.peaks()
+        cpu_ns, gpu_ns = self.given.sums()
+        jobs = self._runs()
+        judged = jobs - self._runs(State.CANCELLED)
+        return Totals(
+            runs=self._runs(any_way=True),
+            jobs=jobs,
+            outcomes={state.value: self._runs(state, any_way=True) for state in State if state.ended},
+            success_rate=self._runs(State.FINISHED) / judged if judged else None,
+            retries=self._runs(again="retry"),
+            requeues=self._runs(again="requeue"),
+            wait_median_ns=wait_median,
+            wait_p90_ns=wait_p90,
+            wait_mean_ns=sum(self._waits) // len(self._waits) if self._waits else None,
+            timed_runs=len(self._ran),
+            run_time_median_ns=ran_median,
+            run_time_p90_ns=ran_p90,
+            run_time_sum_ns=sum(self._ran),
+            cpu_hours=cpu_ns / _HOUR_NS,
+            cpu_used_hours=self._cpu_known_ns / _HOUR_NS if self._cpu_known_runs else None,
+            cpu_used_runs=self._cpu_known_runs,
+            cpu_efficiency=self._cpu_known_ns / self._cpu_given_ns if self._cpu_given_ns else None,
+            gpu_hours=gpu_ns / _HOUR_NS,
+            resource_hours={name: held_ns / _HOUR_NS for name, held_ns in sorted(self._resource_ns.items())},
+            peak_cpus=cpus.count,
+            peak_cpus_at_ns=cpus.at_ns,
+            peak_gpus=gpus.count,
+            peak_gpus_at_ns=gpus.at_ns,
+            peak_memory_bytes=self._largest[0],
+            peak_memory_job=self._largest[1],
+        )
+
+
+def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
+    """Return the median and the 90th percentile, by nearest rank."""
+    if not times:
+        return None, None
+    # Sorted is only what is near them: the times are first counted by their leading bits.
+    shift = max(max(times).bit_length() - _COARSE_BITS, 0)
+    counts = sorted(Counter([each >> shift for each in times]).items())
+    return _of_rank(times, 50, counts, shift), _of_rank(times, 90, counts, shift)
+
+
+def _of_rank(times: array[int], percent: int, counts: Sequence[tuple[int, int]], shift: int) -> int:
+    rank = -(-len(times) * percent // 100) - 1  # from 0
+    at = 0
+    while counts[at][1] <= rank:
+        rank -= counts[at][1]
+        at += 1
+    leading = counts[at][0]
+    least, above = leading << shift, (leading + 1) << shift
+    return sorted([each for each in times if least <= each < above])[rank]
 
 
 class By(StrEnum):

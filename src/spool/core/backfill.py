@@ -19,8 +19,8 @@ from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import Room
 from spool.core.runtimes import RunTimes
+from spool.core.timing import opens_at_ns, waited_ns
 from spool.core.units import show_duration
-from spool.core.waits import opens_at_ns, waited_ns
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""

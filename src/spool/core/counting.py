@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 
-from spool.core.events import Event, EventName
+from spool.core.events import ENDS, Event, EventName
 from spool.core.model import SECOND_NS, Result
-from spool.core.notices import ENDS
 
 _MINUTE_NS = 60 * SECOND_NS
 _HOUR_NS = 60 * _MINUTE_NS

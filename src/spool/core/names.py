@@ -1,4 +1,4 @@
-"""Why a text cannot be a job's name. The grammar itself is `layout.valid_name`."""
+"""The names of jobs, and why a text cannot be one (the grammar is `layout.valid_name`); the names of executors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from spool.core.layout import valid_name
 MAX_NAME_LENGTH = 100
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
+
+EXECUTORS = ("process", "tmux", "slurm")
+"""What a job file and the configuration may name; of these `spool.executors` has those that there are."""
 
 
 def why_not_name(name: str) -> str | None:

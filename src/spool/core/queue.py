@@ -19,7 +19,7 @@ from spool.core.model import Request, Waiting
 from spool.core.ordered import Ordered
 from spool.core.quotas import Lowest
 from spool.core.runtimes import stem
-from spool.core.waits import deadline_ns, opens_at_ns
+from spool.core.timing import deadline_ns, opens_at_ns
 
 Owner = TypeVar("Owner", str, str | None)
 

@@ -1,25 +1,37 @@
-"""The planner on an imagined machine: jobs come, run for a known time and end, and nobody waits for a clock.
+"""The planner on an imagined machine, and what the schedule that comes of it is worth.
 
-The same `decide` as everywhere; only the world around it is imagined. Event by event: an event is a job that comes, a
-run that ends, or an instant that a plan asked to be woken at.
+Jobs come, run for a known time and end, and nobody waits for a clock: the same `decide` as everywhere; only the world
+around it is imagined. Event by event: an event is a job that comes, a run that ends, or an instant that a plan asked to
+be woken at.
+
+What a schedule is worth: how long jobs waited, how much of the machine was used, how long the queue was. See Feitelson
+2001, "Metrics for Parallel Job Scheduling and Their Convergence".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
+from itertools import accumulate, pairwise
+from operator import mul, sub
+from typing import TypeVar
 
 from spool.core.backfill import Holding, as_run
-from spool.core.model import Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.order import ARRIVAL, SHORTEST, SLOWDOWN, Past
-from spool.core.plan import Plan, View, decide
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas
 from spool.core.runs import Runs
+from spool.core.scheduler import Plan, View, decide
 
 NOTHING = Grant()
+TAU_NS = 10 * SECOND_NS
+"""Jobs shorter than this count as this long in the bounded slowdown: nobody minds 3 s of waiting for 0.1 s of work."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Discipline(StrEnum):
@@ -213,3 +225,190 @@ def simulate(
 ) -> Iterator[Outcome]:
     """Yield what becomes of each job on that machine, in the order in which it comes about."""
     return Simulation(coming, machine, under(discipline, policy), reservations=reservations).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long jobs waited, and how much of the machine they had. None where there is nothing to take a mean of.
+
+    Waits are of jobs that started; `left` counts those that never did. Utilisation is between 0 and 1, of the time
+    from the first submission to the last end of the whole schedule; that of GPUs is None for a machine without.
+    """
+
+    jobs: int
+    left: int
+    mean_wait_ns: int | None
+    median_wait_ns: int | None
+    wait_95_ns: int | None  # 95 of 100 jobs waited no longer
+    wait_99_ns: int | None
+    longest_wait_ns: int | None
+    mean_bounded_slowdown: float | None
+    utilisation: float | None
+    gpu_utilisation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures(Waits):
+    """A whole schedule in numbers. The queue's mean is over the makespan: the first submission to the last end."""
+
+    max_queue: int
+    mean_queue: float | None
+    makespan_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What was in use and how many jobs waited over time: means over stretches of equal length."""
+
+    start_at_ns: int
+    step_ns: int
+    utilisation: tuple[float, ...]
+    queue: tuple[float, ...]
+    gpu_utilisation: tuple[float, ...] | None = None  # None for a machine without GPUs
+
+
+def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
+    """Return the figures of a schedule on a machine of that size."""
+    start, end = span(outcomes)
+    makespan = end - start
+    queue = _queue(outcomes, end)
+    return Figures(
+        **asdict(_waits(outcomes, cpus * makespan, gpus * makespan)),
+        max_queue=queue.highest,
+        mean_queue=queue.areas([start, end])[0] / makespan if makespan else None,
+        makespan_ns=makespan,
+    )
+
+
+def grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0) -> dict[Key, Waits]:
+    """Return the figures of each group of jobs, in the order in which *key* names them first."""
+    start, end = span(outcomes)
+    members: dict[Key, list[Outcome]] = {}
+    for each in outcomes:
+        members.setdefault(key(each), []).append(each)
+    room, gpu_room = cpus * (end - start), gpus * (end - start)
+    return {group: _waits(listed, room, gpu_room) for group, listed in members.items()}
+
+
+def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
+    """Return the jobs that waited longest for their start, the longest wait first."""
+    began = [each for each in outcomes if each.started_at_ns is not None]
+    return nsmallest(number, began, key=lambda each: (-(each.waited_ns or 0), each.submit_at_ns, each.name))
+
+
+def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, float]]:
+    """Return waits in ascending order, each with the part of all jobs that waited no longer: at most *points* of them.
+
+    Jobs that never started are part of all, so that the last part is below 1 where there are some.
+    """
+    waits = sorted(each.waited_ns or 0 for each in outcomes if each.started_at_ns is not None)
+    ranks = sorted({-(-len(waits) * at // points) for at in range(1, points + 1)}) if waits else []
+    # The last of equal waits says how many waited no longer.
+    found = {waits[rank - 1]: bisect_right(waits, waits[rank - 1]) / len(outcomes) for rank in ranks}
+    return list(found.items())
+
+
+def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | None = None, gpus: int = 0) -> Curve:
+    """Return *points* means over the time from the first submission to the last end, or to *end_at_ns*.
+
+    With *end_at_ns*, the last of several schedules' ends, their curves are on one scale of time.
+    """
+    start, last = span(outcomes)
+    end = last if end_at_ns is None else max(end_at_ns, start)
+    step = max(-(-(end - start) // points), 1)
+    edges = [start + step * at for at in range(points + 1)]
+
+    def used(what: Callable[[Outcome], int], of: int) -> tuple[float, ...]:
+        return tuple(area / (step * max(of, 1)) for area in _usage(outcomes, what).areas(edges))
+
+    return Curve(
+        start_at_ns=start,
+        step_ns=step,
+        utilisation=used(lambda each: each.grant.cpus, cpus),
+        queue=tuple(area / step for area in _queue(outcomes, last).areas(edges)),
+        gpu_utilisation=used(lambda each: len(each.grant.gpu_uuids), gpus) if gpus else None,
+    )
+
+
+def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """Return the first submission and the last end."""
+    start = min((each.submit_at_ns for each in outcomes), default=0)
+    return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
+
+
+def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
+    """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
+    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
+
+
+def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> Waits:
+    """Return the waits of some jobs; *room* is processors times ns, *gpu_room* the same of GPUs."""
+    waits = []
+    slowdown = 0.0
+    used = gpu_used = 0
+    for each in outcomes:
+        began = each.started_at_ns
+        if began is None:
+            continue
+        wait = began - each.submit_at_ns
+        ran = 0 if each.ended_at_ns is None else each.ended_at_ns - began
+        waits.append(wait)
+        slowdown += max((wait + ran) / max(ran, TAU_NS), 1.0)
+        used += each.grant.cpus * ran
+        gpu_used += len(each.grant.gpu_uuids) * ran
+    waits.sort()
+    return Waits(
+        len(outcomes),
+        len(outcomes) - len(waits),
+        sum(waits) // len(waits) if waits else None,
+        nearest_rank(waits, 50),
+        nearest_rank(waits, 95),
+        nearest_rank(waits, 99),
+        waits[-1] if waits else None,
+        slowdown / len(waits) if waits else None,
+        used / room if room else None,
+        gpu_used / gpu_room if gpu_room else None,
+    )
+
+
+def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> _Steps:
+    changes: dict[int, int] = {}
+    for each in outcomes:
+        began, ended = each.started_at_ns, each.ended_at_ns
+        if began is not None and ended is not None and (held := what(each)):
+            changes[began] = changes.get(began, 0) + held
+            changes[ended] = changes.get(ended, 0) - held
+    return _Steps(changes)
+
+
+def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> _Steps:
+    """Return how many jobs wait. One that never starts waits until it ends otherwise, or to the last end."""
+    changes: dict[int, int] = {}
+    for each in outcomes:
+        until = each.started_at_ns
+        if until is None:
+            until = last_at_ns if each.ended_at_ns is None else each.ended_at_ns
+        if until != each.submit_at_ns:
+            changes[each.submit_at_ns] = changes.get(each.submit_at_ns, 0) + 1
+            changes[until] = changes.get(until, 0) - 1
+    return _Steps(changes)
+
+
+class _Steps:
+    """A sum that changes at instants; what comes and goes at the same instant was never there."""
+
+    def __init__(self, changes: Mapping[int, int]) -> None:
+        self._at = sorted(changes)
+        self._level = list(accumulate(map(changes.__getitem__, self._at)))
+        # The sum times ns up to each of the instants.
+        self._area = list(accumulate(map(mul, self._level, map(sub, self._at[1:], self._at)), initial=0))
+        self.highest = max(self._level, default=0)
+
+    def areas(self, edges: Sequence[int]) -> list[int]:
+        """Return the sum times ns of each stretch between neighbouring *edges*, which ascend."""
+        upto = [self._upto(edge) for edge in edges]
+        return [after - before for before, after in pairwise(upto)]
+
+    def _upto(self, at: int) -> int:
+        place = bisect_right(self._at, at) - 1
+        return 0 if place < 0 else self._area[place] + self._level[place] * (at - self._at[place])

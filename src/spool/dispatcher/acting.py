@@ -11,7 +11,7 @@ from spool.core.backfill import Holding
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Grant, Machine
-from spool.core.plan import Ending, Plan, Start, View, decide
+from spool.core.scheduler import Ending, Plan, Start, View, decide
 from spool.dispatcher.confinement import Thing
 
 if TYPE_CHECKING:

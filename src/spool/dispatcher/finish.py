@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lifecycle import again
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
-from spool.core.retries import again
 from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.telling import Telling

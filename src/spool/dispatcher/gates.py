@@ -17,7 +17,7 @@ from spool.core import layout
 from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
-from spool.core.plan import Start
+from spool.core.scheduler import Start
 from spool.dispatcher import happenings
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.refusals import Refusals

@@ -16,7 +16,7 @@ from typing import TypeVar
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop, StopKind
-from spool.core.plan import Plan
+from spool.core.scheduler import Plan
 from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.bookings import Bookings

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
 from spool.core.model import SECOND_NS, Jid, Machine, State
-from spool.core.plan import Plan
+from spool.core.scheduler import Plan
 from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.counts import Counts

@@ -17,8 +17,8 @@ from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import EventName
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, State
-from spool.core.plan import Start
 from spool.core.reasons import show_instant
+from spool.core.scheduler import Start
 from spool.dispatcher.ahead import Ahead
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.scripts import Scripts

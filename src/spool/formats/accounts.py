@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from spool.core.accounting import Account
 from spool.core.model import OUTCOMES
-from spool.core.tally import Account
 
 _OUTCOMES = frozenset(state.value for state in OUTCOMES)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

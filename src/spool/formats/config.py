@@ -10,9 +10,9 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidValue
-from spool.core.executors import EXECUTORS
+from spool.core.events import EVENT_WORDS, NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, Pool
-from spool.core.notices import EVENT_WORDS, NotifyRule
+from spool.core.names import EXECUTORS
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.checking import MAX_NAMES, Problems, convert

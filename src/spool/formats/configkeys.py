@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from spool.core.executors import EXECUTORS
+from spool.core.names import EXECUTORS
 from spool.formats.checking import Duration, Size
 from spool.formats.jobkeys import MOST_LOG_LINES, Names
 

@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem, shown
-from spool.core.executors import EXECUTORS
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     ArraySpec,
@@ -23,6 +22,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
+from spool.core.names import EXECUTORS
 from spool.core.units import parse_duration, parse_size
 from spool.formats import arraykeys, toml
 from spool.formats import jobvalues as values

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from spool.core.executors import EXECUTORS
+from spool.core.names import EXECUTORS
 from spool.formats.checking import Duration, Size
 
 MOST = 1_000_000

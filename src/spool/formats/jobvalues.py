@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 
 from spool.core.errors import InvalidValue
+from spool.core.events import JOB_WORDS
 from spool.core.model import WarningSignal
 from spool.core.names import why_not_name
-from spool.core.notices import JOB_WORDS
 from spool.core.units import parse_duration
 from spool.formats.checking import closest
 from spool.formats.toml import show

@@ -16,10 +16,8 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.events import Event, EventName, addressees, body, headline
 from spool.core.layout import Layout
-from spool.core.notices import addressees
-from spool.core.wording import body, headline
 from spool.formats.config import Config
 from spool.formats.facts import facts
 from spool.listeners.message import MESSAGES, PREFIX, Message, UndeliveredError, has_secret, masked

@@ -27,8 +27,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from spool import __version__
-from spool.core.events import EventName
-from spool.core.notices import ENDS
+from spool.core.events import ENDS, EventName
 from spool.formats.facts import render_facts
 from spool.listeners.message import Message, Transport, UndeliveredError, masked, scrubbed
 

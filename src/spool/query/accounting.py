@@ -6,8 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from spool.core.accounting import By, Ledger, Statistics, Wanted
-from spool.core.days import Day
+from spool.core.accounting import By, Day, Ledger, Statistics, Wanted
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS
 from spool.formats.jobvalues import moment_or_delay

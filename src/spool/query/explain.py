@@ -11,7 +11,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
 from spool.core.order import Standing
 from spool.core.queue import ShapeKey, shape_key
-from spool.core.waits import opens_at_ns
+from spool.core.timing import opens_at_ns
 from spool.query.jobs import Lister
 from spool.query.snapshot import Survey, survey
 from spool.store.spool import Spool

@@ -18,7 +18,7 @@ from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Policy
-from spool.core.plan import Plan, View, decide
+from spool.core.scheduler import Plan, View, decide
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
 from spool.formats.journal import Memory, recall

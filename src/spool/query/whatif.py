@@ -13,11 +13,23 @@ from random import Random
 from spool.client.submit import is_spool
 from spool.core import layout
 from spool.core.errors import InvalidFile, InvalidJob, Problem, SpoolError, UsageError, cannot
-from spool.core.measures import Curve, Figures, Waits, curve, figures, grouped, longest_waits, span
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
-from spool.core.simulation import Coming, Discipline, Outcome, simulate
+from spool.core.simulation import (
+    Coming,
+    Curve,
+    Discipline,
+    Figures,
+    Outcome,
+    Waits,
+    curve,
+    figures,
+    grouped,
+    longest_waits,
+    simulate,
+    span,
+)
 from spool.formats import csvtrace, ends, jobfile, swf
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.store.spool import Spool

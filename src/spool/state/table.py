@@ -30,9 +30,9 @@ from spool.core.model import (
     Waiting,
 )
 from spool.core.order import Past
-from spool.core.plan import View
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
+from spool.core.scheduler import View
 from spool.formats.journal import Started
 from spool.formats.records import GrantRecord
 from spool.machine.cgroups import RunGroup

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
+from spool.core.accounting import Account
 from spool.core.model import SECOND_NS
-from spool.core.tally import Account
 from spool.formats.accounts import read_accounts, read_end
 
 _SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set

@@ -73,7 +73,7 @@ def test_nothing_starts_while_paused():
 def test_lowering_a_priority_loses_nobody():
     """A waiting job whose priority is lowered still starts."""
     from core.planning import view
-    from spool.core.plan import decide
+    from spool.core.scheduler import decide
 
     seen = view(job("j", priority=200), on=machine(cpus=1), running=[run("r")])
     assert started(decide(seen, NOW, Policy())) == []

@@ -1,4 +1,4 @@
-"""What a waiting job's own instants say: when it may start, how long it has waited, how long it may."""
+"""The instants of a waiting job: when it may start, how long it has waited, how long it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May it run at all? Every rule that says no, in the one order, for the pass and for whoever asks why."""
+"""What keeps a job from running: every rule that can say no, in one order, for the pass and for whoever asks why."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator, Set
 from datetime import tzinfo
 
 from spool.core.backfill import FULL, Halt, Protection, foretell
-from spool.core.cycles import Cycles
-from spool.core.dependencies import Names, Verdict
+from spool.core.dependencies import Cycles, Names, Verdict
 from spool.core.model import Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
 from spool.core.resources import Room
+from spool.core.timing import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 from spool.core.units import show_duration, show_size
-from spool.core.waits import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 
 _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
 

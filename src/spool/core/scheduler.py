@@ -1,0 +1,436 @@
+"""What to do now: which waiting jobs start with what, which end without a start, and why each other one waits.
+
+`decide` is a pure function of the view, the instant and the policy. (The queue in the view is an index; `decide` lets
+it find things faster, which changes no answer.) The dispatcher performs the plan, the dry run prints it, `why` asks
+it, and the simulator runs on it.
+
+First those end that waited too long, or whose dependencies are impossible. Then every waiting job is considered in
+order, and what does not fit is passed over. Of each shape the first job is looked at; once it has failed to fit, its
+like is not tried again in that pass. Where nothing that waits could fit by the sums alone, nothing is put in order at
+all.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
+from heapq import heapify, heappop, heappush
+
+from spool.core.backfill import (
+    FULL,
+    Expectation,
+    Halt,
+    Holding,
+    Protection,
+    as_run,
+    budget_s,
+    exhausted_at_ns,
+    expect,
+    foretell,
+)
+from spool.core.constraints import Rules
+from spool.core.dependencies import Cycles, Names, Verdict, judge
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
+from spool.core.order import Order, Past, Standing
+from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
+from spool.core.quotas import SharedLimits
+from spool.core.reasons import Reason
+from spool.core.resources import Room
+from spool.core.runs import Runs
+
+_NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons of which nobody knows how long they stand
+_Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
+
+_TRIES = 3
+"""How many jobs that do not fit are looked at to find one that is worth protecting: by experiment, of 1, 3 and 9."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The whole spool as it was seen once.
+
+    `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
+    names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays`
+    gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `holding` is that of the
+    plan before.
+    """
+
+    machine: Machine
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    held: Mapping[str, Waiting] = field(default_factory=dict)
+    running: Runs = field(default_factory=Runs)
+    ended: Mapping[str, State] = field(default_factory=dict)
+    arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_arrays: Set[str] = frozenset()
+    reservations: tuple[Reservation, ...] = ()
+    past: Past = field(default_factory=lambda: Past(Policy()))
+    paused: bool = False
+    holding: Holding = field(default_factory=Holding)
+    zone: tzinfo = UTC  # in which instants are told to people
+
+
+_BEYOND_HELP = frozenset({"never_fits", "dependency"})
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job that starts now, and what it is given."""
+
+    name: str
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A waiting or held job that ends without having started: `unschedulable`, or `cancelled` by what it depends on."""
+
+    name: str
+    outcome: State
+    reason: str
+
+
+class Plan:
+    """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
+
+    `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
+    none. `holding` is to be handed to the next view. `protected` is the job that room is left for, where anything
+    could start beside it; it could start at `protected_until_ns`, which rests on a guess if `protected_by_guess`.
+    """
+
+    def __init__(
+        self, view: View, rules: Rules, order: Order, names: Names, placed: Placed, next_at_ns: int | None
+    ) -> None:
+        self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
+        protection = rules.protection
+        self.protected = None if protection is None else protection.job.name
+        self.protected_until_ns = None if protection is None else protection.at_ns
+        self.protected_by_guess = protection is not None and protection.guessed
+        self.holding = placed.holding
+        self.next_at_ns = next_at_ns
+        self._order = order
+        self._view = view
+        self._rules = rules
+        self._names = names
+        self._started = {start.name for start in self.starts}
+        self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
+        rules.cycles = Cycles(view.queue.watch.jobs(), names)
+        self.endings = tuple(
+            Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether only people can help what waits: each job never fits, or what it depends on neither waits nor runs.
+
+        Asked when nothing runs.
+        """
+        return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self._view.queue)
+
+    def reason(self, name: str) -> Reason | None:
+        """Return why *name* waits or is held, the first "no"; None for a job that starts now or is not known."""
+        job = self._view.queue.get(name)
+        if job is None:
+            return Reason("held", "held") if name in self._view.held else None
+        return None if name in self._started else self._first(job)
+
+    def all_noes(self, name: str) -> list[Reason]:
+        """Return every "no" to *name* in the order of the rules; the first is `reason`."""
+        job = self._view.queue.get(name)
+        if job is not None:
+            return [] if name in self._started else list(self._rules.noes(job))
+        job = self._view.held.get(name)
+        return [] if job is None else [Reason("held", "held"), *self._rules.noes(job)]
+
+    def expected_start(self, name: str) -> Expectation | None:
+        """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
+
+        Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are not
+        thought of. None where it is unknown: what it depends on has not ended, somebody has to do
+        something first, or it never fits.
+        """
+        job = self._view.queue.get(name) or self._view.held.get(name)
+        if job is None or name in self._started:
+            return None
+        if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
+            return None
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
+            return None
+        return expect(job, self._rules.room)
+
+    def in_order(self) -> list[tuple[Waiting, Standing]]:
+        """Return every waiting job in the order in which they are considered, and why it stands there."""
+        for demand in self._view.queue.demands:
+            for shape in demand.shapes.values():
+                if shape.ready:
+                    self._order.of_shape(shape, 0)
+        found = [(self._order.of_job(job), job) for job in self._view.queue.values()]
+        found.sort(key=lambda each: each[0][0])
+        return [(job, standing) for (_, standing), job in found]
+
+    def _first(self, job: Waiting) -> Reason | None:
+        for reason in self._rules.own(job):
+            return reason
+        if self._rules.counts_queued:
+            return next(self._rules.noes(job), None)
+        key = (shape_key(job), job.spec.priority)
+        if key not in self._known:
+            self._known[key] = next(self._rules.shared(job), None)
+        return self._known[key]
+
+    def _why_ended(self, name: str, outcome: State) -> str:
+        job = self._view.queue.get(name) or self._view.held[name]
+        if outcome is State.CANCELLED:
+            return f"dependency: {self._names.judgement(job).text}"
+        own = list(self._rules.own(job))
+        waited_for = own[1] if len(own) > 1 else next(self._rules.shared(job), None)
+        return f"{own[0]}; {waited_for}" if waited_for is not None else str(own[0])
+
+
+def decide(view: View, now_ns: int, policy: Policy) -> Plan:
+    """Return what to do at *now_ns*."""
+    queue = view.queue
+    queue.ripen(now_ns)
+    running, past = view.running, view.past
+    queue.watch.sees(running.keys(), view.held, queue)
+    names = Names(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
+    settle(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    limits = SharedLimits(
+        (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
+    )
+    room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
+    rules = Rules(queue, room, names, running.keys(), paused=view.paused, zone=view.zone)
+    order = Order(queue, running, past, policy, view.machine, now_ns, room.scarce, rules.room_helps)
+    nothing = view.paused or bool(view.machine.refusal)
+    placed = Placed(holding=view.holding) if nothing else Placement(queue, rules, order, view.holding).run()
+    return Plan(view, rules, order, names, placed, _next_at_ns(view, rules, placed))
+
+
+def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:
+    if view.paused or not view.queue:
+        return None
+    now_ns, policy = rules.now_ns, rules.policy
+    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.exhausted_at_ns]
+    for each in view.reservations:
+        times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
+    return min((at for at in times if at is not None and at > now_ns), default=None)
+
+
+@dataclass(slots=True)
+class Placed:
+    """What one pass has placed, in the order in which it was decided."""
+
+    starts: list[tuple[str, Grant]] = field(default_factory=list)
+    holding: Holding = field(default_factory=Holding)
+    exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
+
+
+class Placement:
+    """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
+
+    def __init__(self, queue: WaitingQueue, rules: Rules, order: Order, holding: Holding) -> None:
+        self._queue = queue
+        self._rules = rules
+        self._room = rules.room
+        self._order = order
+        amounts = holding.at(rules.now_ns)
+        self._held = {name: amount for name, amount in amounts.items() if name in queue} if amounts else amounts
+        self._shapes: list[Shape] = []
+        self._next: list[int] = []  # of each shape, where to look for its next job
+        self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
+        self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
+        self._tries = 0
+        self._refused: list[tuple[Request, int]] = []  # what would fit, and is held back; how many of each shape
+        self._placed = Placed()
+
+    def run(self) -> Placed:
+        """Walk."""
+        self._placed.holding = Holding(self._held)
+        if self._line_up():
+            self._walk()
+            self._hold()
+        return self._placed
+
+    def _line_up(self) -> bool:
+        """Put the first of each shape in order; return whether there is any that could fit."""
+        room, of_shape = self._room, self._order.of_shape
+        demands = [(demand, room.may_have(demand.request)) for demand in self._queue.demands]
+        if not any(fits for _, fits in demands):
+            return False
+        shapes = self._shapes
+        for demand, fits in demands:
+            entries = self._entries if fits else self._blocked
+            for shape in demand.shapes.values():
+                if shape.ready:
+                    entries.append((*of_shape(shape, 0), len(shapes)))
+                    shapes.append(shape)
+        self._next = [1] * len(shapes)
+        if self._order.front:
+            placed = self._order.placed
+            self._entries = [(*placed(entry[:5]), entry[5]) for entry in self._entries]
+            self._blocked = [(*placed(entry[:5]), entry[5]) for entry in self._blocked]
+        self._entries.sort()
+        heapify(self._blocked)
+        return True
+
+    def _walk(self) -> None:
+        entries, rules, queue = self._entries, self._rules, self._queue
+        at = 0
+        while at < len(entries):
+            entry = entries[at]
+            at += 1
+            if rules.protection is None and self._blocked and self._blocked[0] < entry:
+                self._protect_before(entry)
+            if isinstance(rules.protection, Halt):
+                return
+            job = queue[entry[4]]
+            if rules.protection is not None and self._room.lacks(job.spec.request):
+                continue
+            if not rules.may_be_tried(job) or self._consider(job, entry[5]):
+                following = self._following(entry[5])
+                if following is not None:
+                    insort(entries, following, at)
+
+    def _following(self, number: int) -> _Entry | None:
+        """Return the next job of a shape, as an entry."""
+        shape, at = self._shapes[number], self._next[number]
+        if at >= len(shape.ready):
+            return None
+        self._next[number] = at + 1
+        return (*self._order.of_shape(shape, at), number)
+
+    def _protect_before(self, entry: _Entry) -> None:
+        """Protect the first of those that stand before *entry*, and for which there was no room from the beginning."""
+        blocked = self._blocked
+        while blocked and blocked[0] < entry and self._rules.protection is None:
+            first = heappop(blocked)
+            job = self._queue[first[4]]
+            if not self._rules.may_be_tried(job):
+                following = self._following(first[5])
+                if following is not None:
+                    heappush(blocked, following)
+                continue
+            reason = next(self._rules.in_the_way(job), None)
+            if reason is not None and reason.code in FULL:
+                self._protect(job)
+
+    def _consider(self, job: Waiting, number: int) -> bool:
+        """Start *job*, of the shape of that number, if nothing speaks against it; tell whether it was started."""
+        rules, room = self._rules, self._room
+        protection = rules.protection
+        reason = next(rules.in_the_way(job), None)
+        if reason is not None:
+            if reason.code in FULL and protection is None:
+                self._protect(job)
+            return False
+        grant = room.grant(job) if protection is None else protection.grant(job, room)
+        if grant is None:
+            behind = len(self._shapes[number].ready) - self._next[number]  # its like, held back with it
+            self._refused.append((job.spec.request, 1 + behind))
+            return False
+        run = as_run(job, grant, rules.now_ns)
+        room.start(run)
+        if protection is not None:
+            protection.started(run)
+        self._placed.starts.append((job.name, grant))
+        return True
+
+    def _protect(self, job: Waiting) -> None:
+        """Protect *job*, for which there is no room, unless that would cost more than its start is worth."""
+        rules, room = self._rules, self._room
+        if rules.policy.strict_order:
+            rules.protection = Halt(job, rules.now_ns)
+            return
+        self._tries += 1
+        if self._tries > _TRIES or not rules.policy.protects:
+            return
+        foretold = foretell(job, room)
+        if foretold is None:
+            return
+        part = rules.policy.guess_budget
+        if foretold.guessed and part is not None:
+            idle = max((free / total for free, total in room.lacking(job.spec.request)), default=1.0)
+            until_s = (foretold.at_ns - rules.now_ns) / SECOND_NS
+            if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, rules.now_ns):
+                return
+        rules.protection = Protection(job, foretold, rules.now_ns, room.runs.run_times)
+
+    def _hold(self) -> None:
+        """Work out what is held back from now on for a job whose start rests on a guess."""
+        protection, part = self._rules.protection, self._rules.policy.guess_budget
+        if protection is None or not protection.guessed or part is None:
+            return
+        job, now_ns = protection.job, self._rules.now_ns
+        rate = self._room.held_back(job.spec.request, self._refused)
+        self._placed.holding = Holding(self._held, job.name, rate, now_ns)
+        left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
+        self._placed.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)
+
+
+def settle(
+    queue: WaitingQueue,
+    names: Names,
+    now_ns: int,
+    *,
+    paused: bool,
+    held_arrays: Set[str] = frozenset(),
+) -> list[str]:
+    """Note in *names* every job that ends now, file the others by what their dependencies come to, return who ends.
+
+    A job that ends takes with it those that depend on it, held ones too, and so on down the chain.
+    """
+    ending = [] if paused else queue.overdue(now_ns)
+    if held_arrays:
+        ending = [name for name in ending if not _is_held(queue[name], held_arrays)]
+    for name in ending:
+        names.end(name, State.UNSCHEDULABLE)
+    watch = queue.watch
+    if watch:
+        _judge(queue, names, ending)
+    names.settled()
+    return ending
+
+
+def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
+    """Judge whoever depends on what has changed, and add to *ending* who ends by that."""
+    watch = queue.watch
+    todo = list(watch.doubtful | watch.doomed)
+    for name in ending:
+        todo += watch.dependents(name)
+    todo.sort(reverse=True)  # the order decides nothing, and is the same for the same spool
+    watch.doubtful = set()
+    satisfied: dict[str, None] = {}
+    while todo:
+        name = todo.pop()
+        if name in names.ended_now:
+            if name not in watch.doomed:
+                watch.doubtful.add(name)  # it was not judged, and is to be if nobody ends it
+            continue
+        job = watch.job(name)
+        if job is None:
+            continue
+        judgement = watch.judged[name] = judge(job, names)
+        watch.doomed.discard(name)
+        watch.unseen.discard(name)
+        if judgement.verdict is Verdict.SATISFIED:
+            satisfied[name] = None
+            continue
+        satisfied.pop(name, None)
+        if name in queue:
+            queue.close_dependency(name)
+        if judgement.unseen:
+            watch.unseen.add(name)
+        if judgement.verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+            watch.doomed.add(name)  # to be found again, as long as nobody has ended it
+            names.end(name, State.CANCELLED)
+            ending.append(name)
+            todo += watch.dependents(name)
+    for name in names.ended_now:  # whoever was judged by what this pass decides is judged by what comes of it
+        watch.touch(name)
+        watch.doubtful |= watch.dependents(name) & watch.judged.keys()
+    queue.open_dependency(name for name in satisfied if name in queue)
+
+
+def _is_held(job: Waiting, held_arrays: Set[str]) -> bool:
+    return job.spec.task is not None and job.spec.task.array in held_arrays
