@@ -116,6 +116,6 @@ def write(path: Path, count: int) -> None:
 
 
 def _render(at_ns: int) -> str:
-    from spool.formats.instants import render_instant
+    from spool.formats.timestamps import render_instant
 
     return render_instant(at_ns, digits=0)

@@ -16,7 +16,7 @@ from calling import Command, Said, put_job
 from spool.cli.group import VERBS
 from spool.core.errors import shown
 from spool.core.model import Grant, Result, State
-from spool.formats import ends, jobfile, records
+from spool.formats import ends, jobfile, run_records
 from spool.formats.schema import table
 from spool.formats.state import JobView, StateView, render_state
 from spool.store.lock import hold
@@ -86,10 +86,10 @@ def records_of(root: Path, name: str, outcome: State, reason: str = HOSTILE) -> 
     metadir = root / "jobs" / name / "1"
     metadir.mkdir(parents=True)
     (metadir / "result.toml").write_bytes(ends.render_result(result))
-    grant = records.GrantRecord(
+    grant = run_records.GrantRecord(
         name, 1, grant=result.grant, user=HOSTILE, executor=HOSTILE, granted_at_ns=now, host=HOSTILE
     )
-    (metadir / "grant.toml").write_bytes(records.render_grant(grant))
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(grant))
     (metadir / "kept").write_text(HOSTILE)
     (metadir / "failure").write_text(HOSTILE)
     (metadir / "run.sh").write_text(f"stdout='/nowhere/{HOSTILE}'\n")

@@ -16,7 +16,7 @@ import pytest
 from calling import Command, asked, put_job
 from spool.client import gc
 from spool.core.model import Grant, Result, State
-from spool.formats import ends, records
+from spool.formats import ends, run_records
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
 from spool.query.jobs import Lister, Row
@@ -42,11 +42,11 @@ def running(root: Path, name: str) -> None:
     metadir = root / "jobs" / name / "1"
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text('command = "true"\ncpus = 2\n')
-    record = records.GrantRecord(name, 1, grant=Grant(cpus=2), user="me", granted_at_ns=time.time_ns())
-    (metadir / "grant.toml").write_bytes(records.render_grant(record))
+    record = run_records.GrantRecord(name, 1, grant=Grant(cpus=2), user="me", granted_at_ns=time.time_ns())
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
     jid = identity.of_process(os.getpid())
     assert jid is not None
-    (metadir / "jid").write_bytes(records.render_jid(jid))
+    (metadir / "jid").write_bytes(run_records.render_jid(jid))
 
 
 def names(said: str) -> list[str]:

@@ -11,7 +11,7 @@ from calling import Command, put_job
 from spool.client.requests import Done, Requests
 from spool.core import layout
 from spool.core.model import StopKind
-from spool.formats import records
+from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -58,7 +58,7 @@ def test_cancelling_a_running_job_records_who_and_takes_its_file(spool: Command,
     """The newest run gets a `stop` record with the reason, and the file in running/ goes."""
     metadir = running(spool_root, "a")
     assert spool("cancel", "a", "--reason", "wrong\ndata").code == 0
-    stop = records.parse_stop((metadir / "stop").read_bytes())
+    stop = run_records.parse_stop((metadir / "stop").read_bytes())
     assert stop is not None
     assert (stop.kind, stop.reason) == (StopKind.CANCEL, "wrong data")
     assert places(spool_root, "a") == []

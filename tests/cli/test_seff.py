@@ -13,7 +13,7 @@ from calling import Command, asked, put_job
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
-from spool.formats import ends, records
+from spool.formats import ends, run_records
 from spool.formats.tasks import ArrayRecord, render_array
 from spool.machine import identity
 
@@ -33,7 +33,9 @@ def ended(root: Path, job: str, run: int = 1, outcome: State = State.FINISHED, *
     metadir = root / "jobs" / job / str(run)
     metadir.mkdir(parents=True)
     (metadir / layout.SPEC_COPY).write_text('command = "true"\ncpus = 4\ntime_limit = "2h"\n')
-    (metadir / layout.GRANT).write_bytes(records.render_grant(records.GrantRecord(job, run, grant=result.grant)))
+    (metadir / layout.GRANT).write_bytes(
+        run_records.render_grant(run_records.GrantRecord(job, run, grant=result.grant))
+    )
     (metadir / layout.RESULT).write_bytes(ends.render_result(result))
     with (root / "history.jsonl").open("ab") as history:
         history.write(ends.render_history(result))
@@ -107,9 +109,9 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
     metadir = spool_root / "jobs" / "train" / "1"
     metadir.mkdir(parents=True)
     (metadir / layout.GRANT).write_bytes(
-        records.render_grant(records.GrantRecord("train", 1, grant=Grant(4), granted_at_ns=T0))
+        run_records.render_grant(run_records.GrantRecord("train", 1, grant=Grant(4), granted_at_ns=T0))
     )
-    (metadir / layout.JID).write_bytes(records.render_jid(replace(identity.of_process(os.getpid()), start_ticks=1)))
+    (metadir / layout.JID).write_bytes(run_records.render_jid(replace(identity.of_process(os.getpid()), start_ticks=1)))
     (metadir / layout.RC).write_text("0\n")
     found = asked(spool, "seff", "train")
     assert (found["state"], found["so_far"], found["cpu_time_ns"]) == ("finished", False, None)

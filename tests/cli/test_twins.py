@@ -10,7 +10,7 @@ import pytest
 
 from calling import Command, asked, put_job
 from spool.core.model import Grant
-from spool.formats import records
+from spool.formats import run_records
 from spool.machine import identity
 
 SECOND = 'command = "second"\ncpus = 1\n'
@@ -23,11 +23,11 @@ def twins(spool_root: Path) -> Path:
     metadir = spool_root / "jobs" / "dup" / "1"
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text('command = "first"\n')
-    record = records.GrantRecord("dup", 1, grant=Grant(cpus=1), user="me", granted_at_ns=time.time_ns())
-    (metadir / "grant.toml").write_bytes(records.render_grant(record))
+    record = run_records.GrantRecord("dup", 1, grant=Grant(cpus=1), user="me", granted_at_ns=time.time_ns())
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
     jid = identity.of_process(os.getpid())
     assert jid is not None
-    (metadir / "jid").write_bytes(records.render_jid(jid))
+    (metadir / "jid").write_bytes(run_records.render_jid(jid))
     return put_job(spool_root, "dup", SECOND)
 
 

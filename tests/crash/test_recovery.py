@@ -18,7 +18,7 @@ from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Jid, State, StopKind
 from spool.dispatcher import look, moves, recover
-from spool.formats import records
+from spool.formats import run_records
 from spool.machine import identity
 from spool.store import locked_spool
 from spool.store.spool import Spool
@@ -52,7 +52,7 @@ def _jid(session: Session, name: str, **other: str) -> None:
     """Have the run's `jid` say something else."""
     pid = session.world.pids(name)[0]
     words = {"boot_id": session.world.boot, "pid_namespace": NAMESPACE, "host": HOST} | other
-    _record(session, name, layout.JID).write_bytes(records.render_jid(Jid(pid, 1, **words)))
+    _record(session, name, layout.JID).write_bytes(run_records.render_jid(Jid(pid, 1, **words)))
 
 
 def _record(session: Session, name: str, record: str, run: int = 1) -> Path:
@@ -151,7 +151,7 @@ def test_a_pid_that_came_back_is_not_the_run(session: Session, monkeypatch: pyte
     ours = identity.of_process(os.getpid())
     assert ours is not None
     jid = Jid(ours.pid, ours.start_ticks + 1, session.world.boot, NAMESPACE, HOST)
-    _record(session, "job", layout.JID).write_bytes(records.render_jid(jid))
+    _record(session, "job", layout.JID).write_bytes(run_records.render_jid(jid))
     session.world.kill("job")
     monkeypatch.setattr(session.world, "liveness", identity.liveness)
     session.settle()
@@ -261,7 +261,7 @@ def test_a_silent_run_of_another_host_is_settled_by_its_jid(session: Session) ->
     text = path.read_text().replace(f'host = "{HOST}"', 'host = "elsewhere"').replace("boot-1", "its own")
     path.write_text(text)
     session.settle()
-    assert _record(session, "job", layout.JID).read_bytes() == records.VOID_JID
+    assert _record(session, "job", layout.JID).read_bytes() == run_records.VOID_JID
     assert _outcomes(session, "job") == ("finished 1.0",)
     check(session.world)
 

@@ -29,7 +29,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.stop import Stopper
 from spool.executors.base import Launch, Started
 from spool.executors.process import ProcessExecutor
-from spool.formats import ends, jobfile, records
+from spool.formats import ends, jobfile, run_records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
 from spool.state import table
@@ -147,7 +147,7 @@ class World:
         process = self.alive.pop(pid)
         if process.command.startswith("leave"):
             self.left.add((process.name, process.run))
-        self._write(f"{self.root}/jobs/{process.name}/{process.run}/{layout.RC}", records.render_rc(code))
+        self._write(f"{self.root}/jobs/{process.name}/{process.run}/{layout.RC}", run_records.render_rc(code))
 
     def kill(self, name: str) -> None:
         """End the processes of a job at once, wrapper and all."""
@@ -175,7 +175,7 @@ class World:
         pid = next(self._pids)
         jid = Jid(pid, 1, self.boot, NAMESPACE, HOST)
         try:
-            self._write(f"{launch.metadir}/{layout.JID}", records.render_jid(jid))
+            self._write(f"{launch.metadir}/{layout.JID}", run_records.render_jid(jid))
         except (FileExistsError, FileNotFoundError):
             return
         if self._refuses("refused", launch):
@@ -186,7 +186,7 @@ class World:
         assert not self.pids(launch.job), f"{launch.job} runs twice at once"
         assert len(self.alive) < self.cpus, "more runs than there are processors"
         self.begun.append(key)
-        grant = records.parse_grant(Path(launch.metadir, layout.GRANT).read_bytes())
+        grant = run_records.parse_grant(Path(launch.metadir, layout.GRANT).read_bytes())
         command = _command(launch)
         self.texts.append((launch.job, command))
         start = Counter(name for name, _ in self.texts)[launch.job]
@@ -238,7 +238,7 @@ class Users:
             stop = Stop(StopKind.CANCEL, "somebody", time.time_ns())
             with contextlib.suppress(FileExistsError, FileNotFoundError):
                 path = spool.layout.record(name, run, layout.STOP)
-                Disk(f"{self.root}/.tmp").publish(path, records.render_stop(stop))
+                Disk(f"{self.root}/.tmp").publish(path, run_records.render_stop(stop))
         self.path(RUNNING, name).unlink(missing_ok=True)
 
 
@@ -433,7 +433,7 @@ def check(world: World) -> None:
                 continue
             if result is not None:
                 assert lines[name, run] == 1, f"no line of history for {name} {run}: {result}"
-            elif spool.record(name, run, layout.JID) != records.VOID_JID:
+            elif spool.record(name, run, layout.JID) != run_records.VOID_JID:
                 # Published and never claimed: nothing was started, and nothing of it is said.
                 assert (name, run) not in lines
                 assert (name, run) not in world.begun

@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recover
 from spool.dispatcher.start import Shortage
 from spool.executors.base import Launch, Started, refused, sounds_refused
-from spool.formats import records
+from spool.formats import run_records
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query import snapshot
 from spool.query.explain import why
@@ -201,7 +201,7 @@ def test_the_number_of_a_refused_run_is_not_used_again(session: Session, how: st
     session.settle()
     spool = Spool(str(session.world.root))
     assert spool.runs("x") == [1, 2, 3]
-    voids = [spool.record("x", run, layout.JID) == records.VOID_JID for run in spool.runs("x")]
+    voids = [spool.record("x", run, layout.JID) == run_records.VOID_JID for run in spool.runs("x")]
     assert voids == [True, True, False]
     assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
@@ -284,7 +284,7 @@ def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int,
     live = _without_jid(session, status, remains)
     assert live.proof is not None
     assert live.proof.outcome in (State.LOST, State.FAILED)
-    assert Spool(str(session.world.root)).record("x", 1, layout.JID) != records.VOID_JID
+    assert Spool(str(session.world.root)).record("x", 1, layout.JID) != run_records.VOID_JID
 
 
 @pytest.mark.parametrize(

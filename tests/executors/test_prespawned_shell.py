@@ -14,7 +14,7 @@ import pytest
 from spool.core.errors import SpoolError
 from spool.executors import Launch, Started
 from spool.executors.process import PrespawnedShell, ProcessExecutor
-from spool.formats import records
+from spool.formats import run_records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
 from support import wait_for
@@ -67,7 +67,7 @@ def test_the_waiting_shell_is_the_next_wrapper(shop: Shop) -> None:
     started = shop.executor.start(launch)
     assert started.pid == waiting
     assert shop.finish(started) == 3
-    jid = records.parse_jid(_record(launch, "jid"))
+    jid = run_records.parse_jid(_record(launch, "jid"))
     assert jid is not None
     assert (jid.pid, jid.start_ticks) == (waiting, stat.start_ticks)
     assert (_record(launch, "rc"), _record(launch, "log")) == (b"3\n", b"got\n")
@@ -207,7 +207,7 @@ def test_a_run_that_was_settled_meanwhile_is_not_run(shop: Shop) -> None:
     """Where a jid is, the shell leaves as any wrapper does."""
     shop.executor.get_ready()
     launch = shop.launch("echo no")
-    (Path(launch.metadir) / "jid").write_bytes(records.VOID_JID)
+    (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
     assert shop.finish(shop.executor.start(launch)) == ALREADY_STARTED
     assert not (Path(launch.metadir) / "log").exists()
 
@@ -252,7 +252,7 @@ def test_a_shell_that_was_stopped_does_not_start_a_run_that_was_settled_meanwhil
     os.kill(waiting, signal.SIGSTOP)
     launch = shop.launch("echo no")
     started = shop.executor.start(launch)
-    (Path(launch.metadir) / "jid").write_bytes(records.VOID_JID)
+    (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
     os.kill(waiting, signal.SIGCONT)
     assert shop.finish(started) == ALREADY_STARTED
     assert not (Path(launch.metadir) / "log").exists()
@@ -277,7 +277,7 @@ def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop) -> None
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
-    assert records.parse_jid(_record(launch, "jid")) is not None
+    assert run_records.parse_jid(_record(launch, "jid")) is not None
 
 
 def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

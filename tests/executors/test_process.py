@@ -16,7 +16,7 @@ from spool.core.names import EXECUTORS
 from spool.executors import NAMES, Launch, Started, by_name
 from spool.executors.base import own_environment
 from spool.executors.process import ProcessExecutor
-from spool.formats import records
+from spool.formats import run_records
 from spool.formats.wrapper import Assignments, render
 from spool.machine import identity
 from support import wait_for
@@ -81,7 +81,7 @@ def test_a_wrapper_is_told_who_it_is(start: Starter) -> None:
     assert started.pid is not None
     log = start.root / "0" / "log"
     wait_for(lambda: log.exists() and "ready" in log.read_text())
-    jid = records.parse_jid((start.root / "0" / "jid").read_bytes())
+    jid = run_records.parse_jid((start.root / "0" / "jid").read_bytes())
     assert jid == identity.of_process(started.pid)
     assert log.read_text() == "ready\n"
 

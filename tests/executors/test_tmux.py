@@ -20,7 +20,7 @@ from spool.core.layout import NAME_PATTERN
 from spool.executors import by_name, tmux
 from spool.executors.base import Launch, Started
 from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
-from spool.formats.records import parse_jid
+from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Assignments, render
 from support import ROOT, make_spool, wait_for
 

@@ -22,7 +22,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.formats import arraykeys, checking, config, jobfile, jobvalues
+from spool.formats import arraykeys, config, jobfile, validation, values
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -374,8 +374,8 @@ NAMES = [f'"n{at}"' for at in range(1001)]
 def test_a_list_of_names_has_at_most_a_thousand(line: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer one is one mistake, told before any of its names is looked at."""
     looked_at: list[str] = []
-    monkeypatch.setattr(jobvalues, "why_not_name", looked_at.append)
-    monkeypatch.setattr(jobvalues, "closest", lambda word, known: looked_at.append(word))
+    monkeypatch.setattr(values, "why_not_name", looked_at.append)
+    monkeypatch.setattr(values, "closest", lambda word, known: looked_at.append(word))
     (found,) = problems(many(f'command = "x"\n{line}', NAMES))
     assert f'"{key}" on line 2: has 1,001 entries' in found
     assert not looked_at
@@ -421,7 +421,7 @@ def test_overlapping_ranges_end_with_the_first_index_that_comes_twice(monkeypatc
 def test_a_hundred_mistakes_are_told_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was meant, and on which line it stands, is found for those that are told alone."""
     guessed: list[str] = []
-    monkeypatch.setattr(checking, "closest", lambda word, known: guessed.append(word))
+    monkeypatch.setattr(validation, "closest", lambda word, known: guessed.append(word))
     text = 'command = "x"\n' + "".join(f"k{at:x}=1\n" for at in range(120_000))
     found = problems(text)
     assert found[0].startswith('unknown key "k0" on line 2')

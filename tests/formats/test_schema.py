@@ -12,7 +12,7 @@ from spool.core.model import State
 from spool.core.names import EXECUTORS
 from spool.formats import directives, schema
 from spool.formats.jobkeys import JobFile
-from spool.formats.jobvalues import NOTIFY_EVENTS
+from spool.formats.values import NOTIFY_EVENTS
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidFile
-from spool.formats import lines, toml
-from spool.formats.lines import find_line, key_lines
+from spool.formats import toml
+from spool.formats.toml import find_line, key_lines
 
 HOSTILE = {
     "latin-1": 'command = "ü"\n'.encode("latin-1"),
@@ -175,7 +175,7 @@ def test_lines_are_looked_for_as_far_as_they_are_wanted(monkeypatch: pytest.Monk
     text = "".join(f"k{at} = 1\n" for at in range(1000))
     assert len(key_lines(text, {("k2",), ("k7",)})) == 8
     assert len(key_lines(text)) == 1000
-    monkeypatch.setattr(lines, "MAX_TOKENS", 40)
+    monkeypatch.setattr(toml, "MAX_TOKENS", 40)
     assert len(key_lines(text, {("k999",)})) == 10
 
 
@@ -184,13 +184,13 @@ def test_lines_are_looked_for_as_far_as_they_are_wanted(monkeypatch: pytest.Monk
 @given(st.text(st.sampled_from(list("ab=[]{}\"'#.,\n\\ 1")), max_size=40))
 def test_looking_for_lines_never_fails(text: str) -> None:
     """Whatever the text, valid or not, the search ends and raises nothing; of valid text it finds every key."""
-    lines = key_lines(text)
+    toml = key_lines(text)
     try:
         document = tomllib.loads(text)
     except ValueError:
         return
     for key in document:
-        assert (key,) in lines
+        assert (key,) in toml
 
 
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -16,7 +16,7 @@ from spool.cli.verb import Verb
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State
 from spool.core.units import show_duration
-from spool.formats.instants import render_instant
+from spool.formats.timestamps import render_instant
 from spool.query.jobs import Lister, Listing, Row
 
 _COLUMNS = (

@@ -16,7 +16,7 @@ from typing import Any
 from spool.core.errors import shown
 from spool.core.model import State
 from spool.core.units import show_duration, show_size
-from spool.formats.instants import render_instant
+from spool.formats.timestamps import render_instant
 
 _LONG = 400  # rows; a drawn table of more takes longer to draw than to read
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, JOBS, QUEUED, RUNNING, STAGING
-from spool.formats import jobfile, records
+from spool.formats import jobfile, run_records
 from spool.store.disk import Disk, open_directory, walk
 from spool.store.spool import Spool, read_record
 
@@ -326,7 +326,7 @@ def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
     result = spool.result(name, run)
     if result is not None and result.ended_at_ns:
         return result.ended_at_ns
-    if result is None and spool.record(name, run, layout.JID) != records.VOID_JID:
+    if result is None and spool.record(name, run, layout.JID) != run_records.VOID_JID:
         return None
     try:
         return os.stat(str(run), dir_fd=at, follow_symlinks=False).st_mtime_ns

@@ -16,7 +16,7 @@ from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
-from spool.formats import records
+from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.spool import Spool, read_bytes
 
@@ -180,7 +180,7 @@ class Requests:
             run = self._spool.latest_run(name)
             if run is not None:
                 stop = Stop(StopKind.CANCEL, self._user, time.time_ns(), reason)
-                self._disk.publish(self._layout.record(name, run, layout.STOP), records.render_stop(stop))
+                self._disk.publish(self._layout.record(name, run, layout.STOP), run_records.render_stop(stop))
         return self._disk.discard(self._layout.job_file(RUNNING, name))
 
     def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:

@@ -16,7 +16,7 @@ from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.telling import Telling
-from spool.formats import ends, journal, records
+from spool.formats import ends, journal, run_records
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, Live, Table, Wait, series_after
@@ -111,7 +111,7 @@ class Finisher:
     def _write(self, live: Live, result: Result) -> None:
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
             # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
-            self._spool.put_record(live.name, live.run, layout.STATUS, records.render_status(result.outcome))
+            self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
         self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
 
     def _move(self, job: Job, live: Live, result: Result) -> None:
@@ -151,7 +151,7 @@ class Finisher:
         """Put the job of a run whose command has not begun and never will back; nothing is counted."""
         if isinstance(self._spool.jid(live.name, live.run), Jid):
             # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
-            self._spool.put_record(live.name, live.run, layout.JID, records.VOID_JID)
+            self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
         job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
         if self._spool.put_back(live.name, QUEUED):
             job.series = live.series
@@ -196,7 +196,10 @@ class Finisher:
         """Write down the end of a job that never started, as far as that is not done."""
         spool = self._spool
         if spool.result(result.job, result.run) is None:
-            files = {layout.RESULT: ends.render_result(result), layout.STATUS: records.render_status(result.outcome)}
+            files = {
+                layout.RESULT: ends.render_result(result),
+                layout.STATUS: run_records.render_status(result.outcome),
+            }
             if text is not None:
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)

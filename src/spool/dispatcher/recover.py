@@ -19,9 +19,9 @@ from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import Jid, Spec
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.start import SILENT_NS
-from spool.formats import journal, records
+from spool.formats import journal, run_records
 from spool.formats.journal import Memory
-from spool.formats.records import GrantRecord
+from spool.formats.run_records import GrantRecord
 from spool.formats.tasks import ArrayRecord, render_array
 from spool.machine import identity
 from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
@@ -309,11 +309,11 @@ class Recovery:
             inode=started.inode,
         )
         if run in spool.runs(name):
-            spool.put_record(name, run, layout.GRANT, records.render_grant(record))
+            spool.put_record(name, run, layout.GRANT, run_records.render_grant(record))
             return
         text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
         spool.disk.ensure_directory(spool.layout.runs(name))
-        spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: records.render_grant(record)})
+        spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: run_records.render_grant(record)})
 
     def _adopt(self, name: str, run: int, known: _Known) -> Live:
         """Take a run in; *known* is what the journal has of it, or of the job as it waited."""

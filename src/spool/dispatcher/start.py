@@ -24,7 +24,7 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.scripts import Scripts
 from spool.dispatcher.telling import Telling
 from spool.executors import Executor, Launch, by_name, problem_with
-from spool.formats import journal, records
+from spool.formats import journal, run_records
 from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
@@ -39,7 +39,7 @@ from spool.store.spool import read_record
 log = logging.getLogger(__name__)
 
 IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
-_GONE_BACK = records.render_status(State.QUEUED)  # a wrapper that was refused something
+_GONE_BACK = run_records.render_status(State.QUEUED)  # a wrapper that was refused something
 _BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
 _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
@@ -284,7 +284,7 @@ class Starter:
         live = self._live(job, file, run, grant, now_ns)
         texts = self.texts.pop(name, None)
         ready = self._ahead.take(live, file) if texts is None else None
-        record = records.GrantRecord(
+        record = run_records.GrantRecord(
             job=name,
             run=run,
             grant=grant,
@@ -298,7 +298,7 @@ class Starter:
             granted_at_ns=now_ns,
             host=identity.host(),
         )
-        files = {layout.GRANT: records.render_grant(record)}
+        files = {layout.GRANT: run_records.render_grant(record)}
         if ready is not None:
             staged, script = ready.staged, ready.script
         else:

@@ -11,9 +11,9 @@ from spool.core.arrays import ARRAY, INDEX
 from spool.core.errors import InvalidValue
 from spool.core.model import ArraySpec
 from spool.core.names import MAX_NAME_LENGTH
-from spool.formats.checking import MAX_NAMES, Problems
 from spool.formats.jobkeys import JobFile
 from spool.formats.toml import show
+from spool.formats.validation import MAX_NAMES, Problems
 
 MAX_TASKS = 100_000
 """One file makes at most so many jobs."""

@@ -15,11 +15,11 @@ from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, P
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.checking import MAX_NAMES, Problems, convert
 from spool.formats.configkeys import ConfigFile, GpuTable, NotifyRuleTable, QuotaTable, ResourceTable
 from spool.formats.jobkeys import Names
-from spool.formats.jobvalues import different, one_of, resource_name, resource_variable, trimmed, words
 from spool.formats.toml import Path
+from spool.formats.validation import MAX_NAMES, Problems, convert
+from spool.formats.values import different, one_of, resource_name, resource_variable, trimmed, words
 
 V = TypeVar("V")
 

@@ -11,8 +11,8 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.core.names import EXECUTORS
-from spool.formats.checking import Duration, Size
 from spool.formats.jobkeys import MOST_LOG_LINES, Names
+from spool.formats.validation import Duration, Size
 
 MOST = 1_000_000
 """No count in a configuration is larger."""

@@ -14,7 +14,6 @@ from spool.core.errors import InvalidFile, InvalidValue, Problem
 from spool.core.model import SECOND_NS
 from spool.core.simulation import Coming
 from spool.core.units import parse_duration, parse_size
-from spool.formats.instants import parse_instant
 from spool.formats.swf import (
     LARGEST,
     MOST_PROBLEMS,
@@ -25,6 +24,7 @@ from spool.formats.swf import (
     UniqueNames,
     require_jobs,
 )
+from spool.formats.timestamps import parse_instant
 
 COLUMNS = ("submit", "run_time", "cpus", "gpus", "memory", "time_limit", "user", "name")
 REQUIRED = COLUMNS[:2]

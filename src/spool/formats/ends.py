@@ -1,6 +1,6 @@
 """How a run ended, text to value and back: `result.toml` and the lines of `history.jsonl`.
 
-The rules by which both may change from version to version are in `records`.
+The rules by which both may change from version to version are in `run_records`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from msgspec import UNSET, UnsetType
 from spool.core.errors import InvalidRecord, cannot
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import toml
-from spool.formats.instants import at_lines, parse_instant, read_at, render_instant
-from spool.formats.records import (
+from spool.formats.run_records import (
     NOTHING,
     grant_lines,
     grant_of,
@@ -29,6 +28,7 @@ from spool.formats.records import (
     several,
     text_lines,
 )
+from spool.formats.timestamps import at_lines, parse_instant, read_at, render_instant
 
 V = TypeVar("V")
 

@@ -13,7 +13,7 @@ from msgspec import json
 
 from spool.core.events import Event
 from spool.core.model import Grant, Request
-from spool.formats.instants import render_instant
+from spool.formats.timestamps import render_instant
 
 _NS_PER_MS = 1_000_000
 _SIGNALLED = 128

@@ -1,4 +1,4 @@
-"""Job files: text to `Spec`, and back to text. The keys are described in `jobkeys`, single values in `jobvalues`."""
+"""Job files: text to `Spec`, and back to text. The keys are described in `jobkeys`, single values in `values`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from spool.core.model import (
 )
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_duration, parse_size
-from spool.formats import arraykeys, toml
-from spool.formats import jobvalues as values
+from spool.formats import arraykeys, toml, values
 from spool.formats.arraykeys import Matrix, Rows, of_array
-from spool.formats.checking import Problems, convert
 from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
 from spool.formats.toml import Path
+from spool.formats.validation import Problems, convert
 
 _ANY_LENGTH = frozenset({"command", "matrix", "rows"})  # bounded otherwise: by the kernel, by the number of tasks
 

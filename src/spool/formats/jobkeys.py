@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.core.names import EXECUTORS
-from spool.formats.checking import Duration, Size
+from spool.formats.validation import Duration, Size
 
 MOST = 1_000_000
 """No count in a job file is larger."""

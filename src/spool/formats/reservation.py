@@ -11,8 +11,8 @@ from spool.core.errors import InvalidFile, InvalidReservation, InvalidValue
 from spool.core.model import Reservation
 from spool.core.units import parse_duration
 from spool.formats import toml
-from spool.formats.checking import Duration, Problems, convert
-from spool.formats.jobvalues import different, label, moment_or_delay
+from spool.formats.validation import Duration, Problems, convert
+from spool.formats.values import different, label, moment_or_delay
 
 _LATEST_NS = (1 << 63) - 1
 

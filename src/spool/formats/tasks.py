@@ -13,8 +13,8 @@ from typing import Any
 from spool.core.arrays import Substitution, Tasks
 from spool.core.model import Spec
 from spool.formats import toml
-from spool.formats.instants import at_lines, read_at
-from spool.formats.records import number_lines, optional, read_keys, required, text_lines
+from spool.formats.run_records import number_lines, optional, read_keys, required, text_lines
+from spool.formats.timestamps import at_lines, read_at
 
 REPLACED = ("command", "workdir", "stdout", "stderr", "prolog", "epilog")
 """The keys, beside the values of `env`, in which `{key}` is replaced."""

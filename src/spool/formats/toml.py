@@ -1,9 +1,13 @@
-"""TOML, read and written in one place.
+"""TOML, read and written in one place; and where in a source a key stands, for messages.
 
 `read` accepts what TOML 1.0 allows, less what no file of a spool may hold: more than `MAX_BYTES`, an encoding other
 than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that it can only
 be meant to do harm. Every refusal is one `InvalidFile` that names the line. What could keep the parser busy for long is
 refused before the parser sees it: what is left takes at most half a second, and that only a file of 1 MiB.
+
+The parser does not tell where a key stands, and an error message must. What looks for it follows only the shape of a
+source that the parser has accepted, and judges nothing. It takes ten times as long as the parser, so it ends when all
+is found that was asked for, and after `MAX_TOKENS` in any case.
 """
 
 from __future__ import annotations
@@ -11,15 +15,17 @@ from __future__ import annotations
 import gc
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-# The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
 import tomli
 
 from spool.core.errors import InvalidFile, Problem, shown
+
+# The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
+
 
 Path = tuple[str | int, ...]
 """Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
@@ -41,14 +47,29 @@ _POSITION = re.compile(r"^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of doc
 # for these takes a tenth of the time that it takes to look at every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
+MAX_TOKENS = 30_000
+"""So far into a source lines are looked for: no file that people write by hand has as many words and marks."""
+
+_STRING = (
+    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}'
+    r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
+    r'|"(?:[^"\\\n]|\\.)*+"'
+    r"|'[^'\n]*+'"
+)
+_TOKEN = re.compile(
+    rf"(?P<skip>[ \t\r]+|#[^\n]*)|(?P<text>{_STRING})|(?P<mark>[\[\]{{}}=,.\n])|(?P<bare>[^\s\[\]{{}}=,.#\"']+)",
+    re.DOTALL,
+)
+_NO_KEYS = re.compile(rf"(?P<text>{_STRING})|#[^\n]*", re.DOTALL)
+_NESTING = re.compile(rf"{_STRING}|#[^\n]*|[\[\]{{}}]", re.DOTALL)
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
     """Return the TOML document *data*; *what* names it in errors ("job train"). Raises InvalidFile and nothing else."""
     text = decode(data, what)
-    if text.count(".") >= MAX_KEY_PARTS and _has_long_key(text):
+    if text.count(".") >= MAX_KEY_PARTS and has_long_key(text, MAX_KEY_PARTS):
         raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
-    if text.count("[") + text.count("{") > MAX_DEPTH and (line := _too_deep(text)) is not None:
+    if text.count("[") + text.count("{") > MAX_DEPTH and (line := too_deep(text, MAX_DEPTH)) is not None:
         why = f"not readable on line {line}: lists and tables are nested more than {MAX_DEPTH} deep"
         raise InvalidFile(what, [Problem(None, line, why)])
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
@@ -62,25 +83,11 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
     if bad is not None:
         path, why = bad
-        from spool.formats.lines import find_line  # here, for only a file that is wrong needs it
-
         line = find_line(text, path)
         on_line = "" if line is None else f" on line {line}"
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
     return document
-
-
-def _has_long_key(text: str) -> bool:
-    from spool.formats.lines import has_long_key  # here, for hardly any file has so many dots
-
-    return has_long_key(text, MAX_KEY_PARTS)
-
-
-def _too_deep(text: str) -> int | None:
-    from spool.formats.lines import too_deep  # here, for few files have so many brackets
-
-    return too_deep(text, MAX_DEPTH)
 
 
 @contextmanager
@@ -196,3 +203,183 @@ def show(value: object) -> str:
     if isinstance(value, list):
         return "a list"
     return "a table" if isinstance(value, dict) else str(value)
+
+
+def has_long_key(text: str, most: int) -> bool:
+    """Tell whether *text*, valid or not, has a key of more than *most* parts."""
+    bare = _NO_KEYS.sub(lambda match: '""' if match.group("text") else "", text)
+    part = r"[A-Za-z0-9_\"-]"
+    return re.search(rf"(?<!{part})(?:{part}++[ \t]*+\.[ \t]*+){{{most}}}", bare) is not None
+
+
+def too_deep(text: str, most: int) -> int | None:
+    """Return the line on which *text*, valid or not, opens more than *most* brackets in each other; None if nowhere."""
+    depth = 0
+    for match in _NESTING.finditer(text):
+        mark = match.group()
+        if mark in ("[", "{"):
+            depth += 1
+            if depth > most:
+                return text.count("\n", 0, match.start()) + 1
+        elif mark in ("]", "}"):
+            depth = max(0, depth - 1)
+    return None
+
+
+def find_line(text: str, path: Path) -> int | None:
+    """Return the line, counted from 1, on which *path* is set in *text*, or None if it is not found.
+
+    A path that is only implied (`a` of `[a.b]`) stands where it is first mentioned, and a list's element that is
+    not found where its list begins.
+    """
+    lines = key_lines(text, {path})
+    while path:
+        if path in lines:
+            return lines[path]
+        if isinstance(path[-1], str):
+            return None
+        path = path[:-1]
+    return None
+
+
+def line_of(lines: dict[Path, int], path: Path) -> int | None:
+    """Return the line of *path*, or of the nearest thing around it, from what `key_lines` returned."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[:-1]
+    return None
+
+
+def key_lines(text: str, wanted: Set[Path] | None = None) -> dict[Path, int]:
+    """Return the line, counted from 1, of each key and each list element of the TOML source *text*.
+
+    With *wanted* it may be those alone, and what is found on the way to them.
+    """
+    scan = _Scan(text, wanted)
+    with suppress(RecursionError, _Enough):  # the lines found until then are right
+        scan.document()
+    return scan.lines
+
+
+class _Enough(Exception):  # noqa: N818  (it is no error)
+    """All that was wanted is found."""
+
+
+class _Scan:
+    """One walk through the tokens of a source."""
+
+    def __init__(self, text: str, wanted: Set[Path] | None) -> None:
+        self.lines: dict[Path, int] = {}
+        self._wanted = set(wanted) if wanted is not None else None
+        self._source = _tokens(text)
+        self._tokens: list[tuple[str, int]] = []
+        self._next = 0
+
+    def _set(self, path: Path, line: int) -> None:
+        if path in self.lines:
+            return
+        self.lines[path] = line
+        if self._wanted is not None:
+            self._wanted.discard(path)
+            if not self._wanted:
+                raise _Enough
+
+    def document(self) -> None:
+        header: Path = ()
+        tables: dict[Path, int] = {}
+        while (part := self._peek()) is not None:
+            if part == "\n":
+                self._next += 1
+            elif part == "[":
+                self._next += 1
+                many = self._take("[")
+                header = self._keys(())
+                self._skip_line()
+                if many:
+                    tables[header] = tables.get(header, -1) + 1
+                    header = (*header, tables[header])
+                    self._set(header, self._tokens[self._next - 1][1])
+            else:
+                before = self._next
+                path = self._keys(header)
+                if self._take("="):
+                    self._value(path)
+                if self._next == before:
+                    self._next += 1
+
+    def _peek(self) -> str | None:
+        if self._next == len(self._tokens):
+            token = next(self._source, None)
+            if token is None:
+                return None
+            self._tokens.append(token)
+        return self._tokens[self._next][0]
+
+    def _take(self, part: str) -> bool:
+        if self._peek() == part:
+            self._next += 1
+            return True
+        return False
+
+    def _skip_line(self) -> None:
+        while self._peek() not in (None, "\n"):
+            self._next += 1
+
+    def _keys(self, path: Path) -> Path:
+        """Read a dotted key below *path* and note the line of each of its parts."""
+        while (part := self._peek()) is not None and part not in "[]{}=,\n":
+            if part != ".":
+                path = (*path, _plain_key(part))
+                self._set(path, self._tokens[self._next][1])
+            self._next += 1
+        return path
+
+    def _value(self, path: Path) -> None:
+        if self._take("["):
+            index = 0
+            while (part := self._peek()) is not None and part != "]":
+                if part in ",\n":
+                    self._next += 1
+                    continue
+                element, before = (*path, index), self._next
+                self._set(element, self._tokens[before][1])
+                self._value(element)
+                if self._next == before:  # what can begin no value, as "}"
+                    self._next += 1
+                index += 1
+            self._take("]")
+        elif self._take("{"):
+            while (part := self._peek()) is not None and part != "}":
+                before = self._next
+                inner = self._keys(path)
+                if self._take("="):
+                    self._value(inner)
+                if self._next == before or self._peek() == ",":
+                    self._next += 1
+            self._take("}")
+        else:
+            while (part := self._peek()) is not None and part not in "[]{},\n":
+                self._next += 1
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    """Yield each token of *text* with its line, up to the last that is looked at."""
+    line, number = 1, 0
+    for match in _TOKEN.finditer(text):
+        part = match.group()
+        if match.lastgroup != "skip":
+            yield part, line
+            number += 1
+            if number == MAX_TOKENS:
+                return
+        line += part.count("\n")
+
+
+def _plain_key(part: str) -> str:
+    if part[0] in "\"'":
+        try:
+            return str(tomli.loads(f"k={part}")["k"])
+        except ValueError:
+            return part[1:-1]
+    return part

@@ -35,7 +35,7 @@ from importlib import resources
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec
-from spool.formats.jobvalues import resource_variable
+from spool.formats.values import resource_variable
 
 ALREADY_STARTED = 17
 """The wrapper's exit code when `jid` was there before it: it has run nothing."""

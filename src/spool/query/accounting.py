@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spool.core.accounting import By, Day, Ledger, Statistics, Wanted
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS
-from spool.formats.jobvalues import moment_or_delay
+from spool.formats.values import moment_or_delay
 from spool.store.history import History
 from spool.store.spool import Spool
 

@@ -13,7 +13,7 @@ from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
 from spool.core.reservations import NOBODY, conflict, known_gpus
 from spool.formats import reservation
-from spool.formats.jobvalues import moment_or_delay
+from spool.formats.values import moment_or_delay
 from spool.machine.host import local_zone
 from spool.query.reservations import Booked, BookingState, booked
 from spool.query.snapshot import machine_now

@@ -22,7 +22,7 @@ from spool.core.scheduler import Plan, View, decide
 from spool.executors import problem_with
 from spool.formats import jobfile, journal
 from spool.formats.journal import Memory, recall
-from spool.formats.records import GrantRecord
+from spool.formats.run_records import GrantRecord
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import this_user, why_not_expanded
 from spool.machine.processes import MachineProber

@@ -34,7 +34,7 @@ from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
 from spool.core.scheduler import View
 from spool.formats.journal import Started
-from spool.formats.records import GrantRecord
+from spool.formats.run_records import GrantRecord
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, this_user, user_name
 from spool.state.array import Array

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec.json
 
 from spool.core import layout
-from spool.formats import records
+from spool.formats import run_records
 from spool.store.disk import Disk, disk_is_full, is_name_of, of_the_spool, open_directory, same_file, status_of
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes, read_record
@@ -161,7 +161,7 @@ class LockedSpool(Spool):
             return False
         try:
             # By a link, so that it is never there in part: a part of one is a wrapper's.
-            self.disk.publish(self.layout.record(name, run, layout.JID), records.VOID_JID)
+            self.disk.publish(self.layout.record(name, run, layout.JID), run_records.VOID_JID)
         except FileExistsError:
             _present(self.layout.record(name, run, layout.JID))
             return False
@@ -173,7 +173,7 @@ class LockedSpool(Spool):
 
     def order_stop(self, name: str, run: int, stop: Stop) -> bool:
         """Record that a run is to be stopped; False if somebody has ordered that before."""
-        path, data = self.layout.record(name, run, layout.STOP), records.render_stop(stop)
+        path, data = self.layout.record(name, run, layout.STOP), run_records.render_stop(stop)
         try:
             self.disk.publish(path, data)
         except FileExistsError:

@@ -15,7 +15,7 @@ from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, Result, Spec, Stop
-from spool.formats import ends, records
+from spool.formats import ends, run_records
 from spool.formats.tasks import ArrayRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
@@ -113,7 +113,7 @@ class Spool:
     def latest_run(self, name: str) -> int | None:
         """Return the newest run of job *name* that was not taken back before it began."""
         for run in reversed(self.runs(name)):
-            if self.record(name, run, layout.JID) != records.VOID_JID:
+            if self.record(name, run, layout.JID) != run_records.VOID_JID:
                 return run
         return None
 
@@ -138,11 +138,11 @@ class Spool:
 
     def stop(self, name: str, run: int) -> Stop | None:
         """Return why and by whom a run is being stopped."""
-        return self._parsed(name, run, layout.STOP, records.parse_stop)
+        return self._parsed(name, run, layout.STOP, run_records.parse_stop)
 
-    def grant(self, name: str, run: int) -> records.GrantRecord | None:
+    def grant(self, name: str, run: int) -> run_records.GrantRecord | None:
         """Return what a run was given."""
-        return self._parsed(name, run, layout.GRANT, records.parse_grant)
+        return self._parsed(name, run, layout.GRANT, run_records.parse_grant)
 
     def array(self, name: str, run: int) -> ArrayRecord | None:
         """Return what was expanded, if the metadir is an array's and no run's."""
@@ -150,7 +150,7 @@ class Spool:
 
     def exit_code(self, name: str, run: int) -> int | None:
         """Return the exit code that the wrapper left, 128+n for signal n."""
-        return self._parsed(name, run, layout.RC, records.parse_rc)
+        return self._parsed(name, run, layout.RC, run_records.parse_rc)
 
     def failure(self, name: str, run: int) -> str | None:
         """Return why the wrapper could not run the command."""
@@ -192,10 +192,10 @@ class Spool:
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
         data = self.record(name, run, layout.JID)
-        if data == records.VOID_JID:
+        if data == run_records.VOID_JID:
             return Liveness.VOID
         try:
-            jid = records.parse_jid(data) if data else None
+            jid = run_records.parse_jid(data) if data else None
         except InvalidRecord:
             jid = None
         return Liveness.ABSENT if jid is None else jid

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
 from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind
-from spool.formats import ends, records
-from spool.formats.instants import parse_instant, render_instant
+from spool.formats import ends, run_records
+from spool.formats.timestamps import parse_instant, render_instant
 
 GOLDEN = Path(__file__).parent / "golden" / "records"
 
@@ -58,12 +58,12 @@ NEVER = Result(
 
 def test_golden_records_load_for_ever() -> None:
     """What an older version wrote in a metadir is understood by every later one."""
-    assert records.parse_jid((GOLDEN / "jid").read_bytes()) == Jid(4711, 1234567, BOOT, "pid:[4026531836]", "box")
-    assert records.parse_rc((GOLDEN / "rc").read_bytes()) == 143
-    assert records.parse_status((GOLDEN / "status").read_bytes()) is State.RUNNING
+    assert run_records.parse_jid((GOLDEN / "jid").read_bytes()) == Jid(4711, 1234567, BOOT, "pid:[4026531836]", "box")
+    assert run_records.parse_rc((GOLDEN / "rc").read_bytes()) == 143
+    assert run_records.parse_status((GOLDEN / "status").read_bytes()) is State.RUNNING
     stop = Stop(StopKind.CANCEL, "alice", 1795232626504843735, "no longer needed")
-    assert records.parse_stop((GOLDEN / "stop").read_bytes()) == stop
-    assert records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == records.GrantRecord(
+    assert run_records.parse_stop((GOLDEN / "stop").read_bytes()) == stop
+    assert run_records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == run_records.GrantRecord(
         "train", 3, 2, 1, "process", GRANT, "alice", 1795232626504843735, 1795232627000000001, "box", BOOT, 12345678
     )
     assert ends.parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
@@ -73,10 +73,10 @@ def test_golden_records_load_for_ever() -> None:
 @pytest.mark.parametrize(
     ("parse", "whole"),
     [
-        (records.parse_jid, f"1 2 {BOOT} pid:[1] box\n".encode()),
-        (records.parse_rc, b"137\n"),
-        (records.parse_stop, b"cancel alice 5 why\n"),
-        (records.parse_status, b"running\n"),
+        (run_records.parse_jid, f"1 2 {BOOT} pid:[1] box\n".encode()),
+        (run_records.parse_rc, b"137\n"),
+        (run_records.parse_stop, b"cancel alice 5 why\n"),
+        (run_records.parse_status, b"running\n"),
     ],
 )
 def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], object], whole: bytes) -> None:
@@ -89,19 +89,19 @@ def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], 
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (records.parse_jid, b"abc\n"),
-        (records.parse_jid, b"0 1 b n h\n"),
-        (records.parse_jid, b"1 2 b\n"),
-        (records.parse_jid, b"\xff\n"),
-        (records.parse_jid, b"\n"),
-        (records.parse_jid, records.VOID_JID),
-        (records.parse_rc, b"256\n"),
-        (records.parse_rc, b"-1\n"),
-        (records.parse_rc, b"\n"),
-        (records.parse_rc, "\u0661\n".encode()),
-        (records.parse_stop, b"explode alice 5\n"),
-        (records.parse_grant, b"job = 1"),
-        (records.parse_grant, b"\xff"),
+        (run_records.parse_jid, b"abc\n"),
+        (run_records.parse_jid, b"0 1 b n h\n"),
+        (run_records.parse_jid, b"1 2 b\n"),
+        (run_records.parse_jid, b"\xff\n"),
+        (run_records.parse_jid, b"\n"),
+        (run_records.parse_jid, run_records.VOID_JID),
+        (run_records.parse_rc, b"256\n"),
+        (run_records.parse_rc, b"-1\n"),
+        (run_records.parse_rc, b"\n"),
+        (run_records.parse_rc, "\u0661\n".encode()),
+        (run_records.parse_stop, b"explode alice 5\n"),
+        (run_records.parse_grant, b"job = 1"),
+        (run_records.parse_grant, b"\xff"),
         (ends.parse_result, b""),
         (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "exploded"'),
         (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "running"'),
@@ -119,27 +119,27 @@ def test_a_whole_record_that_says_nothing_is_told(parse: Callable[[bytes], objec
 def test_resources_are_tables_of_one_line() -> None:
     """Named resources stand in the records as people would write them; what is no count is passed over."""
     grant = Grant(1, resources=(("licence", 1), ("tpu", 2)), resource_indices=(("tpu", (0, 3)),))
-    text = records.render_grant(records.GrantRecord("a", 1, grant=grant))
+    text = run_records.render_grant(run_records.GrantRecord("a", 1, grant=grant))
     assert b'resources = { "licence" = 1, "tpu" = 2 }\nresource_indices = { "tpu" = [0, 3] }\n' in text
     result = Result("a", 1, 1, State.FINISHED, "", request=Request(resources=grant.resources), grant=grant)
     line = json.loads(ends.render_history(result))
     assert line["resources"] == line["granted_resources"] == {"licence": 1, "tpu": 2}
     assert line["resource_indices"] == {"tpu": [0, 3]}
     odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
-    assert records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
+    assert run_records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
 
 
 def test_people_may_write_a_stop_by_hand() -> None:
     """`echo cancel > stop` is enough: then the file's time is when."""
-    assert records.parse_stop(b"cancel\n", at_ns=7) == Stop(StopKind.CANCEL, "-", 7)
-    assert records.parse_stop(b"requeue bob\n", at_ns=7) == Stop(StopKind.REQUEUE, "bob", 7)
-    assert records.parse_stop(b"hold bob tired of it\n", at_ns=7) == Stop(StopKind.HOLD, "bob", 7, "tired of it")
+    assert run_records.parse_stop(b"cancel\n", at_ns=7) == Stop(StopKind.CANCEL, "-", 7)
+    assert run_records.parse_stop(b"requeue bob\n", at_ns=7) == Stop(StopKind.REQUEUE, "bob", 7)
+    assert run_records.parse_stop(b"hold bob tired of it\n", at_ns=7) == Stop(StopKind.HOLD, "bob", 7, "tired of it")
 
 
 def test_an_unknown_status_is_no_status() -> None:
     """Nothing decides by it, so a word of a later version is simply not shown."""
-    assert records.parse_status(b"dreaming\n") is None
-    assert records.parse_status(b"\xff\n") is None
+    assert run_records.parse_status(b"dreaming\n") is None
+    assert run_records.parse_status(b"\xff\n") is None
 
 
 def test_readers_pass_over_what_later_versions_add() -> None:
@@ -147,7 +147,7 @@ def test_readers_pass_over_what_later_versions_add() -> None:
     assert ends.parse_result(ends.render_result(RESULT) + b"mood = 'good'\n[weather]\nrain = true\n") == RESULT
     line = json.loads(ends.render_history(RESULT)) | {"mood": "good"}
     assert ends.parse_history_line(json.dumps(line).encode()) == RESULT
-    assert records.parse_jid(f"1 2 {BOOT} pid:[1] box more words\n".encode()) == Jid(1, 2, BOOT, "pid:[1]", "box")
+    assert run_records.parse_jid(f"1 2 {BOOT} pid:[1] box more words\n".encode()) == Jid(1, 2, BOOT, "pid:[1]", "box")
 
 
 def test_readers_do_without_what_older_versions_did_not_write() -> None:
@@ -155,7 +155,7 @@ def test_readers_do_without_what_older_versions_did_not_write() -> None:
     expected = Result("a", 1, 1, State.LOST, "")
     assert ends.parse_result(b'job = "a"\nrun = 1\noutcome = "lost"') == expected
     assert ends.parse_history_line(b'{"job":"a","run":1,"outcome":"lost"}') == expected
-    assert records.parse_grant(b'job = "a"\nrun = 1') == records.GrantRecord("a", 1)
+    assert run_records.parse_grant(b'job = "a"\nrun = 1') == run_records.GrantRecord("a", 1)
 
 
 def test_a_date_and_time_alone_is_enough() -> None:
@@ -264,7 +264,7 @@ def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
 @settings(max_examples=50)
 @given(
     st.builds(
-        records.GrantRecord,
+        run_records.GrantRecord,
         job=_text,
         run=st.integers(1, 10**6),
         attempt=st.integers(1, 99),
@@ -279,45 +279,45 @@ def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
         inode=st.none() | st.integers(0, (1 << 64) - 1),
     )
 )
-def test_a_grant_reads_back(record: records.GrantRecord) -> None:
+def test_a_grant_reads_back(record: run_records.GrantRecord) -> None:
     """`grant.toml` loses nothing, also an inode number that needs all of 64 bits."""
-    assert records.parse_grant(records.render_grant(record)) == record
+    assert run_records.parse_grant(run_records.render_grant(record)) == record
 
 
 @given(st.integers(1, 1 << 22), st.integers(0, 1 << 62), _word, _word, _word)
 def test_a_jid_reads_back(pid: int, ticks: int, boot_id: str, namespace: str, host: str) -> None:
     """One line of five words."""
     jid = Jid(pid, ticks, boot_id, namespace, host)
-    line = records.render_jid(jid)
+    line = run_records.render_jid(jid)
     assert line.endswith(b"\n")
-    assert records.parse_jid(line) == jid
+    assert run_records.parse_jid(line) == jid
 
 
 @given(st.sampled_from(StopKind), st.text(max_size=10), st.integers(0, 1 << 62), st.text(max_size=30))
 def test_a_stop_is_one_line_whatever_people_say(kind: StopKind, by: str, at_ns: int, reason: str) -> None:
     """Names with spaces and reasons of several lines are put on one line; kind and moment are always exact."""
-    line = records.render_stop(Stop(kind, by, at_ns, reason))
-    stop = records.parse_stop(line)
+    line = run_records.render_stop(Stop(kind, by, at_ns, reason))
+    stop = run_records.parse_stop(line)
     assert stop is not None
     assert (stop.kind, stop.at_ns) == (kind, at_ns)
-    assert records.render_stop(stop) == line
+    assert run_records.render_stop(stop) == line
 
 
 def test_rc_and_status_read_back() -> None:
     """Every exit code and every word."""
-    assert [records.parse_rc(records.render_rc(code)) for code in range(256)] == list(range(256))
-    assert [records.parse_status(records.render_status(state)) for state in State] == list(State)
+    assert [run_records.parse_rc(run_records.render_rc(code)) for code in range(256)] == list(range(256))
+    assert [run_records.parse_status(run_records.render_status(state)) for state in State] == list(State)
 
 
 @given(
     st.binary(max_size=60),
     st.sampled_from(
         [
-            records.parse_jid,
-            records.parse_rc,
-            records.parse_stop,
-            records.parse_status,
-            records.parse_grant,
+            run_records.parse_jid,
+            run_records.parse_rc,
+            run_records.parse_stop,
+            run_records.parse_status,
+            run_records.parse_grant,
             ends.parse_result,
             ends.parse_history_line,
         ]
@@ -334,7 +334,7 @@ def test_what_utf_8_cannot_hold_is_written_all_the_same() -> None:
     result = Result("a", 1, 1, State.LOST, "x\udcff", user="\udcff", tags=("\udcff",))
     assert "\udcff" not in ends.parse_result(ends.render_result(result)).reason
     assert ends.parse_history_line(ends.render_history(result)).reason == "x?"
-    jid = records.parse_jid(records.render_jid(Jid(1, 2, "b", "n", "h\udcff")))
+    jid = run_records.parse_jid(run_records.render_jid(Jid(1, 2, "b", "n", "h\udcff")))
     assert jid is not None
     assert jid.host == "h?"
 

@@ -15,8 +15,8 @@ from spool.core.events import JOB_WORDS
 from spool.core.model import WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration
-from spool.formats.checking import closest
 from spool.formats.toml import show
+from spool.formats.validation import closest
 
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The longest single argument or environment entry that Linux passes to a program (MAX_ARG_STRLEN, less its NUL)."""

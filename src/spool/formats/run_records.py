@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.model import Grant, Jid, State, Stop, StopKind
 from spool.formats import toml
-from spool.formats.instants import at_lines, read_at
+from spool.formats.timestamps import at_lines, read_at
 
 T = TypeVar("T")
 
