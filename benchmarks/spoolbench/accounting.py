@@ -53,7 +53,7 @@ def collecting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 def end(root: Path, jobs: int, runs: int) -> None:
     """Write what so many runs of each of so many jobs leave: eight small files each."""
     from spool.core.model import Result, State
-    from spool.formats.ends import render_result
+    from spool.formats.history import render_result
 
     for job in range(jobs):
         (root / "done" / f"job_{job}.toml").write_text('command = "true"\n')
@@ -79,7 +79,7 @@ def _peak_mib(argv: list[str], env: dict[str, str]) -> float:
 def write(path: Path, count: int) -> None:
     """Write the lines, as a dispatcher does."""
     from spool.core.model import Grant, Request, Result, State
-    from spool.formats.ends import render_history
+    from spool.formats.history import render_history
 
     random = Random(count)
     outcomes = (*[State.FINISHED] * 8, State.FAILED, State.TIMEOUT)

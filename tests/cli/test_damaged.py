@@ -20,7 +20,8 @@ from calling import Command, put_job
 from spool.cli import main
 from spool.client import autostart
 from spool.core.model import Grant, Result, State
-from spool.formats import ends, run_records
+from spool.formats import run_records
+from spool.formats.history import render_history, render_result
 from spool.query import snapshot
 from spool.store.config import Settings
 from spool.store.spool import Forbearing, Spool
@@ -57,12 +58,12 @@ def spool_at(root: Path) -> None:
     metadir = root / "jobs" / "ended" / "1"
     metadir.mkdir(parents=True)
     result = Result("ended", 1, 1, State.FINISHED, "", 1, 2, 3, 0, user="me")
-    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    (metadir / "result.toml").write_bytes(render_result(result))
     (metadir / "grant.toml").write_bytes(
         run_records.render_grant(run_records.GrantRecord("ended", 1, grant=Grant(cpus=1)))
     )
     (metadir / "log").write_text("out\n")
-    (root / "history.jsonl").write_bytes(ends.render_history(result))
+    (root / "history.jsonl").write_bytes(render_history(result))
 
 
 def directory(path: Path) -> None:

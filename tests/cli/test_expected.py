@@ -11,7 +11,7 @@ import pytest
 
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Request, Result, State
-from spool.formats import ends
+from spool.formats.history import render_history
 from spool.machine.host import this_user
 from spool.query import snapshot
 
@@ -26,7 +26,7 @@ def ran(root: Path, name: str, seconds: int, *, user: str = "", outcome: State =
         request=Request(cpus=cpus), grant=Grant(cpus=cpus),
     )  # fmt: skip
     with (root / "history.jsonl").open("ab") as history:
-        history.write(ends.render_history(result))
+        history.write(render_history(result))
 
 
 def put(root: Path, name: str, text: str = 'command = "true"\ncpus = 1\n') -> None:

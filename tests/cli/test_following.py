@@ -15,7 +15,7 @@ from spool.client import waiting
 from spool.client.output import Tail
 from spool.client.waiting import Awaited, End
 from spool.core.model import Result, State
-from spool.formats import ends
+from spool.formats.history import render_result
 from spool.formats.state import parse_state
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
@@ -30,7 +30,7 @@ def ended(
     metadir = root / "jobs" / name / str(run)
     metadir.mkdir(parents=True)
     result = Result(name, run, 1, outcome, str(outcome), exit_code=code, ended_at_ns=1, again=again)
-    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    (metadir / "result.toml").write_bytes(render_result(result))
     return metadir
 
 
@@ -194,7 +194,7 @@ def test_while_a_cancelled_run_is_stopped_its_job_has_not_ended(spool_root: Path
     assert awaited.look() is None
     result = Result("a", 1, 1, State.CANCELLED, "cancelled by me", ended_at_ns=1)
     put_job(spool_root, "a", place="done")
-    (spool_root / "jobs" / "a" / "1" / "result.toml").write_bytes(ends.render_result(result))
+    (spool_root / "jobs" / "a" / "1" / "result.toml").write_bytes(render_result(result))
     assert awaited.look() == End("a", State.CANCELLED, None, "cancelled by me", 1)
 
 

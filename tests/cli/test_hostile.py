@@ -16,7 +16,8 @@ from calling import Command, Said, put_job
 from spool.cli.group import VERBS
 from spool.core.errors import shown
 from spool.core.model import Grant, Result, State
-from spool.formats import ends, jobfile, run_records
+from spool.formats import jobfile, run_records
+from spool.formats.history import render_history, render_result
 from spool.formats.schema import table
 from spool.formats.state import JobView, StateView, render_state
 from spool.store.lock import hold
@@ -85,7 +86,7 @@ def records_of(root: Path, name: str, outcome: State, reason: str = HOSTILE) -> 
     )  # fmt: skip
     metadir = root / "jobs" / name / "1"
     metadir.mkdir(parents=True)
-    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    (metadir / "result.toml").write_bytes(render_result(result))
     grant = run_records.GrantRecord(
         name, 1, grant=result.grant, user=HOSTILE, executor=HOSTILE, granted_at_ns=now, host=HOSTILE
     )
@@ -95,7 +96,7 @@ def records_of(root: Path, name: str, outcome: State, reason: str = HOSTILE) -> 
     (metadir / "run.sh").write_text(f"stdout='/nowhere/{HOSTILE}'\n")
     (metadir / "stop").write_text(f"cancel by {HOSTILE} at 1: {HOSTILE}\n")
     with (root / "history.jsonl").open("ab") as history:
-        history.write(ends.render_history(result))
+        history.write(render_history(result))
 
 
 def hostile(root: Path) -> list[str]:

@@ -20,7 +20,7 @@ from spool.client.gc import Keep, plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
-from spool.formats import ends
+from spool.formats.history import render_result
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
@@ -36,7 +36,7 @@ def ended(root: Path, name: str, run: int, days_ago: float, *, size: int = 0, ag
     metadir.mkdir(parents=True)
     at = time.time_ns() - int(days_ago * DAY_NS)
     result = Result(name, run, 1, State.FINISHED, "exit code 0", ended_at_ns=at, again=again)
-    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    (metadir / "result.toml").write_bytes(render_result(result))
     (metadir / "log").write_bytes(b"x" * size)
     return metadir
 

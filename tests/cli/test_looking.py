@@ -16,7 +16,8 @@ import pytest
 from calling import Command, asked, put_job
 from spool.client import gc
 from spool.core.model import Grant, Result, State
-from spool.formats import ends, run_records
+from spool.formats import run_records
+from spool.formats.history import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
 from spool.query.jobs import Lister, Row
@@ -31,9 +32,9 @@ def ended(root: Path, name: str, outcome: State, at_ns: int, *, run: int = 1, co
     result = Result(name, run, 1, outcome, f"exit code {code}", 1, at_ns - 2_000_000_000, at_ns, code, user="me")
     metadir = root / "jobs" / name / str(run)
     metadir.mkdir(parents=True)
-    (metadir / "result.toml").write_bytes(ends.render_result(result))
+    (metadir / "result.toml").write_bytes(render_result(result))
     with (root / "history.jsonl").open("ab") as history:
-        history.write(ends.render_history(result))
+        history.write(render_history(result))
 
 
 def running(root: Path, name: str) -> None:

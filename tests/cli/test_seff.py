@@ -13,7 +13,8 @@ from calling import Command, asked, put_job
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
-from spool.formats import ends, run_records
+from spool.formats import run_records
+from spool.formats.history import render_history, render_result
 from spool.formats.tasks import ArrayRecord, render_array
 from spool.machine import identity
 
@@ -36,9 +37,9 @@ def ended(root: Path, job: str, run: int = 1, outcome: State = State.FINISHED, *
     (metadir / layout.GRANT).write_bytes(
         run_records.render_grant(run_records.GrantRecord(job, run, grant=result.grant))
     )
-    (metadir / layout.RESULT).write_bytes(ends.render_result(result))
+    (metadir / layout.RESULT).write_bytes(render_result(result))
     with (root / "history.jsonl").open("ab") as history:
-        history.write(ends.render_history(result))
+        history.write(render_history(result))
     put_job(root, job, place="done")
     return result
 

@@ -19,7 +19,7 @@ from spool.cli import blocks, plotting, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.core.simulation import Discipline
-from spool.formats import ends
+from spool.formats.history import render_history
 from spool.query.whatif import of_file
 
 TRACE = """\
@@ -248,7 +248,7 @@ def test_the_spool_s_configuration_is_simulated(spool: Command, spool_root: Path
 
 def ended(job: str, submitted: int, began: int | None, end: int, run: int = 1, **more: Any) -> bytes:
     """Return a line of history; instants in seconds after T0."""
-    return ends.render_history(
+    return render_history(
         Result(
             job, run, 1, State.FINISHED, "",
             submitted_at_ns=T0 + submitted * S,

@@ -17,7 +17,7 @@ from spool.core.accounting import utc_day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
-from spool.formats import ends
+from spool.formats.history import render_history
 from spool.query.accounting import local_day, moment
 
 T0 = 1_700_000_000 * S
@@ -30,7 +30,7 @@ def line(job: str, begin: int | None, end: int, outcome: State = State.FINISHED,
     submitted = T0 + (end if begin is None else begin) * S - 60 * S
     reason = more.pop("reason", "")
     known: dict[str, Any] = {"user": "alice", "grant": Grant(2, gpu_uuids=("GPU-0",)), "cpu_time_ns": 1800 * S} | more
-    return ends.render_history(Result(job, 1, 1, outcome, reason, submitted, began, T0 + end * S, **known))
+    return render_history(Result(job, 1, 1, outcome, reason, submitted, began, T0 + end * S, **known))
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path,
     later = Result(
         "old", 2, 2, State.FINISHED, "", T0 - 9060 * S, T0 + 6000 * S, T0 + 6100 * S, user="alice", grant=Grant(1)
     )
-    history.write_bytes(history.read_bytes() + ends.render_history(later))
+    history.write_bytes(history.read_bytes() + render_history(later))
     (spool_root / "history.jsonl.d").mkdir()
     os.mkfifo(spool_root / "history.jsonl.fifo")
     history.with_name("history.jsonl.9.gz").write_bytes(gzip.compress(first)[:30])

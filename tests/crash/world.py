@@ -29,7 +29,8 @@ from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.stop import Stopper
 from spool.executors.base import Launch, Started
 from spool.executors.process import ProcessExecutor
-from spool.formats import ends, jobfile, run_records
+from spool.formats import jobfile, run_records
+from spool.formats.history import read_history
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
 from spool.state import table
@@ -394,7 +395,7 @@ class Ends:
 def history(root: Path) -> list[Result]:
     """Return every line of the accounting."""
     try:
-        return list(ends.read_history((root / layout.HISTORY).read_bytes()))
+        return list(read_history((root / layout.HISTORY).read_bytes()))
     except FileNotFoundError:
         return []
 

@@ -10,7 +10,7 @@ import pytest
 from spool.core import errors, layout
 from spool.core.model import OUTCOMES, State, StopKind
 from spool.formats import journal, schema, wrapper
-from spool.formats.ends import HistoryLine
+from spool.formats.history import HistoryLine
 from spool.formats.state import JobView, StateView
 from spool.formats.values import SET_BY_SPOOL, WARNING_SIGNALS
 from support import ROOT

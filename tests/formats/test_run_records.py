@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
 from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind
-from spool.formats import ends, run_records
+from spool.formats import run_records
+from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
 from spool.formats.timestamps import parse_instant, render_instant
 
 GOLDEN = Path(__file__).parent / "golden" / "records"
@@ -66,8 +67,8 @@ def test_golden_records_load_for_ever() -> None:
     assert run_records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == run_records.GrantRecord(
         "train", 3, 2, 1, "process", GRANT, "alice", 1795232626504843735, 1795232627000000001, "box", BOOT, 12345678
     )
-    assert ends.parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
-    assert list(ends.read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
+    assert parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
+    assert list(read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +103,12 @@ def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], 
         (run_records.parse_stop, b"explode alice 5\n"),
         (run_records.parse_grant, b"job = 1"),
         (run_records.parse_grant, b"\xff"),
-        (ends.parse_result, b""),
-        (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "exploded"'),
-        (ends.parse_result, b'job = "a"\nrun = 1\noutcome = "running"'),
-        (ends.parse_history_line, b'{"job":"a","run":1,"outcome":"exploded"}'),
-        (ends.parse_history_line, b'{"job":"a","run":1,"outc'),
-        (ends.parse_history_line, b"[" * 10_000),
+        (parse_result, b""),
+        (parse_result, b'job = "a"\nrun = 1\noutcome = "exploded"'),
+        (parse_result, b'job = "a"\nrun = 1\noutcome = "running"'),
+        (parse_history_line, b'{"job":"a","run":1,"outcome":"exploded"}'),
+        (parse_history_line, b'{"job":"a","run":1,"outc'),
+        (parse_history_line, b"[" * 10_000),
     ],
 )
 def test_a_whole_record_that_says_nothing_is_told(parse: Callable[[bytes], object], text: bytes) -> None:
@@ -122,7 +123,7 @@ def test_resources_are_tables_of_one_line() -> None:
     text = run_records.render_grant(run_records.GrantRecord("a", 1, grant=grant))
     assert b'resources = { "licence" = 1, "tpu" = 2 }\nresource_indices = { "tpu" = [0, 3] }\n' in text
     result = Result("a", 1, 1, State.FINISHED, "", request=Request(resources=grant.resources), grant=grant)
-    line = json.loads(ends.render_history(result))
+    line = json.loads(render_history(result))
     assert line["resources"] == line["granted_resources"] == {"licence": 1, "tpu": 2}
     assert line["resource_indices"] == {"tpu": [0, 3]}
     odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
@@ -144,38 +145,38 @@ def test_an_unknown_status_is_no_status() -> None:
 
 def test_readers_pass_over_what_later_versions_add() -> None:
     """Unknown keys, unknown tables, further words at the end of a line."""
-    assert ends.parse_result(ends.render_result(RESULT) + b"mood = 'good'\n[weather]\nrain = true\n") == RESULT
-    line = json.loads(ends.render_history(RESULT)) | {"mood": "good"}
-    assert ends.parse_history_line(json.dumps(line).encode()) == RESULT
+    assert parse_result(render_result(RESULT) + b"mood = 'good'\n[weather]\nrain = true\n") == RESULT
+    line = json.loads(render_history(RESULT)) | {"mood": "good"}
+    assert parse_history_line(json.dumps(line).encode()) == RESULT
     assert run_records.parse_jid(f"1 2 {BOOT} pid:[1] box more words\n".encode()) == Jid(1, 2, BOOT, "pid:[1]", "box")
 
 
 def test_readers_do_without_what_older_versions_did_not_write() -> None:
     """Only the job, the run and the outcome are required."""
     expected = Result("a", 1, 1, State.LOST, "")
-    assert ends.parse_result(b'job = "a"\nrun = 1\noutcome = "lost"') == expected
-    assert ends.parse_history_line(b'{"job":"a","run":1,"outcome":"lost"}') == expected
+    assert parse_result(b'job = "a"\nrun = 1\noutcome = "lost"') == expected
+    assert parse_history_line(b'{"job":"a","run":1,"outcome":"lost"}') == expected
     assert run_records.parse_grant(b'job = "a"\nrun = 1') == run_records.GrantRecord("a", 1)
 
 
 def test_a_date_and_time_alone_is_enough() -> None:
     """A result that another tool wrote, without the exact instants, still has its times; CPU time likewise."""
     text = b'job = "a"\nrun = 1\noutcome = "lost"\nended_at = 2026-11-21T03:43:46.5+00:00\ncpu_time_ms = 5'
-    assert ends.parse_result(text).ended_at_ns == 1795232626500000000
-    assert ends.parse_result(text).cpu_time_ns == 5_000_000
+    assert parse_result(text).ended_at_ns == 1795232626500000000
+    assert parse_result(text).cpu_time_ns == 5_000_000
 
 
 def test_a_torn_history_loses_only_its_torn_lines() -> None:
     """A line that a crash cut short, or that a later version wrote, hides no other."""
-    line = ends.render_history(RESULT)
+    line = render_history(RESULT)
     data = line + line[:40] + b"\n\xff\n\n" + b'{"job":"b","run":1,"outcome":"evaporated"}\n' + line + line[:100]
-    assert list(ends.read_history(data)) == [RESULT, RESULT]
+    assert list(read_history(data)) == [RESULT, RESULT]
 
 
 def test_a_history_line_is_flat_json_that_says_the_signal() -> None:
     """Accounting tools need no library: times are RFC 3339, sizes whole numbers, absent is unknown."""
     result = Result("a", 1, 1, State.CANCELLED, "cancelled by bob", exit_code=143, started_at_ns=0)
-    assert json.loads(ends.render_history(result)) == {
+    assert json.loads(render_history(result)) == {
         "job": "a",
         "run": 1,
         "outcome": "cancelled",
@@ -188,7 +189,7 @@ def test_a_history_line_is_flat_json_that_says_the_signal() -> None:
 
 def test_a_result_is_toml_that_people_read() -> None:
     """Dates as dates beside the exact instants; nothing unknown is written."""
-    document = tomllib.loads(ends.render_result(NEVER).decode())
+    document = tomllib.loads(render_result(NEVER).decode())
     assert document["submitted_at"].isoformat() == "2026-11-21T03:43:46.504843+00:00"
     assert document["submitted_at_ns"] == NEVER.submitted_at_ns
     assert set(document) == {
@@ -255,10 +256,10 @@ _result = st.builds(
 @given(_result)
 def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
     """`result.toml` and the history line lose nothing, CPU time in the history to the millisecond."""
-    assert ends.parse_result(ends.render_result(result)) == result
-    line = ends.render_history(result)
+    assert parse_result(render_result(result)) == result
+    line = render_history(result)
     assert line.count(b"\n") == 1
-    assert ends.parse_history_line(line) == result
+    assert parse_history_line(line) == result
 
 
 @settings(max_examples=50)
@@ -318,8 +319,8 @@ def test_rc_and_status_read_back() -> None:
             run_records.parse_stop,
             run_records.parse_status,
             run_records.parse_grant,
-            ends.parse_result,
-            ends.parse_history_line,
+            parse_result,
+            parse_history_line,
         ]
     ),
 )
@@ -332,8 +333,8 @@ def test_readers_of_records_are_total(data: bytes, parse: Callable[[bytes], obje
 def test_what_utf_8_cannot_hold_is_written_all_the_same() -> None:
     """A record must always be written: a lone surrogate becomes a replacement character."""
     result = Result("a", 1, 1, State.LOST, "x\udcff", user="\udcff", tags=("\udcff",))
-    assert "\udcff" not in ends.parse_result(ends.render_result(result)).reason
-    assert ends.parse_history_line(ends.render_history(result)).reason == "x?"
+    assert "\udcff" not in parse_result(render_result(result)).reason
+    assert parse_history_line(render_history(result)).reason == "x?"
     jid = run_records.parse_jid(run_records.render_jid(Jid(1, 2, "b", "n", "h\udcff")))
     assert jid is not None
     assert jid.host == "h?"

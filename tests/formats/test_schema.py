@@ -11,7 +11,7 @@ from spool.core.errors import UsageError
 from spool.core.model import State
 from spool.core.names import EXECUTORS
 from spool.formats import directives, schema
-from spool.formats.jobkeys import JobFile
+from spool.formats.job_schema import JobFile
 from spool.formats.values import NOTIFY_EVENTS
 
 

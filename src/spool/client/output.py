@@ -10,7 +10,7 @@ from enum import Enum
 from spool.client.waiting import Awaited, End, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord
-from spool.formats.ends import parse_history_line
+from spool.formats.history import parse_history_line
 from spool.formats.outputs import Outputs, outputs_of
 from spool.store.spool import Spool
 

@@ -21,7 +21,8 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.expand import Expander
 from spool.dispatcher.finish import Finisher
 from spool.dispatcher.look import Look
-from spool.formats import ends, journal, run_records
+from spool.formats import journal, run_records
+from spool.formats.history import render_result
 from spool.machine import identity
 from spool.state.array import Array
 from spool.state.outcomes import ArrayNames, Outcomes
@@ -277,7 +278,7 @@ class Arrays:
             array.result = result
         result, outcome = array.result, array.result.outcome
         self._finisher.telling.flush()
-        spool.put_record(name, run, layout.RESULT, ends.render_result(result))
+        spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
         self._logs.remember([journal.Over(name, run, True, outcome)])

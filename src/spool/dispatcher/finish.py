@@ -16,7 +16,8 @@ from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.telling import Telling
-from spool.formats import ends, journal, run_records
+from spool.formats import journal, run_records
+from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, Live, Table, Wait, series_after
@@ -99,7 +100,7 @@ class Finisher:
             self._write(live, result)
         live.result = result
         if not live.accounted:
-            lines.append((live, ends.render_history(result)))
+            lines.append((live, render_history(result)))
 
     def _file_away(self, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
         job = self._table.job(live.name)
@@ -112,7 +113,7 @@ class Finisher:
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
             # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
-        self._spool.put_record(live.name, live.run, layout.RESULT, ends.render_result(result))
+        self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
 
     def _move(self, job: Job, live: Live, result: Result) -> None:
         """Put the job's file where it belongs after *result*, and the job where it stands."""
@@ -197,15 +198,15 @@ class Finisher:
         spool = self._spool
         if spool.result(result.job, result.run) is None:
             files = {
-                layout.RESULT: ends.render_result(result),
+                layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
             }
             if text is not None:
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)
-            account(ends.render_history(result))
+            account(render_history(result))
         elif not spool.accounted(result):
-            account(ends.render_history(result))
+            account(render_history(result))
 
     def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
         ended = live.ended_at_ns or now_ns

@@ -12,7 +12,8 @@ from itertools import takewhile
 from spool.core import layout
 from spool.core.model import OUTCOMES, SECOND_NS, Result, State
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.formats import ends, journal
+from spool.formats import journal
+from spool.formats.history import render_result
 from spool.formats.journal import Memory
 from spool.store.locked_spool import LockedSpool
 
@@ -73,7 +74,7 @@ def _lately(spool: LockedSpool) -> list[Result]:
 
 def _restore(spool: LockedSpool, result: Result) -> None:
     _metadir(spool, result.job, result.run)
-    spool.put_record(result.job, result.run, layout.RESULT, ends.render_result(result))
+    spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
 
 
 def _metadir(spool: LockedSpool, job: str, run: int) -> None:

@@ -1,4 +1,4 @@
-"""Job files: text to `Spec`, and back to text. The keys are described in `jobkeys`, single values in `values`."""
+"""Job files: text to `Spec`, and back to text. The keys are described in `job_schema`, single values in `values`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,18 @@ from spool.core.model import (
 )
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_duration, parse_size
-from spool.formats import arraykeys, toml, values
-from spool.formats.arraykeys import Matrix, Rows, of_array
-from spool.formats.jobkeys import DependsOn, JobFile, Names, NotifyTable, RetryTable, TaskTable
+from spool.formats import job_schema, toml, values
+from spool.formats.job_schema import (
+    DependsOn,
+    JobFile,
+    Matrix,
+    Names,
+    NotifyTable,
+    RetryTable,
+    Rows,
+    TaskTable,
+    of_array,
+)
 from spool.formats.toml import Path
 from spool.formats.validation import Problems, convert
 
@@ -105,12 +114,12 @@ def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problem
         check(("on_dependency_failure",), _on_dependency_failure, raw.on_dependency_failure, "cancel")
     if raw.executor is not UNSET:
         check(("executor",), _executor, raw.executor, "")
-    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), arraykeys.array, raw.array, None)
-    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), arraykeys.matrix, raw.matrix, ())
-    rows: Rows = () if raw.rows is UNSET else check(("rows",), arraykeys.rows, raw.rows, ())
+    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), job_schema.array, raw.array, None)
+    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), job_schema.matrix, raw.matrix, ())
+    rows: Rows = () if raw.rows is UNSET else check(("rows",), job_schema.rows, raw.rows, ())
     several = raw.array is not UNSET or raw.matrix is not UNSET or raw.rows is not UNSET
     if raw.task is not UNSET or several or raw.max_running is not UNSET:
-        arraykeys.check_together(raw, name, array, matrix, rows, problems)
+        job_schema.check_together(raw, name, array, matrix, rows, problems)
     if raw.group_limit is not UNSET and raw.group is UNSET:
         problems.add(("group_limit",), 'needs "group"')
     return Spec(

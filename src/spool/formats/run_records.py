@@ -4,7 +4,7 @@ The one-line records are whole only when they end with a newline. One that does 
 None, like one that is missing. One that is whole and says nothing that can be understood raises InvalidRecord: it is
 evidence of something, and nobody may take it for evidence of nothing.
 
-How the records may change from one version to the next, for these and for `ends`:
+How the records may change from one version to the next, for these and for `history`:
 
 * A reader takes what it knows and passes over what it does not: later fields of a line, unknown keys.
 * A field is added with a meaning for "absent" that is true of the older writers, and is never made required.

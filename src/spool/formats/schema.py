@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from spool.formats.configkeys import ConfigFile
-from spool.formats.jobkeys import JobFile
+from spool.formats.config import ConfigFile
+from spool.formats.job_schema import JobFile
 from spool.formats.reservation import ReservationFile
 
 KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {

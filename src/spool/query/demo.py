@@ -16,7 +16,8 @@ from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.formats import ends, toml
+from spool.formats import toml
+from spool.formats.history import parse_history_line
 from spool.machine.host import this_user
 from spool.store.disk import Disk
 from spool.store.spool import Spool, history_lines
@@ -142,7 +143,7 @@ class Demonstration:
         found = []
         for line in history_lines(self.root):
             try:
-                found.append(ends.parse_history_line(line))
+                found.append(parse_history_line(line))
             except InvalidRecord:
                 continue
         return found[::-1]

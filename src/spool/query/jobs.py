@@ -20,7 +20,7 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import shown
 from spool.core.model import SECOND_NS, Result, Spec, State
-from spool.formats import ends
+from spool.formats.history import parse_history_line
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
 from spool.machine.processes import MachineProber
@@ -232,7 +232,7 @@ class Lister:
         arrays: dict[str, Result | None] = {}  # that have ended, as far as they were asked for; None: it is none
         for line in self._spool.history() if left else ():
             try:
-                result = ends.parse_history_line(line)
+                result = parse_history_line(line)
             except InvalidRecord:
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)

@@ -14,7 +14,7 @@ from spool.core.model import ForeignProcess, Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import Room
-from spool.formats import ends
+from spool.formats.history import parse_history_line
 from spool.query.jobs import RECENT_NS, Lister
 from spool.query.snapshot import Survey, survey
 from spool.store.lock import Service
@@ -268,7 +268,7 @@ def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
     found: Counter[str] = Counter()
     for line in spool.history():
         try:
-            result = ends.parse_history_line(line)
+            result = parse_history_line(line)
         except InvalidRecord:
             continue
         if result.ended_at_ns is not None and now_ns - result.ended_at_ns > RECENT_NS:

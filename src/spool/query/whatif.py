@@ -30,7 +30,8 @@ from spool.core.simulation import (
     simulate,
     span,
 )
-from spool.formats import csvtrace, ends, jobfile, swf
+from spool.formats import csvtrace, jobfile, swf
+from spool.formats.history import parse_history_line
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.store.spool import Spool
 
@@ -169,7 +170,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
     incomplete = guessed = 0
     for line in lines:
         try:
-            result = ends.parse_history_line(line)
+            result = parse_history_line(line)
         except SpoolError:
             incomplete += 1
             continue

@@ -7,7 +7,7 @@ from itertools import islice
 from spool.core.errors import InvalidRecord
 from spool.core.model import Policy, Result
 from spool.core.order import Past
-from spool.formats import ends
+from spool.formats.history import parse_history_line
 from spool.state.table import Live, Table
 from spool.store.spool import Spool
 
@@ -44,7 +44,7 @@ def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
     known: list[Result] = []
     for line in islice(spool.history(), _MOST):
         try:
-            result = ends.parse_history_line(line)
+            result = parse_history_line(line)
         except InvalidRecord:
             continue
         if result.ended_at_ns is not None and result.ended_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:

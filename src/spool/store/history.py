@@ -12,7 +12,7 @@ from io import BufferedIOBase, BufferedReader
 from spool.core import layout
 from spool.core.accounting import Account
 from spool.core.model import SECOND_NS
-from spool.formats.accounts import read_accounts, read_end
+from spool.formats.history import read_accounts, read_end
 
 _SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 _STEP = 1 << 20

@@ -15,7 +15,8 @@ from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, Result, Spec, Stop
-from spool.formats import ends, run_records
+from spool.formats import run_records
+from spool.formats.history import parse_history_line, parse_result
 from spool.formats.tasks import ArrayRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
@@ -134,7 +135,7 @@ class Spool:
 
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
-        return self._parsed(name, run, layout.RESULT, ends.parse_result)
+        return self._parsed(name, run, layout.RESULT, parse_result)
 
     def stop(self, name: str, run: int) -> Stop | None:
         """Return why and by whom a run is being stopped."""
@@ -246,7 +247,7 @@ class Spool:
         """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest first."""
         for line in self.history():
             try:
-                known = ends.parse_history_line(line)
+                known = parse_history_line(line)
             except InvalidRecord:
                 continue
             if (known.ended_at_ns or 0) < (since_ns or 0) - _HISTORY_SLACK_NS:

@@ -6,10 +6,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spool.core.accounting import Account
 from spool.core.model import OUTCOMES, Grant, Request, Result
-from spool.formats import accounts
-from spool.formats.accounts import Account, read_accounts, read_end
-from spool.formats.ends import HistoryLine, parse_history_line, parse_result, render_history
+from spool.formats import history
+from spool.formats.history import (
+    HistoryLine,
+    parse_history_line,
+    parse_result,
+    read_accounts,
+    read_end,
+    render_history,
+)
 
 INSTANTS = st.one_of(st.none(), st.integers(0, 5_000_000_000 * 10**9))
 TEXTS = st.one_of(st.none(), st.text(max_size=8))
@@ -97,7 +104,7 @@ def test_the_order_of_instants_stays(start: int, length: int) -> None:
 def test_the_fields_are_those_of_the_history() -> None:
     """But for those made of others, no field is read that no line has; a default, where there is one, is the same."""
     written = {field.name: field for field in msgspec.structs.fields(HistoryLine)}
-    for field in msgspec.structs.fields(accounts._Line):
+    for field in msgspec.structs.fields(history._AccountLine):
         if field.name.endswith("_ns"):
             continue
         assert field.encode_name in written
