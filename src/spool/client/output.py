@@ -11,7 +11,7 @@ from spool.client.waiting import Awaited, End, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.formats.history import parse_history_line
-from spool.formats.outputs import Outputs, outputs_of
+from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
 
 _BLOCK = 1 << 16

@@ -31,8 +31,7 @@ from spool.core.model import Jid
 from spool.executors import tmux_pane
 from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.executors.process import ProcessExecutor
-from spool.formats.outputs import outputs_of
-from spool.formats.wrapper import Surroundings
+from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import descriptors, identity
 from spool.machine.host import umask
 

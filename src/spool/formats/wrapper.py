@@ -1,5 +1,7 @@
 """The wrapper of a run: a constant script, `wrapper.sh`, with one hole for quoted assignments.
 
+The script of a run is what really opens its outputs, so `outputs_of` reads its assignments to tell where they go.
+
 What the script does, in its order, and what it leaves behind (docs/FORMAT.md has the grammar of the records):
 
 * `jid`, created exclusively. Who comes second leaves with `ALREADY_STARTED` and runs nothing; who can neither
@@ -30,8 +32,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib import resources
 
+from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec
@@ -85,6 +87,7 @@ _SLACK_BYTES = 4 << 10  # for what the wrapper and env add
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
+_ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,8 @@ def render(assignments: Assignments) -> bytes:
 @cache
 def _script() -> tuple[bytes, bytes]:
     """Return the constant, cut at its hole."""
+    from importlib import resources  # here, for most commands start nothing
+
     text = resources.files(__package__).joinpath("wrapper.sh").read_bytes()
     before, hole, after = text.partition(_HOLE)
     return before + hole, after
@@ -259,3 +264,33 @@ def _quote(value: str) -> str:
         why = f"no process can be given more than {_LONGEST_BYTES} bytes in one argument or variable"
         raise InvalidValue(cannot("run", "the command", why, remedy=remedy))
     return "'" + value.replace("'", "'\\''") + "'"
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Two absolute paths. None as stdout: the executor's own; None as stderr: where stdout goes."""
+
+    stdout: str | None
+    stderr: str | None
+
+
+def outputs_of(script: bytes, metadir: str) -> Outputs | None:
+    """Return where the wrapper *script*, which lies in *metadir*, sends the output; None if it is no wrapper of ours.
+
+    A log of the metadir is the one that lies beside the script: the spool may have been moved since that was written.
+    """
+    _, hole, rest = script.decode("utf-8", "surrogateescape").partition(_HOLE.decode())
+    values: dict[str, str] = {}
+    at = 0
+    while match := _ASSIGNMENT.match(rest, at):
+        values[match[1]] = match[2].replace("'\\''", "'")
+        at = match.end()
+    if not hole or "stdout" not in values:
+        return None
+    stdout, stderr = values["stdout"] or None, values.get("stderr") or None
+    before = values.get("metadir")
+    if stdout == f"{before}/{layout.JOB_LOG}":
+        stdout = f"{metadir}/{layout.JOB_LOG}"
+    if stderr == f"{before}/{layout.JOB_STDERR}":
+        stderr = f"{metadir}/{layout.JOB_STDERR}"
+    return Outputs(stdout, stderr)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.formats.events import variables
-from spool.formats.facts import facts, render_facts
+from spool.formats.events import facts, render_facts, variables
 from spool.listeners import orphans
 from spool.listeners.base import Answer, Begin
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks

@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.events import Event, EventName, addressees, body, headline
 from spool.core.layout import Layout
 from spool.formats.config import Config
-from spool.formats.facts import facts
+from spool.formats.events import facts
 from spool.listeners.message import MESSAGES, PREFIX, Message, UndeliveredError, has_secret, masked
 from spool.listeners.sendqueue import Patience, SendQueue
 from spool.listeners.transports import transport_for

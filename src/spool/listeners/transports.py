@@ -28,7 +28,7 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Opene
 
 from spool import __version__
 from spool.core.events import ENDS, EventName
-from spool.formats.facts import render_facts
+from spool.formats.events import render_facts
 from spool.listeners.message import Message, Transport, UndeliveredError, masked, scrubbed
 
 _SCHEMES = {"http": "http", "https": "https", "json": "http", "jsons": "https"}

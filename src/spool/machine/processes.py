@@ -35,6 +35,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from spool.core.layout import JOBS, Layout
@@ -502,7 +503,7 @@ def become_subreaper(*, on: bool = True) -> bool:
     With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
     is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
     """
-    import ctypes  # as the threads below: not for commands that only look
+    import ctypes  # here, for commands inherit no orphans
 
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -521,14 +522,15 @@ class Nursery:
 
     def __init__(self) -> None:
         """Start no thread yet."""
+        from concurrent.futures import ThreadPoolExecutor  # here, for commands start no children
+
+        self._new_thread = partial(ThreadPoolExecutor, 1, "nursery", initializer=_hear_no_signals)
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, spawn: Callable[[], int]) -> int:
         """Return the pid of the child that *spawn* starts. What it raises is raised here."""
         if self._thread is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._thread = ThreadPoolExecutor(1, "nursery", initializer=_hear_no_signals)
+            self._thread = self._new_thread()
         try:
             begun = self._thread.submit(spawn)
         except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Notify, Request, Result, State
-from spool.formats.events import variables
-from spool.formats.facts import facts, render_facts
+from spool.formats.events import facts, render_facts, variables
 
 EVENT = Event(
     id="train/3/failed",
