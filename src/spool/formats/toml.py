@@ -47,6 +47,7 @@ _POSITION = re.compile(r"^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of doc
 # for these takes a tenth of the time that it takes to look at every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
+
 MAX_TOKENS = 30_000
 """So far into a source lines are looked for: no file that people write by hand has as many words and marks."""
 

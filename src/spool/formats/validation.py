@@ -20,6 +20,7 @@ from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
 D = TypeVar("D")
+K = TypeVar("K", bound=str | int)
 S = TypeVar("S", bound=msgspec.Struct)
 
 Size = Annotated[
@@ -39,7 +40,6 @@ MAX_PROBLEMS = 100
 
 MAX_NAMES = 1000
 """The most names, tags and addresses in all lists of one file together, and the most entries of a table of names."""
-K = TypeVar("K", bound=str | int)
 
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?P<at> - at `.*`)?$")
 _INDEX = re.compile(r"\[([0-9]+)\]")
