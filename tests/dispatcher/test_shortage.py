@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recover
 from spool.dispatcher.start import Shortage
 from spool.executors.base import Launch, Started, refused, sounds_refused
-from spool.formats import run_records
+from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query import snapshot
 from spool.query.explain import why
@@ -319,3 +319,10 @@ def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(
     (metadir / layout.JOB_LOG).touch()
     session.settle()
     assert ends_of(session.world).outcomes == {"x": ("lost 1.0",)}
+
+
+def test_what_every_start_needs_is_read_before_anything_can_run_short(session: Session) -> None:
+    """A dispatcher that has opened its spool needs neither a file nor a module more to write a wrapper."""
+    wrapper._script.cache_clear()
+    session.turns(1)
+    assert wrapper._script.cache_info().currsize == 1

@@ -41,6 +41,7 @@ from spool.dispatcher.stop import Stopper
 from spool.dispatcher.telling import Telling
 from spool.dispatcher.wake import Wakes
 from spool.dispatcher.watch import Watch
+from spool.formats import wrapper
 from spool.formats.journal import Memory, recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
@@ -128,6 +129,8 @@ class Dispatcher:
         Raises OSError where the spool as a whole cannot be read; opened anew by another call it goes on.
         """
         confinement = self.confinement
+        with confinement.service("read", "the wrapper"):
+            wrapper.load()
         with confinement.service("clean up", "the staging directory"):
             self.spool.sweep_staging()
         self.sight.open()

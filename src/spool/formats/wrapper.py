@@ -170,6 +170,11 @@ def render(assignments: Assignments) -> bytes:
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
 
 
+def load() -> None:
+    """Read the constant now, so that a later shortage of descriptors or memory keeps no run from it."""
+    _script()
+
+
 @cache
 def _script() -> tuple[bytes, bytes]:
     """Return the constant, cut at its hole."""
