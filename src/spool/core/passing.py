@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import NamedTuple
 
 from spool.core.model import SECOND_NS, Grant, Machine
@@ -21,7 +21,8 @@ PART = 0.15
 LONG_NS = int(LEAST_NS / PART)  # who has waited for longer has to be passed by the more work the longer it waits
 
 _RECENT = 128  # entries that are not in order yet
-_MOST = 100_000  # whose work is remembered at least, those that arrived last
+_MOST = 20_000  # entries at least that are kept apart, those that arrived last
+_NEAR = 100
 _KNOWN = 4096  # answers that are kept
 
 
@@ -107,13 +108,30 @@ class PassedWork:
         entries = [*zip(arrivals[first:], works[first:], strict=True), *self._recent]
         entries.sort(key=itemgetter(0))
         self._recent = []
-        if first + len(entries) > 2 * _MOST:
-            arrivals[first:], works[first:] = zip(*entries, strict=True)
-            del arrivals[:-_MOST], works[:-_MOST]
-            entries, first = list(zip(arrivals, works, strict=True)), 0
-            self._sums = ([0], [0], [0])
         arrivals[first:] = [arrival for arrival, _ in entries]
         works[first:] = [work for _, work in entries]
+        if len(arrivals) > 2 * _MOST:
+            first = 0
+            self._coarsen()
         for pool, sums in enumerate(self._sums):
             del sums[first + 1 :]
-            sums[first:] = accumulate((work[pool] for _, work in entries), initial=sums[first])
+            sums[first:] = accumulate((work[pool] for work in works[first:]), initial=sums[first])
+
+    def _coarsen(self) -> None:
+        """Add up those that arrived long ago and within a hundredth of their age of each other.
+
+        So memory does not grow with the number of jobs, and no work is forgotten: it takes a million jobs of a second
+        to pass one by 8 hours of a large machine. A sum counts as having arrived with the first of its jobs, so that
+        nobody seems to be passed by more than there was.
+        """
+        arrivals, works = self._arrivals, self._works
+        newest = arrivals[-1]
+        firsts: list[int] = []
+        sums: list[Work] = []
+        for arrived_at_ns, work in zip(arrivals[:-_MOST], works[:-_MOST], strict=True):
+            if firsts and (arrived_at_ns - firsts[-1]) * _NEAR <= newest - arrived_at_ns:
+                sums[-1] = Work(*map(add, sums[-1], work))
+            else:
+                firsts.append(arrived_at_ns)
+                sums.append(work)
+        arrivals[:-_MOST], works[:-_MOST] = firsts, sums
