@@ -69,3 +69,12 @@ def test_what_is_long_past_counts_no_more():
     year = NOW + 365 * 86400 * S
     shares.begin("c", 1.0, year)
     assert shares.factors(year + S, ["a", "c"])["a"] == pytest.approx(2**0.5)
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_runs():
+    """Run after run of one user, whom nobody asks about, leaves no trace but the sums."""
+    shares = Shares(HALF_LIFE)
+    for number in range(1000):
+        shares.begin("a", 1.0, NOW + 2 * number * S)
+        shares.end("a", 1.0, NOW + (2 * number + 1) * S)
+    assert len(shares._heap) == 1

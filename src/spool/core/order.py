@@ -69,7 +69,8 @@ class Past:
             self.run_times.add(user, result.job, result.request, ran_ns)
         if result.submitted_at_ns is not None:
             self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
-            for name, count in (*result.grant.resources, (_RUNS, 1)):
+            runs = () if self._policy.max_running is None else ((_RUNS, 1),)
+            for name, count in (*result.grant.resources, *runs):
                 passed = self.passed_by.setdefault(name, PassedWork())
                 passed.add(result.submitted_at_ns, Work(count * ran_ns, 0, 0))
 

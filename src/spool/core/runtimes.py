@@ -31,7 +31,7 @@ _ALIKE = 2  # so many runs of a job's like make a guess, and so many of the last
 _LASTS = 30  # runs that are remembered of each kind, to tell how long those go on that have overrun their guess
 _BEYOND = 3  # so many must have lasted longer
 _EVERYBODY = 101  # of the last runs of all, the middle one
-_KINDS = 20_000  # that are remembered; of more, those that ended longest ago are forgotten
+_KINDS = 5_000  # that are remembered; of more, those that ended longest ago are forgotten
 
 _NUMBER = re.compile(r"(?:[-_.:+]*[0-9]+)+$")
 

@@ -39,7 +39,17 @@ class Shares:
     each start and each end changes two numbers, and the cost of asking does not grow with the number of runs.
     """
 
-    __slots__ = ("_base", "_half_life_s", "_heap", "_rate", "_reference_ns", "_sum_base", "_sum_rate", "_used")
+    __slots__ = (
+        "_base",
+        "_half_life_s",
+        "_heap",
+        "_rate",
+        "_reference_ns",
+        "_sum_base",
+        "_sum_rate",
+        "_used",
+        "_watched",
+    )
 
     def __init__(self, half_life_ns: int) -> None:
         self._half_life_s = max(half_life_ns, SECOND_NS) / SECOND_NS
@@ -48,7 +58,8 @@ class Shares:
         self._rate: dict[str, float] = {}
         self._sum_base = self._sum_rate = 0.0
         self._used: set[str] = set()  # of those of whom nothing runs, who have used more than is negligible
-        self._heap: list[tuple[float, str]] = []  # … and how much, the least first
+        self._heap: list[tuple[float, str]] = []  # … and how much at least, the least first
+        self._watched: set[str] = set()  # who is in it
 
     def begin(self, key: str, rate: float, at_ns: int) -> None:
         """Count what *key* uses in a second from then on."""
@@ -75,7 +86,9 @@ class Shares:
             if not self._rate:
                 self._sum_rate = 0.0
             self._used.add(key)
-            heappush(self._heap, (self._base[key], key))
+            if key not in self._watched:
+                self._watched.add(key)
+                heappush(self._heap, (self._base[key], key))
 
     def factors(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
         """Return the factor of each of *active*, the keys that have jobs which wait or run."""
@@ -97,9 +110,15 @@ class Shares:
         """Pass over those who have used next to nothing since, and use nothing."""
         heap = self._heap
         while heap and heap[0][0] <= least:
-            amount, key = heappop(heap)
-            if key not in self._rate and self._base.get(key) == amount:
+            _, key = heappop(heap)
+            self._watched.discard(key)
+            if key in self._rate:
+                continue  # it is watched again when nothing of it runs any more
+            if self._base[key] <= least:
                 self._used.discard(key)
+            else:  # it has used more since
+                self._watched.add(key)
+                heappush(heap, (self._base[key], key))
 
     def _grown(self, at_ns: int) -> float:
         """Return how much somebody who uses 1 in a second has used until then, in today's weight of the reference."""
@@ -119,3 +138,4 @@ class Shares:
             self._base[key] *= smaller
         self._sum_base = sum(self._base.values())
         self._heap = [(self._base[key], key) for key in sorted(self._used, key=self._base.__getitem__)]
+        self._watched = set(self._used)

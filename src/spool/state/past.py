@@ -26,7 +26,13 @@ class Remembered:
     def see_to(self, now_ns: int, policy: Policy) -> Past:
         """Return the past; empty while nothing waits that others could stand before."""
         table = self._table
-        made_for = (policy.half_life_ns, policy.cpu_weight, policy.fair_share_by, policy.learn_run_times)
+        made_for = (
+            policy.half_life_ns,
+            policy.cpu_weight,
+            policy.fair_share_by,
+            policy.learn_run_times,
+            policy.max_running is None,
+        )
         if made_for != self._made_for and table.queue and len(table.queue) + len(table.runs) > 1:
             table.remember(past_of(self._spool, now_ns, policy))
             self._made_for = made_for

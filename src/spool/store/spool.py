@@ -352,20 +352,6 @@ class Forbearing(Spool):
         """As a Spool does."""
         return self.attempt(lambda: super(Forbearing, self).runs(name), [], self.layout.runs(name))
 
-    def why_kept(self, name: str, run: int) -> str:
-        """Return why a run was not cancelled, "" if nobody said so."""
-        return " ".join((self.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
-
-    def why_held(self, name: str, mtime_ns: int) -> str:
-        """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
-        path = self.layout.reason_file(name)
-        try:
-            if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
-                return ""
-        except OSError:
-            return ""
-        return " ".join((read_bytes(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
-
     def has_begun(self, name: str, run: int) -> bool:
         """As a Spool does."""
         where = self.layout.metadir(name, run)
