@@ -325,14 +325,6 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What one user or project has used, decayed to the moment of the view: GPU- and CPU-seconds weighed together."""
-
-    key: str
-    weighed_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Reservation:
     """GPUs kept for somebody from `start` until `end`."""
 
@@ -365,7 +357,7 @@ class Policy:
     promotes: bool = True  # whether those go first that were passed by too much work; False in the simulator only
     protects: bool = True  # whether room is left for the first that does not fit; False in the simulator only
     learn_run_times: bool = True  # guess the run time of jobs that state no limit
-    guess_budget: float | None = 0.1  # part of a job's wait for which guesses may hold room for it; None: no bound
+    guess_budget: float = 0.1  # part of a job's wait for which guesses may hold all of a pool for it
     fair_share: bool = True
     fair_share_by: str = "user"  # or "project"
     half_life_ns: int = 7 * 86400 * SECOND_NS

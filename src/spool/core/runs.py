@@ -90,10 +90,6 @@ class Runs(Mapping[str, Running]):
         for run in runs:
             self.put(run)
 
-    def expected(self, name: str) -> Expected:
-        """Return how long the run of that job was expected to run when it began."""
-        return self._expected[name]
-
     def ends(self, now_ns: int) -> list[tuple[int, str]]:
         """Return when each run is expected to have ended, the first first; for reading only.
 

@@ -349,7 +349,7 @@ class Placement:
         if foretold is None:
             return
         part = rules.policy.guess_budget
-        if foretold.guessed and part is not None:
+        if foretold.guessed:
             idle = max((free / total for free, total in room.lacking(job.spec.request)), default=1.0)
             until_s = (foretold.at_ns - rules.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, rules.now_ns):
@@ -359,7 +359,7 @@ class Placement:
     def _hold(self) -> None:
         """Work out what is held back from now on for a job whose start rests on a guess."""
         protection, part = self._rules.protection, self._rules.policy.guess_budget
-        if protection is None or not protection.guessed or part is None:
+        if protection is None or not protection.guessed:
             return
         job, now_ns = protection.job, self._rules.now_ns
         rate = self._room.held_back(job.spec.request, self._refused)
