@@ -9,7 +9,7 @@ import pytest
 from crash.world import World
 from spool.core import layout
 from spool.core.events import Event, EventName
-from spool.dispatcher import noticing, recover, start
+from spool.dispatcher import monitor, recover, start
 from spool.dispatcher.listening import Listening
 from spool.store.disk import Disk
 from spool.store.eventlog import Inbox
@@ -20,7 +20,7 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listening, "tick", lambda _: None)
     monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
     for name in ("_SOON_NS", "_LATER_NS"):
-        monkeypatch.setattr(noticing, name, 0)
+        monkeypatch.setattr(monitor, name, 0)
     monkeypatch.setattr(start, "SILENT_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
 

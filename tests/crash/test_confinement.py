@@ -24,7 +24,7 @@ from spool.client.requests import Done, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
-from spool.dispatcher import confinement, expand, look, moves
+from spool.dispatcher import confinement, expand, filemoves, look
 from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
@@ -132,7 +132,7 @@ SCENES = {
 def _stage(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, PathFaults]]:
     """Give a session whose dispatchers meet the faults, and its users do not."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(look, "RECHECK_NS", 0)
     monkeypatch.setattr(expand, "_TRY_AGAIN_NS", 0)
     with world_at(root, monkeypatch) as world, PathFaults(_concerns(world)) as faults:
@@ -316,7 +316,7 @@ _NEEDS_ROOM = frozenset({"create", "append", "mkdir"})  # names in a directory t
 def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, FaultyDisk]]:
     """Give a session whose first dispatcher meets a full disk from the moment at which `fail_at` says so."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(root, monkeypatch) as world:
         disk = FaultyDisk(world.staging, error=errno.ENOSPC, only=_NEEDS_ROOM)
         disk.fail_for = _LASTING

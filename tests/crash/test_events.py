@@ -22,7 +22,7 @@ from spool.core import layout
 from spool.core.events import EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
-from spool.dispatcher import moves, start
+from spool.dispatcher import filemoves, start
 from spool.dispatcher.lasting import Kind, Lasting, lasting
 from spool.formats.listening import Reply
 from spool.listeners import discovery
@@ -218,7 +218,7 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
 def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         session = Session(world)
@@ -247,7 +247,7 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         disk = FaultyDisk(world.staging)

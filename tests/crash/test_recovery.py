@@ -17,7 +17,7 @@ from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Jid, State, StopKind
-from spool.dispatcher import look, moves, recover
+from spool.dispatcher import filemoves, look, recover
 from spool.formats import run_records
 from spool.machine import identity
 from spool.store import locked_spool
@@ -27,7 +27,7 @@ from spool.store.spool import Spool
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as made:
         yield made
 

@@ -17,7 +17,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.runs import Runs
 from spool.core.scheduler import View, decide
-from spool.dispatcher import ends, moves, recover, start
+from spool.dispatcher import ends, filemoves, recover, start
 from spool.dispatcher.loop import Dispatcher
 from spool.query import snapshot
 from spool.store import locked_spool
@@ -186,7 +186,7 @@ class Watched(Life):
 def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each pass of a random life the files say the same runs, queue, arrays, reservations and plan."""
     print(f"LIVES_SEED={SEED}")
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(recover, "SILENT_NS", 0)
     monkeypatch.setattr(start, "SILENT_NS", 0)
     monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)

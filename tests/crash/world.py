@@ -26,7 +26,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Jid, Machine, Result, Stop, StopKind
 from spool.dispatcher import confinement, loop
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.stop import Stopper
+from spool.dispatcher.terminator import Terminator
 from spool.executors.base import Launch, Started
 from spool.executors.process import ProcessExecutor
 from spool.formats import jobfile, run_records
@@ -243,7 +243,7 @@ class Users:
         self.path(RUNNING, name).unlink(missing_ok=True)
 
 
-class _Stopper(Stopper):
+class _Stopper(Terminator):
     """Ends what it is told to at once."""
 
     world: World

@@ -12,13 +12,13 @@ import pytest
 from crash.world import Session, World, world_at
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.dispatcher import moves
+from spool.dispatcher import filemoves
 
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with one processor, on which `first` runs and `next` waits."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         world.cpus = 1
         (world.root / layout.CONFIG).write_text("cpus = 1\n")

@@ -11,7 +11,7 @@ import pytest
 from crash.world import Session, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
-from spool.dispatcher import moves, sight
+from spool.dispatcher import filemoves, observer
 from spool.dispatcher.texts import Texts
 from spool.formats import jobfile
 from spool.query import snapshot
@@ -24,8 +24,8 @@ FORTY = [f"bad{at:02}" for at in range(40)]
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with an empty spool, whose looks give way after each step."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
-    monkeypatch.setattr(sight, "BUDGET_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "BUDGET_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)
         made.looks_at_everything = False

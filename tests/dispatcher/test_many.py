@@ -15,11 +15,11 @@ from crash.world import Session, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Grant, Spec, Stop, StopKind
-from spool.dispatcher import limits, moves, pace
+from spool.dispatcher import filemoves, limits, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.report import Report
-from spool.dispatcher.stop import Stopper
+from spool.dispatcher.terminator import Terminator
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
 from spool.state.table import FRESH, Live, Table, Wait
@@ -30,7 +30,7 @@ OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with an empty spool."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)
         yield made
@@ -124,7 +124,7 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     now, used_ns = session.now, [0]
     assert now is not None
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
-    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(timers, "time", clocks)
     monkeypatch.setattr(now.moves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
     now.watch.lost = True
     now.sight.see()
@@ -151,7 +151,7 @@ class Memory:
         monkeypatch.setattr(limits, "pss_bytes", lambda pids: self.pss * len(list(pids)))
         monkeypatch.setattr(limits.identity, "start_ticks", lambda pid: self.ticks)
         monkeypatch.setattr(limits, "processes_of", self._walk)
-        self.limits = Limits(table, Stopper("/nowhere"), self._order, Confinement("/nowhere"))
+        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere"))
         self.limits._census = self  # type: ignore[assignment]
         self.limits.add(self.live)
 
@@ -218,7 +218,7 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     """It takes a fiftieth of a processor at most; else it is looked at each second."""
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
-    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(timers, "time", clocks)
     waits = []
     for _ in range(2):
         watched.check(50)

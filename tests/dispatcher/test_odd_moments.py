@@ -14,7 +14,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
-from spool.dispatcher import bookings, look, moves
+from spool.dispatcher import filemoves, look, reservations
 from spool.dispatcher.dues import due_in_ns
 from spool.executors.base import Launch, Started
 from spool.store.stable_read import NotWhole, Seen, read_whole
@@ -23,7 +23,7 @@ from spool.store.stable_read import NotWhole, Seen, read_whole
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with an empty spool."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)
         yield made
@@ -138,8 +138,8 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
 ) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
     wholeness: list[NotWhole] = [NotWhole.WRITING]
-    monkeypatch.setattr(bookings, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
-    monkeypatch.setattr(bookings, "RECHECK_NS", 0)
+    monkeypatch.setattr(reservations, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
+    monkeypatch.setattr(reservations, "RECHECK_NS", 0)
     session.looks_at_everything = False
     session.settle()
     now = session.now

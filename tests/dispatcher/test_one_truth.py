@@ -17,10 +17,10 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import limits, moves, watch
+from spool.dispatcher import filemoves, inotify, limits
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.journal import worth_remembering
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.memory import worth_remembering
-from spool.dispatcher.watch import Watch
 from spool.formats.journal import recall
 from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
@@ -38,7 +38,7 @@ HOUR_S = 3600
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a world with an empty spool, and no dispatcher yet."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         monkeypatch.setattr(snapshot, "MachineProber", lambda _: world)
         made = Session(world)
@@ -330,9 +330,9 @@ def test_whoever_asks_hears_the_same_of_a_file_system(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (watch, doctor):
+    for module in (inotify, doctor):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
-    made = Watch()
+    made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
     found = list(doctor._file_system(str(tmp_path)))

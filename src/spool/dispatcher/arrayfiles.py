@@ -10,8 +10,8 @@ from collections.abc import Callable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.filemoves import MISSING_NS
 from spool.dispatcher.look import Look
-from spool.dispatcher.moves import MISSING_NS
 from spool.state.array import Array
 from spool.state.table import Table
 from spool.store.disk import status_of

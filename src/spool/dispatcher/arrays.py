@@ -19,7 +19,7 @@ from spool.core.model import Result, State, Stop, StopKind
 from spool.dispatcher.arrayfiles import ArrayFiles
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.expand import Expander
-from spool.dispatcher.finish import Finisher
+from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.look import Look
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
@@ -50,7 +50,7 @@ class Arrays:
         spool: LockedSpool,
         table: Table,
         look: Look,
-        finisher: Finisher,
+        finisher: Finalizer,
         logs: Logs,
         outcomes: Outcomes,
         order_stop: Callable[[Live, Stop], None],

@@ -8,8 +8,8 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS
 from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.stop import Stopper
-from spool.dispatcher.wake import Wakes
+from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.wakeup import Wakeup
 from spool.machine.cgroups import RunGroup
 from spool.state.table import Live, Table
 from spool.store.spool import Prober
@@ -27,8 +27,8 @@ class Ends:
         self,
         table: Table,
         concluder: Concluder,
-        stopper: Stopper,
-        wakes: Wakes,
+        stopper: Terminator,
+        wakes: Wakeup,
         prober: Prober,
         confinement: Confinement,
     ) -> None:

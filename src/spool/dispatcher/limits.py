@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.pace import Pace
-from spool.dispatcher.stop import Stopper, processes_of, wanted
+from spool.dispatcher.terminator import Terminator, processes_of, wanted
+from spool.dispatcher.timers import Pace
 from spool.machine import identity
 from spool.machine.processes import Census, pss_bytes, rss_bytes
 from spool.state.table import Live, Table
@@ -38,7 +38,7 @@ class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
     def __init__(
-        self, table: Table, stopper: Stopper, order: Callable[[Live, Stop], None], confinement: Confinement
+        self, table: Table, stopper: Terminator, order: Callable[[Live, Stop], None], confinement: Confinement
     ) -> None:
         self._confinement = confinement
         self._table = table

@@ -17,30 +17,30 @@ from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop, StopKind
 from spool.core.scheduler import Plan
-from spool.dispatcher.acting import Acting
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.bookings import Bookings
 from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.ends import Ends
-from spool.dispatcher.finish import Finisher
+from spool.dispatcher.filemoves import FileMoves
+from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.gates import Gates
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.journal import stopping_line, worth_remembering
 from spool.dispatcher.limits import Limits
 from spool.dispatcher.look import Look
-from spool.dispatcher.memory import stopping_line, worth_remembering
-from spool.dispatcher.moves import Moves
-from spool.dispatcher.noticing import Noticing
+from spool.dispatcher.monitor import Monitor
+from spool.dispatcher.observer import Observer
 from spool.dispatcher.recover import Recovery
 from spool.dispatcher.report import Report
+from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.restore import restore_results
 from spool.dispatcher.resume import unfinished
-from spool.dispatcher.sight import Sight
+from spool.dispatcher.scheduling import Scheduling
 from spool.dispatcher.start import Starter
-from spool.dispatcher.stop import Stopper
 from spool.dispatcher.telling import Telling
-from spool.dispatcher.wake import Wakes
-from spool.dispatcher.watch import Watch
+from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.wakeup import Wakeup
 from spool.formats import wrapper
 from spool.formats.journal import Memory, recall
 from spool.machine import cgroups
@@ -75,26 +75,28 @@ class Dispatcher:
         self.outcomes = Outcomes(spool, self.table.array_state, self._reading_outcome)
         self.world = World(spool, self.table, self.settings)
         self.past = Remembered(spool, self.table)
-        self.bookings = Bookings(spool, self.confinement)
+        self.bookings = Reservations(spool, self.confinement)
         self.telling = Telling(spool, self.settings, self.logs, self.confinement)
         self.look = Look(spool, self.table, self.settings, self.telling, self.confinement)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(
+        self.finisher = Finalizer(
             spool, self.table, self._revisit, self._ended_as, self.settings, self.telling, self.confinement
         )
         groups = cgroups.find_run_groups()
         self.groups = groups if isinstance(groups, RunGroups) else None
         self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling, self.confinement)
         self.table.executor_problem = self.starter.problem
-        self.stopper = Stopper(spool.root)
+        self.stopper = Terminator(spool.root)
         self.limits = Limits(self.table, self.stopper, self.order_stop, self.confinement)
-        self.watch = Watch()
+        self.watch = DirectoryWatcher()
         self.report = Report(spool, self.table, self.watch, self.confinement)
-        self.wakes = Wakes(spool.root)
+        self.wakes = Wakeup(spool.root)
         self.ends = Ends(
             self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober, self.confinement
         )
-        self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop, self.confinement)
+        self.moves = FileMoves(
+            spool, self.table, self.look, self.finisher, self.logs, self.order_stop, self.confinement
+        )
         self.arrays = Arrays(
             spool,
             self.table,
@@ -107,10 +109,10 @@ class Dispatcher:
             self.world.why_no_room,
             self.confinement,
         )
-        self.sight = Sight(self)
-        self.noticing = Noticing(self)
+        self.sight = Observer(self)
+        self.noticing = Monitor(self)
         self.gates = Gates(self)
-        self.acting = Acting(self)
+        self.acting = Scheduling(self)
         self.report.gpus_at = lambda: self.world.gpus_at_ns
         self.report.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.sight.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done

@@ -13,8 +13,8 @@ from spool.core.scheduler import Plan
 from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.counts import Counts
-from spool.dispatcher.pace import Pace
-from spool.dispatcher.watch import Watch
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.timers import Pace
 from spool.formats.state import (
     GpuView,
     HoldingView,
@@ -38,7 +38,7 @@ _REFRESH_SHARE = 10  # and writing what has probably not changed, one part in so
 class Report:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, spool: LockedSpool, table: Table, watch: Watch, confinement: Confinement) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, watch: DirectoryWatcher, confinement: Confinement) -> None:
         self._spool = spool
         self._confinement = confinement
         self._table = table

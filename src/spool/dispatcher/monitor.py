@@ -26,7 +26,7 @@ _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
 
 
-class Noticing:
+class Monitor:
     """The part of a dispatcher that notices. Where nobody listens it does nothing."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

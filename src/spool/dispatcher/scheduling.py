@@ -23,7 +23,7 @@ _END = "end"
 _FEW_HELD = 64  # whose dependencies are looked at by every decision
 
 
-class Acting:
+class Scheduling:
     """The part of a dispatcher that decides and acts."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

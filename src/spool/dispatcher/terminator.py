@@ -41,7 +41,7 @@ class _Stopping:
     alone_since_ns: int | None = None  # the wrapper is all that is left since then
 
 
-class Stopper:
+class Terminator:
     """The runs that are being ended. Call :meth:`tick` when it is due."""
 
     def __init__(self, spool_dir: str) -> None:

@@ -53,7 +53,7 @@ class _Inotify(InotifyFD):
         return self._inotify_fd
 
 
-class Watch:
+class DirectoryWatcher:
     """Watches directories; `hints` are the (directory, file name) pairs to look at since they were last taken."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Watch:
         self._also: dict[str, int] = {}  # directories that came later
 
     def start(self, directories: Mapping[str, str], modes_of: Collection[str] = ()) -> None:
-        """Watch *directories* (a key for each path), *modes_of* some of them for changed modes too.
+        """DirectoryWatcher *directories* (a key for each path), *modes_of* some of them for changed modes too.
 
         Where that cannot be done, `problem` says why.
         """
@@ -87,7 +87,7 @@ class Watch:
             self.problem = f"a {kind} file system raises no events for changes made by another host"
 
     def also(self, key: str, directory: str) -> None:
-        """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
+        """DirectoryWatcher a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
         if self._inotify is None or not os.path.isdir(directory):
             return
         with suppress(OSError):

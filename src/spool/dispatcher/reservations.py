@@ -21,7 +21,7 @@ from spool.store.stable_read import NotWhole, Seen, read_whole
 _TELL = "say what is wrong with"
 
 
-class Bookings:
+class Reservations:
     """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
 
     def __init__(self, spool: LockedSpool, confinement: Confinement) -> None:

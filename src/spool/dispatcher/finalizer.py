@@ -27,7 +27,7 @@ from spool.store.locked_spool import LockedSpool
 _FILE = "file"
 
 
-class Finisher:
+class Finalizer:
     """Ends runs. `lines` gathers what the journal is to be told.
 
     *revisit* has a job's files looked at anew, *outcome* is told of every job that has ended for good.

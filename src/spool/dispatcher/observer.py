@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
-from spool.dispatcher.pace import Pace
+from spool.dispatcher.timers import Pace
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -23,7 +23,7 @@ _SHARE_WITHOUT_EVENTS = 20
 BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
 
 
-class Sight:
+class Observer:
     """The part of a dispatcher that looks. It has no state of its own but the pause and the pace of its looks."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State, Stop, StopKind
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.finish import Finisher
+from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.look import Look
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, JobFile, Live, Table
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MISSING_NS = 300_000_000
 
 
-class Moves:
+class FileMoves:
     """Makes of each change of a file what it means. *order_stop* orders a run to be stopped."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Moves:
         spool: LockedSpool,
         table: Table,
         look: Look,
-        finisher: Finisher,
+        finisher: Finalizer,
         logs: Logs,
         order_stop: Callable[[Live, Stop], None],
         confinement: Confinement,
