@@ -11,7 +11,7 @@ import pytest
 from spool.dispatcher import timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.report import Report
+from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.timers import Pace
 from spool.state.table import Table
 from spool.store.locked_spool import LockedSpool
@@ -46,7 +46,7 @@ def test_work_is_left_for_as_long_as_it_costs(
 def test_one_slow_moment_does_not_keep_the_view_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write of `state.json` that had to wait for the processor is followed by the next one soon."""
     spool = LockedSpool(str(make_spool(tmp_path / "spool")))
-    report = Report(spool, Table(), DirectoryWatcher(), Confinement(spool.root))
+    report = StatusWriter(spool, Table(), DirectoryWatcher(), Confinement(spool.root))
     moments = iter([0, 240 * MS])
     clocks = SimpleNamespace(thread_time_ns=lambda: 0, monotonic_ns=lambda: next(moments))
     monkeypatch.setattr(timers, "time", clocks)

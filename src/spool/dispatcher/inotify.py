@@ -66,7 +66,7 @@ class DirectoryWatcher:
         self._also: dict[str, int] = {}  # directories that came later
 
     def start(self, directories: Mapping[str, str], modes_of: Collection[str] = ()) -> None:
-        """DirectoryWatcher *directories* (a key for each path), *modes_of* some of them for changed modes too.
+        """Watch *directories* (a key for each path), *modes_of* some of them for changed modes too.
 
         Where that cannot be done, `problem` says why.
         """
@@ -87,7 +87,7 @@ class DirectoryWatcher:
             self.problem = f"a {kind} file system raises no events for changes made by another host"
 
     def also(self, key: str, directory: str) -> None:
-        """DirectoryWatcher a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
+        """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
         if self._inotify is None or not os.path.isdir(directory):
             return
         with suppress(OSError):

@@ -11,7 +11,7 @@ from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
 from spool.core.reservations import settle
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.look import RECHECK_MAX_NS, RECHECK_NS
+from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import status_of
