@@ -1,6 +1,6 @@
 """The GPUs of the machine as NVML shows them, watched over time, and whose each one's use is.
 
-Nothing that NVML does stops the asker: a process of its own asks (`nvml_helper`), a look waits a moment for the
+Nothing that NVML does stops the asker: a process of its own asks (`nvml`), a look waits a moment for the
 answer and then goes on with what is known. What is known is never taken for more than it is:
 
 * no NVML on the machine: there are no GPUs;
@@ -29,8 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
 from spool.machine import identity
-from spool.machine.nvml import IDLE_SECONDS, Device, Sample
-from spool.machine.nvml_helper import NvmlHelper
+from spool.machine.nvml import IDLE_SECONDS, Device, NvmlHelper, Sample
 
 QUIET_BYTES = 256 << 20
 """Used memory that no process accounts for is somebody's above this: drivers and displays hold a little always."""
