@@ -24,7 +24,7 @@ from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import filemoves, launcher
 from spool.dispatcher.events import Kind, Lasting, lasting
-from spool.formats.listening import Reply
+from spool.formats.listener_protocol import Reply
 from spool.listeners import discovery
 from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk

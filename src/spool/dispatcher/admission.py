@@ -20,7 +20,7 @@ from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
 from spool.dispatcher import events
 from spool.dispatcher.confinement import Thing
-from spool.formats.listening import Reply
+from spool.formats.listener_protocol import Reply
 from spool.state.table import Job, JobFile, Live
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool

@@ -23,7 +23,7 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listener_client import ListenerClient
 from spool.formats import journal
 from spool.formats.events import render_event
-from spool.formats.listening import Hello, Reply
+from spool.formats.listener_protocol import Hello, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.host import user_name

@@ -26,7 +26,7 @@ from spool.dispatcher.events import EventRecorder
 from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
-from spool.formats.listening import Reply
+from spool.formats.listener_protocol import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
 from spool.machine.host import local_zone, umask, user_name

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from spool.client.autostart import environment
 from spool.core.events import Event
 from spool.core.model import SECOND_NS
-from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
+from spool.formats.listener_protocol import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
 from spool.machine import descriptors
 
 log = logging.getLogger(__name__)

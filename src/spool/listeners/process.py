@@ -28,7 +28,7 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import config
 from spool.formats.config import Config
-from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
+from spool.formats.listener_protocol import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
 from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind
 from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery

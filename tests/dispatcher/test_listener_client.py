@@ -22,7 +22,7 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.dispatcher.listener_client import ListenerClient
-from spool.formats.listening import AT_ONCE, Hello, Reply
+from spool.formats.listener_protocol import AT_ONCE, Hello, Reply
 
 HOUR_NS = 3600 * SECOND_NS
 STEPS = [f"step-{at}" for at in range(6)]
