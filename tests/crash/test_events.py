@@ -19,7 +19,7 @@ from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import filemoves, launcher
@@ -231,9 +231,9 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             assert now is not None
             assert now.asking
             assert now.filemoves.next_due_ns() is None
-            assert len(now.events.client._questions) == 1
+            assert len(now.events.client.pending) == 1
             assert world.pids("long")
-            now.events.replies.append(Reply(1, no="not yet"))
+            now.events.replies.append(Reply(1, Answer(no="not yet")))
             session.turns(4)
             assert not now.asking
             assert now.filemoves.next_due_ns() is None
@@ -263,9 +263,9 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                 session.turns(4)
             now = session.now
             assert now is not None
-            asked = sorted(now.events.client._questions)
+            asked = sorted(now.events.client.pending)
             assert len(asked) == 2
-            now.events.replies += [Reply(number, no="not yet") for number in asked]
+            now.events.replies += [Reply(number, Answer(no="not yet")) for number in asked]
             disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
             session.turns(6)
             assert len(session.errors) == 1

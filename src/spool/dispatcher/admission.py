@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
@@ -42,7 +42,7 @@ class _Start:
 
     of: tuple[object, ...]
     number: int
-    reply: Reply | None = None
+    answer: Answer | None = None
     at_ns: int = 0  # when the reply came, monotonic
 
 
@@ -67,7 +67,7 @@ class Admission:
     @property
     def waiting(self) -> bool:
         """Whether an answer is still to come."""
-        return bool(self._cancels) or any(start.reply is None for start in self._starts.values())
+        return bool(self._cancels) or any(start.answer is None for start in self._starts.values())
 
     def hear(self) -> None:
         """Take in the answers that came since the last pass."""
@@ -83,10 +83,13 @@ class Admission:
     def _take(self, reply: Reply) -> bool:
         """Take in one answer; return whether that is done, else it is taken again."""
         for name, start in list(self._starts.items()):
-            if start.number == reply.number and not self._try(Thing.of_job(name), self._answered, name, start, reply):
+            if start.number == reply.number and not self._try(
+                Thing.of_job(name), self._answered, name, start, reply.answer
+            ):
                 return False
         return all(
-            cancel.number != reply.number or self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, reply)
+            cancel.number != reply.number
+            or self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, reply.answer)
             for cancel in list(self._cancels.values())
         )
 
@@ -143,14 +146,14 @@ class Admission:
         of = _version(job)
         asked = self._starts.get(start.name)
         if asked is not None and asked.of == of:
-            if asked.reply is None:
+            if asked.answer is None:
                 return False
-            if asked.reply.no is not None:
-                self._try(Thing.of_job(job.name), self._refuse, job, asked.reply.no)
+            if asked.answer.no is not None:
+                self._try(Thing.of_job(job.name), self._refuse, job, asked.answer.no)
                 return False
             if time.monotonic_ns() - asked.at_ns < _GOOD_FOR_NS:
                 del self._starts[start.name]
-                self._of.launcher.texts[start.name] = asked.reply
+                self._of.launcher.texts[start.name] = asked.answer
                 return True
         if asked is not None:
             self._events.client.forget(asked.number)
@@ -160,8 +163,8 @@ class Admission:
         job.asked = ASKED
         return False
 
-    def _answered(self, name: str, start: _Start, reply: Reply) -> None:
-        start.reply, start.at_ns = reply, time.monotonic_ns()
+    def _answered(self, name: str, start: _Start, answer: Answer) -> None:
+        start.answer, start.at_ns = answer, time.monotonic_ns()
         job = self._of.table.jobs.get(name)
         self._of.table.version += 1  # the plan is made anew, and what is allowed starts
         if job is not None:
@@ -169,8 +172,8 @@ class Admission:
         if job is None or job.queued is None or job.live is not None or start.of != _version(job):
             del self._starts[name]
             return
-        if reply.no is not None:
-            self._refuse(job, reply.no)
+        if answer.no is not None:
+            self._refuse(job, answer.no)
 
     def _refuse(self, job: Job, why: str) -> None:
         """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
@@ -187,7 +190,7 @@ class Admission:
     def _forget_old(self) -> None:
         """Forget what was answered of jobs that went away meanwhile."""
         now = time.monotonic_ns()
-        old = [name for name, one in self._starts.items() if one.reply is not None and now - one.at_ns > _GOOD_FOR_NS]
+        old = [name for name, one in self._starts.items() if one.answer is not None and now - one.at_ns > _GOOD_FOR_NS]
         for name in old:
             if name not in self._of.table.jobs:
                 del self._starts[name]
@@ -201,19 +204,19 @@ class Admission:
             self._starts.clear()
         if EventName.CANCELLING not in self._events.asked:
             for cancel in list(self._cancels.values()):
-                self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, Reply(cancel.number))
+                self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, Answer())
         self._of.table.version += 1
 
     # Cancels.
 
-    def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
+    def _stop_or_keep(self, cancel: _Cancel, answer: Answer) -> None:
         live = cancel.live
         if live.holds_room and live.key in self._of.table.live:
-            if reply.no is None:
+            if answer.no is None:
                 self._allowed.add(live.key)
                 self._of.order_stop(live, cancel.stop)
             else:
-                self._keep(live, reply.no)
+                self._keep(live, answer.no)
         self._no_longer_asked(cancel)
 
     def _no_longer_asked(self, cancel: _Cancel) -> None:

@@ -23,7 +23,7 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listener_client import ListenerClient
 from spool.formats import journal
 from spool.formats.events import render_event
-from spool.formats.listener_protocol import Hello, Reply
+from spool.formats.listener_protocol import Ready, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.host import user_name
@@ -53,9 +53,9 @@ class EventRecorder:
         self.asked: frozenset[EventName] = frozenset()  # may be said no to
         self.problems: tuple[str, ...] = ()
         self.known: set[str] = set()  # ids that the journal has
-        self.client = ListenerClient(spool.root, self._answered, self._greeted)
+        self.client = ListenerClient(spool.root, self._answered, self._ready)
         self._standing = NO_SUBSCRIPTIONS
-        self._hello: Hello | None = None
+        self._listeners: Ready | None = None
         self._to_begin: set[str] = set()  # kinds of listeners that have no place in the events yet
         self._by_jobs = False  # whether a job has said whom to tell
         self._lines: list[bytes] = []
@@ -94,7 +94,7 @@ class EventRecorder:
         if found == before:
             return
         if found.silent - before.silent:
-            self._hello = None  # it will say anew what it wants
+            self._listeners = None  # it will say anew what it wants
         self._begin(found.kinds)
         self._standing = found  # not before: where the disk is full it is begun again
         self._settle()
@@ -158,25 +158,19 @@ class EventRecorder:
 
     def _settle(self) -> None:
         """Work out what is wanted from what is known of those who listen."""
-        found, hello = self._standing, self._hello
+        found, ready = self._standing, self._listeners
         wanted, asked = frozenset[EventName](), frozenset[EventName]()
         if found.silent:
-            wanted = _EVERYTHING if hello is None else frozenset(EventName(name) for name in hello.wants)
+            wanted = _EVERYTHING if ready is None else _known(ready.wants)
         if found.may_ask:
-            asked = CAN_BE_REFUSED if hello is None else frozenset(EventName(name) for name in hello.asks)
+            asked = CAN_BE_REFUSED if ready is None else _known(ready.asks)
         self.wanted, self.asked = found.wants | wanted, found.asks | asked
-        self.problems = (*found.problems, *(hello.problems if hello is not None else ()))
+        self.problems = (*found.problems, *(ready.problems if ready is not None else ()))
         self.settled = False
 
-    def _greeted(self, hello: Hello | None) -> None:
-        if hello is not None:
-            known = frozenset(EventName)
-            self._hello = Hello(
-                tuple(name for name in hello.wants if name in known),
-                tuple(name for name in hello.asks if name in known),
-                hello.problems,
-            )
-            self._settle()
+    def _ready(self, ready: Ready) -> None:
+        self._listeners = ready
+        self._settle()
 
     def _answered(self, reply: Reply) -> None:
         self.replies.append(reply)
@@ -245,6 +239,10 @@ class EventRecorder:
         if self._news and not self._passing:
             self.client.more(self._logs.events.end)
         self.client.close()
+
+
+def _known(names: Iterable[str]) -> frozenset[EventName]:
+    return frozenset(name for name in EventName if name in names)
 
 
 def of_run(name: EventName, live: Live, root: str, at_ns: int, reason: str = "", *, part: str = "") -> Event:

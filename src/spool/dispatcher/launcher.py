@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
@@ -26,7 +26,6 @@ from spool.dispatcher.events import EventRecorder
 from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
-from spool.formats.listener_protocol import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
 from spool.machine.host import local_zone, umask, user_name
@@ -146,7 +145,7 @@ class Launcher:
         confinement: Confinement,
     ) -> None:
         self._confinement = confinement
-        self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
+        self.texts: dict[str, Answer] = {}  # for the wrappers of jobs that somebody was asked about
         self._events = telling
         self._spool = spool
         self._table = table
@@ -464,7 +463,7 @@ class WrapperWriter:
         self._settings = settings
         self._umask = umask()
 
-    def render(self, live: Live, executor: Executor, texts: Reply | None = None) -> bytes:
+    def render(self, live: Live, executor: Executor, texts: Answer | None = None) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins.
 
         Raises SpoolError for what no process can be given.

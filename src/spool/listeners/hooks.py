@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from spool.core.events import Event, EventName
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.listeners import orphans
-from spool.listeners.base import Answer, Begin
+from spool.listeners.base import Begin
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import identity
 from spool.machine.processes import HOOK_MARK

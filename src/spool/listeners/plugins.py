@@ -25,10 +25,10 @@ from typing import Any
 
 import pluggy
 
-from spool.core.events import Event, EventName
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.listeners.base import Answer, Begin
+from spool.listeners.base import Begin
 from spool.listeners.discovery import GROUP
 
 __all__ = ["Event", "EventName", "Hooks", "Plugins", "hookimpl"]

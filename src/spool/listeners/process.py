@@ -23,12 +23,22 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import config
 from spool.formats.config import Config
-from spool.formats.listener_protocol import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
+from spool.formats.listener_protocol import (
+    AT_ONCE,
+    Available,
+    Progress,
+    Ready,
+    Reply,
+    Review,
+    Subscribe,
+    read_by_listeners,
+    render,
+)
 from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind
 from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery
@@ -106,14 +116,14 @@ class _Process:
             return False
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
-            match read_told(line):
-                case Kinds(kinds):
+            match read_by_listeners(line):
+                case Subscribe(kinds):
                     self._wanted |= set(kinds)
                     self._make()
-                case Ask() as question:
+                case Review() as review:
                     self._go_on()  # whoever is asked is told of the job first
-                    self._admission.ask(question)
-                case More(position):
+                    self._admission.ask(review)
+                case Available(position):
                     self._position = position
                 case None:
                     pass
@@ -151,7 +161,7 @@ class _Process:
         others = [listener for kind, listener in self._listeners.items() if kind != "hooks"]
         self._say(
             render(
-                Hello(
+                Ready(
                     wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
                     asks=tuple(name for name in EventName if self._admission.asks(name, others)),
                     problems=tuple(self._problems),
@@ -177,7 +187,7 @@ class _Process:
         return None
 
     def _begin(self, within_ns: int) -> None:
-        self._say(render(Busy(within_ns)))
+        self._say(render(Progress(within_ns)))
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
@@ -246,36 +256,36 @@ class _Admission:
         """Whether one of *listeners* wants to be asked about such an event."""
         return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
 
-    def ask(self, question: Ask) -> None:
+    def ask(self, review: Review) -> None:
         """Answer a question in the background."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
-        self._pool.submit(self._answer, question)
+        self._pool.submit(self._answer, review)
 
-    def _answer(self, question: Ask) -> None:
-        number, event = question.number, question.event
+    def _answer(self, review: Review) -> None:
+        number, event = review.number, review.event
 
         def begin(within_ns: int) -> None:
-            self._say(render(Busy(within_ns, number)))
+            self._say(render(Progress(within_ns, number)))
 
         texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
         for kind, gate in list(self._listeners.items()):
             if not isinstance(gate, Gate) or not gate.asks(event.name):
                 continue
             try:
-                self._catch_up(kind, event.job, question.after, begin)
+                self._catch_up(kind, event.job, review.after, begin)
                 answer = gate.ask(event, begin)
                 no = answer.no
             except Exception as error:
                 log.exception("a plugin failed when it was asked about %s", event.id)
                 no = f"{type(error).__name__}: {error}"
             if no is not None:
-                self._say(render(Reply(number, no=" ".join(no.split())[:_LONGEST_NO] or "no reason given")))
+                self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
                 return
             for key, text in (("init", answer.init), ("prep", answer.prep), ("end", answer.end)):
                 if text:
                     texts[key].append(text)
-        self._say(render(Reply(number, **{key: "\n".join(found) for key, found in texts.items()})))
+        self._say(render(Reply(number, Answer(**{key: "\n".join(found) for key, found in texts.items()}))))
 
 
 class _CurrentConfig:
