@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.counting import COUNTED, Sums
+from spool.core.metrics import COUNTED, Sums
 from spool.core.events import Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS

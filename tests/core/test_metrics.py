@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spool.core.counting import BOUNDS_NS, Histogram, Seen, Sums
+from spool.core.metrics import BOUNDS_NS, Histogram, Seen, Sums
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, Grant, Result, State
 
