@@ -67,11 +67,6 @@ class ListenerClient:
         """The pid of the process, None while there is none."""
         return self._child.pid
 
-    @property
-    def pending(self) -> list[int]:
-        """The numbers of the reviews that are not done."""
-        return list(self._reviews)
-
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`read` has something to do; the same for life."""
         return self._child.fileno()
@@ -209,9 +204,6 @@ class _PendingReviews:
     def __init__(self) -> None:
         self._all: dict[int, _Pending] = {}
         self._number = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._all)
 
     def add(self, event: Event, after: int) -> int:
         """Take in what is to be asked, and after which position in the events; return its number."""

@@ -67,7 +67,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
             held_up = dispatcher.confinement.held_up()
             told = dispatcher.wakeup.leaving
-            waiting = [(job.name, job.queued) for job in dispatcher.table.jobs.values() if job.queued is not None]
+            waiting = [(job.name, job.queued) for job in dispatcher.state.jobs.values() if job.queued is not None]
             known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
         finally:
             if dispatcher is not None:
@@ -75,7 +75,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
                 logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             spool.release()
         if once or until_idle:
-            dispatcher.events.client.join(_TELLING_S)  # so that what was to be told has been, where that is possible
+            dispatcher.events.join(_TELLING_S)  # so that what was to be told has been, where that is possible
         # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
         # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
         if once and held_up:
