@@ -271,7 +271,7 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     made.terminator.world = world  # type: ignore[attr-defined]
     made.wakeup.left_behind = lambda live: bool(world.pids(*live.key)) or live.key in world.left  # type: ignore[method-assign]
     made.status.write = lambda *_, **__: None  # type: ignore[method-assign]
-    made.status._timer.set(1 << 62)
+    made.status._plan_next = lambda: None  # type: ignore[method-assign]
     made.watcher.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
