@@ -160,19 +160,12 @@ SMALL_MODULES: dict[str, str] = {
 SAME_NAMES: dict[str, str] = {
     "Answer": BEING_REBUILT,
     "Dispatcher": BEING_REBUILT,
-    "Found": BEING_REBUILT,
     "Hooks": BEING_REBUILT,
     "JobFile": BEING_REBUILT,
     "Limits": BEING_REBUILT,
     "Piece": BEING_REBUILT,
-    "Seen": BEING_REBUILT,
-    "Standing": BEING_REBUILT,
     "Started": BEING_REBUILT,
-    "Tally": BEING_REBUILT,
-    "Use": BEING_REBUILT,
-    "Verdict": BEING_REBUILT,
     "Waits": BEING_REBUILT,
-    "Wanted": BEING_REBUILT,
 }
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {

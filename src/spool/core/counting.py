@@ -46,7 +46,7 @@ class Histogram:
         self.sum_ns += duration_ns
 
 
-class Seen:
+class RecentIds:
     """The newest of what was seen, so that what is told twice counts once."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
@@ -74,9 +74,9 @@ class Sums:
         self.runs: dict[str, Histogram] = {}  # by the outcome of the run
         self.cpu_ns = 0  # of runs that ended
         self.gpu_ns = 0  # each GPU that was given counts
-        self._seen = Seen()
-        self._started = Seen()
-        self._ended = Seen()
+        self._seen = RecentIds()
+        self._started = RecentIds()
+        self._ended = RecentIds()
 
     def take(self, event: Event) -> None:
         """Count an event in, unless it was told before. Of an array its tasks count, not the array."""
