@@ -86,7 +86,7 @@ HOMES = {
     "tomli": "formats/toml.py",
     "tomli_w": "formats/toml.py",
     "tomlkit": "formats",
-    "watchdog": "dispatcher/watch.py",
+    "watchdog": "dispatcher/inotify.py",
 }
 ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",

@@ -26,7 +26,7 @@ ROUNDS = int(os.environ.get("STORM_ROUNDS", "14"))
 SEED = int(os.environ.get("STORM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 NAMES = [f"job{number}" for number in range(24)]
 CPUS = 2
-SERVE = "import sys; from spool.dispatcher.main import serve; serve(sys.argv[1], until_idle=len(sys.argv) > 2)"
+SERVE = "import sys; from spool.dispatcher.service import serve; serve(sys.argv[1], until_idle=len(sys.argv) > 2)"
 
 # Says when it begins and ends, also when it is stopped; each line is one write, so their order is that of the events.
 JOB = """\

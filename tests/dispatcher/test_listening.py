@@ -21,7 +21,7 @@ from end_to_end.plugging import MARKER, install
 from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
-from spool.dispatcher.listening import Listening
+from spool.dispatcher.listener_client import ListenerClient
 from spool.formats.listening import AT_ONCE, Hello, Reply
 
 HOUR_NS = 3600 * SECOND_NS
@@ -32,14 +32,14 @@ QUESTION = Event(
 
 
 class Ends:
-    """Both ends: a `Listening`, what it has handed on, and a loop that serves it."""
+    """Both ends: a `ListenerClient`, what it has handed on, and a loop that serves it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.replies: list[Reply] = []
         self.greetings = 0
         self.ahead_ns = 0
-        self.listening = Listening(
+        self.listening = ListenerClient(
             str(root), self.replies.append, self._greeted, lambda: time.monotonic_ns() + self.ahead_ns
         )
 

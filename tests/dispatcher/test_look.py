@@ -11,8 +11,8 @@ import pytest
 from crash.world import Session, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
-from spool.dispatcher import moves, sight
-from spool.dispatcher.texts import Texts
+from spool.dispatcher import filemoves, observer
+from spool.dispatcher.scanner import JobFileReader
 from spool.formats import jobfile
 from spool.query import snapshot
 from spool.store.spool import Spool
@@ -24,8 +24,8 @@ FORTY = [f"bad{at:02}" for at in range(40)]
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with an empty spool, whose looks give way after each step."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
-    monkeypatch.setattr(sight, "BUDGET_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "BUDGET_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)
         made.looks_at_everything = False
@@ -38,20 +38,20 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note of which jobs a text is looked into."""
     found: list[str] = []
-    parse = Texts.parse
+    parse = JobFileReader.parse
 
-    def noted(self: Texts, name: str, data: bytes) -> Spec:
+    def noted(self: JobFileReader, name: str, data: bytes) -> Spec:
         found.append(name)
         return parse(self, name, data)
 
-    monkeypatch.setattr(Texts, "parse", noted)
+    monkeypatch.setattr(JobFileReader, "parse", noted)
     return found
 
 
 def look(session: Session) -> None:
     """Have the next pass begin to look at everything."""
     assert session.now is not None
-    session.now.watch.lost = True
+    session.now.watcher.lost = True
 
 
 def put(session: Session, name: str, text: str, place: str = QUEUED) -> Path:
@@ -70,8 +70,8 @@ def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed:
     session.users.submit("good", "ok")
     look(session)
     if events:
-        session.now.watch.lost = False
-        session.now.watch.hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
+        session.now.watcher.lost = False
+        session.now.watcher.hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
     for _ in range(60):
         session.turns(1)
         if "good" in dict(session.world.begun):

@@ -14,7 +14,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
-from spool.dispatcher import bookings, look, moves
+from spool.dispatcher import filemoves, reservations, scanner
 from spool.dispatcher.dues import due_in_ns
 from spool.executors.base import Launch, Started
 from spool.store.stable_read import NotWhole, Seen, read_whole
@@ -23,7 +23,7 @@ from spool.store.stable_read import NotWhole, Seen, read_whole
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world with an empty spool."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)
         yield made
@@ -47,7 +47,7 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
     before = now.table.queue["waits"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", stale)
-        now.look.hint(QUEUED, "waits.toml")
+        now.scanner.hint(QUEUED, "waits.toml")
     assert now.table.queue["waits"] is before
 
 
@@ -59,12 +59,12 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
-    now.look.hint(QUEUED, "x.toml")
-    now.acting.work()
+    now.scanner.hint(QUEUED, "x.toml")
+    now.scheduling.work()
     assert "held/" in (now.table.queue["x"].executor_problem or "")
     os.unlink(held)
-    now.look.hint(HELD, "x.toml")
-    assert now.acting.work()
+    now.scanner.hint(HELD, "x.toml")
+    assert now.scheduling.work()
 
 
 def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pyt
     def unreadable(at: str) -> Seen | NotWhole:
         return NotWhole.UNREADABLE if at == str(path) and path.stat().st_mode == before.st_mode else read_whole(at)
 
-    monkeypatch.setattr(look, "read_whole", unreadable)
+    monkeypatch.setattr(scanner, "read_whole", unreadable)
     session.settle()
     assert session.users.layout.error_file(QUEUED, "private") in map(str, path.parent.iterdir())
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # the file system's clock may be coarse
@@ -123,10 +123,10 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert session.now is not None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
-        session.now.look.hint(QUEUED, "short.toml")
+        session.now.scanner.hint(QUEUED, "short.toml")
         session.settle()
         assert [live.name for live in session.now.table.live.values()] == ["short"]
-        session.now.sight.look_at_everything()
+        session.now.observer.look_at_everything()
         session.settle()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -138,22 +138,22 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
 ) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
     wholeness: list[NotWhole] = [NotWhole.WRITING]
-    monkeypatch.setattr(bookings, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
-    monkeypatch.setattr(bookings, "RECHECK_NS", 0)
+    monkeypatch.setattr(reservations, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
+    monkeypatch.setattr(reservations, "RECHECK_NS", 0)
     session.looks_at_everything = False
     session.settle()
     now = session.now
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watch.hints.append((RESERVATIONS, "talk.toml"))
+    now.watcher.hints.append((RESERVATIONS, "talk.toml"))
     session.settle()
-    assert now.bookings.standing == ()
+    assert now.reservations.standing == ()
     assert due_in_ns(now, None) == 0
     wholeness.clear()
     session.settle()
-    assert [one.name for one in now.bookings.standing] == ["talk"]
-    assert now.bookings.next_due_ns() is None
+    assert [one.name for one in now.reservations.standing] == ["talk"]
+    assert now.reservations.next_due_ns() is None
 
 
 def test_a_job_of_which_nothing_was_started_waits_for_its_executor(

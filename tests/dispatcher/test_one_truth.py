@@ -17,10 +17,10 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import limits, moves, watch
+from spool.dispatcher import filemoves, inotify, supervisor
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.journal import worth_remembering
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.memory import worth_remembering
-from spool.dispatcher.watch import Watch
 from spool.formats.journal import recall
 from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
@@ -38,7 +38,7 @@ HOUR_S = 3600
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a world with an empty spool, and no dispatcher yet."""
-    monkeypatch.setattr(moves, "MISSING_NS", 0)
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         monkeypatch.setattr(snapshot, "MachineProber", lambda _: world)
         made = Session(world)
@@ -148,7 +148,7 @@ def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Se
     arrived = session.now.table.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
     session.turns(1)
     assert now.table.jobs["long"].live is not None
@@ -213,12 +213,12 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session.turns(2)
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
     awaited = Awaited(Spool(str(session.world.root)), "r")
     assert awaited.look() is None
-    del now.stopper.tick
+    del now.terminator.tick
     session.settle()
     end = awaited.look()
     assert end is not None
@@ -232,18 +232,18 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     session.turns(2)
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     if how == "cancelled":
         session.users.cancel("r")
     session.turns(1)
-    own = now.acting.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
+    own = now.scheduling.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
     assert [run.stopping for run in own.running.values()] == [True]
     assert [run.stopping for run in snapshot.survey(Spool(str(session.world.root))).view.running.values()] == [True]
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a look finds no process there is no peak, rather than one of 0."""
-    monkeypatch.setattr(limits, "MEMORY_EVERY_NS", 0)
+    monkeypatch.setattr(supervisor, "MEMORY_EVERY_NS", 0)
     session.users.submit("short", "ok", 'memory = "1M"')
     session.settle()
     assert [result.peak_memory_bytes for result in history(session.world.root)] == [None]
@@ -267,7 +267,7 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
     now.table.version += 1
     session.turns(1)
     shelf = booked(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
-    assert now.bookings.standing == shelf.standing
+    assert now.reservations.standing == shelf.standing
     assert [one.name for one in shelf.standing] == ["first", "last"]
     for row in shelf.rows:
         error = Path(f"{session.users.path(RESERVATIONS, row.name)}{layout.ERROR_SUFFIX}")
@@ -297,9 +297,9 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     session.turns(1)
     now = session.now
     assert now is not None
-    assert not now.bookings.ask_for_gpus
+    assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
-    now.sight.next_due_ns = 0
+    now.observer.next_due_ns = 0
     session.turns(1)
     assert now.world.gpus_matter()
     now.world.gpu_indices = frozenset({0})
@@ -319,7 +319,7 @@ def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str],
     assert now is not None
     for name, offset in (("Asia/Kolkata", "+0530"), ("UTC", "+0000")):
         zone(name)
-        view = now.acting.view(Machine(cpus=1, memory_bytes=1), now.clock(), None)
+        view = now.scheduling.view(Machine(cpus=1, memory_bytes=1), now.clock(), None)
         assert f"{host.datetime.now(view.zone):%z}" == offset
 
 
@@ -330,9 +330,9 @@ def test_whoever_asks_hears_the_same_of_a_file_system(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (watch, doctor):
+    for module in (inotify, doctor):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
-    made = Watch()
+    made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
     found = list(

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from spool.dispatcher import pace
+from spool.dispatcher import timers
 from spool.dispatcher.confinement import Confinement
-from spool.dispatcher.pace import Pace
-from spool.dispatcher.report import Report
-from spool.dispatcher.watch import Watch
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.timers import Pace
 from spool.state.table import Table
 from spool.store.locked_spool import LockedSpool
 from support import make_spool
@@ -35,7 +35,7 @@ def test_work_is_left_for_as_long_as_it_costs(
     """Waiting for a processor or a disk counts, but a fortieth as much as using one."""
     now = SimpleNamespace(processor=5 * MS, passed=7 * MS)
     clocks = SimpleNamespace(thread_time_ns=lambda: now.processor, monotonic_ns=lambda: now.passed)
-    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(timers, "time", clocks)
     measured = Pace(200)
     with measured:
         now.processor += processor_ms * MS
@@ -46,10 +46,10 @@ def test_work_is_left_for_as_long_as_it_costs(
 def test_one_slow_moment_does_not_keep_the_view_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write of `state.json` that had to wait for the processor is followed by the next one soon."""
     spool = LockedSpool(str(make_spool(tmp_path / "spool")))
-    report = Report(spool, Table(), Watch(), Confinement(spool.root))
+    report = StatusWriter(spool, Table(), DirectoryWatcher(), Confinement(spool.root))
     moments = iter([0, 240 * MS])
     clocks = SimpleNamespace(thread_time_ns=lambda: 0, monotonic_ns=lambda: next(moments))
-    monkeypatch.setattr(pace, "time", clocks)
+    monkeypatch.setattr(timers, "time", clocks)
     begun = time.monotonic_ns()
     report.write(None, None, paused=False)
     ended = time.monotonic_ns()

@@ -19,8 +19,8 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import SECOND_NS, State
-from spool.dispatcher import recover
-from spool.dispatcher.start import Shortage
+from spool.dispatcher import recovery
+from spool.dispatcher.launcher import Shortage
 from spool.executors.base import Launch, Started, refused, sounds_refused
 from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
@@ -235,8 +235,8 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     root = session.world.root
     now = session.now
     assert now is not None
-    report = type(now.report)
-    report.write(now.report, now.plan, now.machine, paused=False, force=True)
+    report = type(now.status)
+    report.write(now.status, now.plan, now.machine, paused=False, force=True)
     state = json.loads((root / layout.STATE).read_text())
     assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
     assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
@@ -245,7 +245,7 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
     session.users.submit("ab", "ok")
     session.settle()
-    report.write(now.report, now.plan, now.machine, paused=False, force=True)
+    report.write(now.status, now.plan, now.machine, paused=False, force=True)
     session.users.submit("new", "ok")
     assert why(Spool(str(root)), "new").reasons[0].code == "refused"
 
@@ -267,7 +267,7 @@ def _without_jid(session: Session, status: int, remains: list[str]) -> Live:
     assert session.now is not None
     live = session.now.table.live["x", 1]
     live.pid, live.exit_status = 1, status
-    assert session.now.ends.concluder.conclude(live)
+    assert session.now.supervisor.concluder.conclude(live)
     return live
 
 
@@ -309,7 +309,7 @@ def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher that finds a run without a jid but with its log does not start the job again, uncounted."""
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
     session.users.submit("x", "hang", "requeue = false")
     session.turns(1)
     session.end()

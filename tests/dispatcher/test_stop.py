@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spool.dispatcher import stop
+from spool.dispatcher import terminator
 from spool.machine import identity
 from spool.machine.processes import Process
 
@@ -31,12 +31,12 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
         looks = iter([{known}, {known, unseen}])
         told: list[tuple[set[Process], int]] = []
         live: Any = _Live()
-        monkeypatch.setattr(stop, "processes_of", lambda *_: {live: next(looks)})
-        monkeypatch.setattr(stop, "send", lambda processes, number: told.append((set(processes), number)))
-        monkeypatch.setattr(stop, "_parent", lambda process: shell.pid)
+        monkeypatch.setattr(terminator, "processes_of", lambda *_: {live: next(looks)})
+        monkeypatch.setattr(terminator, "send", lambda processes, number: told.append((set(processes), number)))
+        monkeypatch.setattr(terminator, "_parent", lambda process: shell.pid)
         at_ticks = unseen.start_ticks + before
         monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
-        stopper = stop.Stopper("/nowhere")
+        stopper = terminator.Terminator("/nowhere")
         stopper.add(live)
         for _ in range(2):
             time.sleep(max(0, (stopper.next_due_ns() or 0) - time.monotonic_ns()) / 1e9)
@@ -50,7 +50,7 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Give the time that a stop sees, to be set."""
     now = [1]
-    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic_ns=lambda: now[0], time_ns=lambda: now[0]))
+    monkeypatch.setattr(terminator, "time", SimpleNamespace(monotonic_ns=lambda: now[0], time_ns=lambda: now[0]))
     return now
 
 
@@ -62,10 +62,10 @@ def test_a_wrapper_that_always_has_another_child_is_killed_too(
     live.pid, wrapper = 7, Process(7, 1)
     children = iter(range(100, 10_000))
     told: list[tuple[set[int], int]] = []
-    monkeypatch.setattr(stop, "processes_of", lambda *_: {live: {wrapper, Process(next(children), 2)}})
-    monkeypatch.setattr(stop, "send", lambda processes, number: told.append(({p.pid for p in processes}, number)))
-    monkeypatch.setattr(stop, "_parent", lambda process: 7)
-    stopper = stop.Stopper("/nowhere")
+    monkeypatch.setattr(terminator, "processes_of", lambda *_: {live: {wrapper, Process(next(children), 2)}})
+    monkeypatch.setattr(terminator, "send", lambda processes, number: told.append(({p.pid for p in processes}, number)))
+    monkeypatch.setattr(terminator, "_parent", lambda process: 7)
+    stopper = terminator.Terminator("/nowhere")
     stopper.add(live)
     stopper.tick()
     for after in (3_600_000_000_001, 3_601_000_000_000, 3_602_000_000_001):
@@ -88,8 +88,8 @@ def test_a_machine_that_shows_no_processes_is_asked_again(
             raise found
         return {live: found}
 
-    monkeypatch.setattr(stop, "processes_of", look)
-    stopper = stop.Stopper("/nowhere")
+    monkeypatch.setattr(terminator, "processes_of", look)
+    stopper = terminator.Terminator("/nowhere")
     stopper.add(live)
     gone = []
     while seen:

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from spool.core.model import Grant, Spec
-from spool.dispatcher.wake import Wakes
+from spool.dispatcher.wakeup import Wakeup
 from spool.machine import identity
 from spool.state.table import FRESH, Live, Wait
 
 
 @pytest.fixture
-def wakes(tmp_path: Path) -> Iterator[Wakes]:
+def wakes(tmp_path: Path) -> Iterator[Wakeup]:
     """Give the wakes of a dispatcher that has seen to all that there was at its start."""
-    made = Wakes(str(tmp_path))
+    made = Wakeup(str(tmp_path))
     made.reload_asked()
     list(made.reap())
     yield made
@@ -32,7 +32,7 @@ def _live() -> Live:
     return Live("a", 1, spec, grant, "alice", Wait(0), FRESH, 0, 0, 0, "tmux")
 
 
-def _slept_for(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> float | None:
+def _slept_for(wakes: Wakeup, monkeypatch: pytest.MonkeyPatch) -> float | None:
     """Return how long the next wait without a limit would sleep at most; None: until something happens."""
     slept: list[float | None] = []
     with monkeypatch.context() as patch:
@@ -41,7 +41,7 @@ def _slept_for(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> float | None:
     return slept[0]
 
 
-def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakeup, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no sleep before somebody has seen to that; once it is known it is no news, for nobody is to spin."""
     live = _live()
     with subprocess.Popen(["sleep", "60"]) as wrapper:
@@ -62,7 +62,7 @@ def test_signals_that_our_starter_blocked_arrive(tmp_path: Path) -> None:
     ours = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ours, signal.SIGUSR1})
     try:
-        wakes = Wakes(str(tmp_path))
+        wakes = Wakeup(str(tmp_path))
         try:
             assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*ours, signal.SIGUSR1} == {signal.SIGUSR1}
             assert list(wakes.reap()) == []

@@ -26,7 +26,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
     from spool.client.submit import was_spool
-    from spool.dispatcher.main import serve
+    from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors
 

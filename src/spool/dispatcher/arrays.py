@@ -1,4 +1,4 @@
-"""Arrays in progress: their tasks are issued, held back, cancelled and counted; a little in every pass.
+"""Arrays in progress: expand their files, issue, hold back, cancel and count their tasks, a little in every pass.
 
 An array's own file says what is wanted, as a run's does: in `running/` it goes on, in `held/` nothing of it is issued
 or started, in `done/` or deleted it is cancelled. Moved back to `queued/` it goes on. It holds no resources.
@@ -7,29 +7,37 @@ or started, in `done/` or deleted it is cancelled. Moved back to `queued/` it go
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.arrays import array_of
+from spool.core.errors import InvalidFile, InvalidJob, Problem
 from spool.core.events import EventName
-from spool.core.layout import HELD, QUEUED
-from spool.core.model import Result, State, Stop, StopKind
-from spool.dispatcher.arrayfiles import ArrayFiles
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
+from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.expand import Expander
-from spool.dispatcher.finish import Finisher
-from spool.dispatcher.look import Look
-from spool.formats import journal, run_records
+from spool.dispatcher.filemoves import MISSING_NS
+from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.scanner import Scanner
+from spool.formats import jobfile, journal, run_records
 from spool.formats.history import render_result
+from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
-from spool.state.array import Array
+from spool.machine.host import user_name, why_not_expanded
+from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, Outcomes
-from spool.state.table import Live, Table, Wait
+from spool.state.table import FRESH, Job, JobFile, Live, Table, Wait
 from spool.store.arrays import ArrayStore, Issue
+from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
+from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +45,12 @@ _GO_ON = "go on with"
 _SETTLE = "settle"
 _RECORD = "record the cancel of"
 BUDGET_NS = 20_000_000  # what arrays may take of one pass
+_SEE = "see to the file of"
+_EXPAND = "expand"
+MOST_BYTES = 1 << 30
+"""The files of an array's tasks together are no larger: one file is not to fill the disk for everybody."""
+
+_TRY_AGAIN_NS = 5 * SECOND_NS
 
 
 class Arrays:
@@ -49,8 +63,8 @@ class Arrays:
         self,
         spool: LockedSpool,
         table: Table,
-        look: Look,
-        finisher: Finisher,
+        look: Scanner,
+        finisher: Finalizer,
         logs: Logs,
         outcomes: Outcomes,
         order_stop: Callable[[Live, Stop], None],
@@ -61,8 +75,8 @@ class Arrays:
         self._confinement = confinement
         self._spool = spool
         self._table = table
-        self._look = look
-        self._finisher = finisher
+        self._scanner = look
+        self._finalizer = finisher
         self._logs = logs
         self._outcomes = outcomes
         self._order_stop = order_stop
@@ -121,7 +135,7 @@ class Arrays:
             more = self._issue_some(array, until_ns, now_ns)
         if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
             return True
-        if array.name in self._look.arrays_moved:  # where its file is, and what that means, is not known yet
+        if array.name in self._scanner.arrays_moved:  # where its file is, and what that means, is not known yet
             return more
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
@@ -157,10 +171,10 @@ class Arrays:
             job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
             array.open.add(task)
             self._outcomes.forget(task)
-            self._look.clocks.remember(job)
-            self._look.examine(QUEUED, task)
+            self._scanner.clocks.remember(job)
+            self._scanner.examine(QUEUED, task)
             if job.queued is not None:
-                self._finisher.telling.file(EventName.QUEUED, job, job.queued, now_ns)
+                self._finalizer.events.file(EventName.QUEUED, job, job.queued, now_ns)
         return False
 
     # What became of the tasks.
@@ -265,7 +279,7 @@ class Arrays:
                 self._order_stop(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
         elif job.queued is not None or job.held is not None:
             place = QUEUED if job.queued is not None else HELD
-            self._finisher.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
+            self._finalizer.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
 
     # The end.
 
@@ -274,10 +288,10 @@ class Arrays:
         spool, name, run = self._spool, array.name, array.run
         if array.result is None:
             result = _result(array, now_ns)
-            self._finisher.telling.end(result, array.spec)
+            self._finalizer.events.end(result, array.spec)
             array.result = result
         result, outcome = array.result, array.result.outcome
-        self._finisher.telling.flush()
+        self._finalizer.events.flush()
         spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
@@ -287,8 +301,8 @@ class Arrays:
         self.names.forget(name)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
         # A second file of its name may have waited for this.
-        self._look.examine(QUEUED, name, anew=True)
-        self._look.examine(HELD, name, anew=True)
+        self._scanner.examine(QUEUED, name, anew=True)
+        self._scanner.examine(HELD, name, anew=True)
         self._table.settle(self._table.job(name))
         self._table.queue.changed(name)
 
@@ -337,4 +351,299 @@ def _result(array: Array, now_ns: int) -> Result:
         tags=spec.tags,
         request=spec.request,
         host=identity.host(),
+    )
+
+
+class ArrayFiles:
+    """Makes of each change of an array's file what it means. *cancel* cancels an array."""
+
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        look: Scanner,
+        cancel: Callable[[Array, Stop], None],
+        confinement: Confinement,
+    ) -> None:
+        self._confinement = confinement
+        self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
+        self._spool = spool
+        self._table = table
+        self._scanner = look
+        self._cancel = cancel
+
+    def next_due_ns(self) -> int | None:
+        """Return when a missing file counts as deleted, on the monotonic clock."""
+        return self._due_ns
+
+    def see(self, now_ns: int) -> None:
+        """See to every array in progress whose file may have changed."""
+        moved, self._scanner.arrays_moved = self._scanner.arrays_moved, set()
+        self._due_ns = None
+        for array in list(self._table.arrays.values()):
+            goes_on = array.cancelled is None and array.result is None
+            if goes_on and (array.name in moved or array.missing_ns is not None):
+                self.see_one(array, now_ns)
+
+    def see_one(self, array: Array, now_ns: int) -> None:
+        """See where the file of *array* is and what that means; where that cannot be done it is tried again."""
+        thing = Thing("array", array.name)
+        if not self._confinement.pauses(thing, _SEE):
+            with self._confinement.of(thing, _SEE) as piece:
+                self._see_one(array, now_ns)
+            if not piece.failed:
+                return
+        self._scanner.arrays_moved.add(array.name)
+
+    def _see_one(self, array: Array, now_ns: int) -> None:
+        spool, name = self._spool, array.name
+        if (inode := self._regular(RUNNING, name)) is not None:
+            array.inode, array.missing_ns = inode, None
+            self._release(array, now_ns)
+            return
+        in_held = self._regular(HELD, name)
+        if in_held is not None and (array.held_since_ns is not None or in_held == array.inode):
+            array.inode, array.missing_ns = in_held, None
+            if array.held_since_ns is None:
+                array.held_since_ns = now_ns
+                self._changed(array, "held")
+            return
+        stop = spool.stop(name, array.run)
+        if stop is None and spool.holds(array.inode, name, QUEUED):
+            spool.put_forward(name, QUEUED)
+            array.missing_ns = None
+            self._release(array, now_ns)
+            return
+        if array.missing_ns is None:
+            array.missing_ns = time.monotonic_ns()
+        if stop is None and not spool.holds(array.inode, name, DONE):
+            deleted_ns = array.missing_ns + MISSING_NS
+            if time.monotonic_ns() < deleted_ns:
+                self._due_ns = min(deleted_ns, self._due_ns or deleted_ns)
+                return
+            stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
+        self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
+
+    @staticmethod
+    def _place(array: Array) -> str:
+        return RUNNING if array.held_since_ns is None else HELD
+
+    def _regular(self, place: str, name: str) -> int | None:
+        """Return the inode of a job file, None if there is none."""
+        status = status_of(self._spool.layout.job_file(place, name))
+        return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else None
+
+    def _release(self, array: Array, now_ns: int) -> None:
+        since = array.held_since_ns
+        if since is None:
+            return
+        array.held_since_ns = None
+        for name in array.open:
+            job = self._table.jobs.get(name)
+            spec = job.queued.spec if job is not None and job.queued is not None else None
+            if job is None or job.wait is None or spec is None or spec.scheduling_timeout_ns is None:
+                continue
+            if job.wait.clock_at_ns is not None:  # a time held does not count as waiting
+                job.wait = job.wait.without(since, now_ns)
+                self._scanner.clocks.remember(job)
+                self._table.settle(job)
+        self._changed(array, "released")
+
+    def _changed(self, array: Array, what: str) -> None:
+        log.info("array %s run %d: %s", array.name, array.run, what)
+        self._table.version += 1
+
+
+@dataclass(slots=True)
+class _Staged:
+    file: JobFile
+    data: bytes
+    texts: TaskFiles
+    path: str
+    position: int = 0
+
+
+class Expander:
+    """Turns waiting array files into arrays in progress. *flush* writes what a look found to the journal.
+
+    *why_no_room* says why the disk is too short for new tasks, "" if it is not.
+    """
+
+    def __init__(
+        self,
+        spool: LockedSpool,
+        table: Table,
+        store: ArrayStore,
+        look: Scanner,
+        logs: Logs,
+        flush: Callable[[], None],
+        why_no_room: Callable[[], str],
+        confinement: Confinement,
+    ) -> None:
+        self._confinement = confinement
+        self._spool = spool
+        self._table = table
+        self._store = store
+        self._scanner = look
+        self._logs = logs
+        self._flush = flush
+        self._why_no_room = why_no_room
+        self._staged: dict[str, _Staged] = {}
+        self._no_room: dict[str, tuple[str, int]] = {}  # why there is none for its tasks, and when that is asked again
+
+    def reason(self, name: str, *, paused: bool) -> str:
+        """Return why an array's file still waits."""
+        staged = self._staged.get(name)
+        if name in self._no_room:
+            return self._no_room[name][0]
+        if trouble := self._confinement.why(name):
+            return trouble
+        if paused:
+            return "spool paused"
+        if staged is not None:
+            return f"being expanded: {staged.position} of {staged.texts.tasks.count} tasks written"
+        return "another run of this name is running" if self._blocked(name) else ""
+
+    def next_due_ns(self) -> int | None:
+        """Return when what failed is to be tried again, on the monotonic clock."""
+        return min((at_ns for _, at_ns in self._no_room.values()), default=None)
+
+    def work(self, until_ns: int, now_ns: int) -> bool:
+        """Go on until *until_ns*, monotonic; return whether there is more to do at once."""
+        for name in [name for name in self._staged if name not in self._table.array_files]:
+            self._abandon(name)
+        for name in [name for name, (_, at_ns) in self._no_room.items() if at_ns <= time.monotonic_ns()]:
+            del self._no_room[name]
+        waiting = [name for name in self._table.array_files if name not in self._no_room and not self._blocked(name)]
+        waiting.sort(key=lambda name: (name not in self._staged, self._arrived(name), name))
+        for name in waiting:
+            if time.monotonic_ns() >= until_ns:
+                return True
+            if name not in self._staged and (why := self._why_no_room()):
+                self._no_room[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
+                continue
+            thing, done = Thing("array", name), True
+            if self._confinement.pauses(thing, _EXPAND):
+                continue
+            with self._confinement.of(thing, _EXPAND) as piece:
+                done = self._step(self._table.job(name), until_ns, now_ns)
+            if piece.failed:
+                self._abandon(name)
+            elif not done:
+                return True
+        return False
+
+    def _arrived(self, name: str) -> int:
+        wait = self._table.jobs[name].wait
+        return wait.arrived_at_ns if wait is not None else 0
+
+    def _blocked(self, name: str) -> bool:
+        job = self._table.jobs.get(name)
+        if job is None or job.live is not None:
+            return True
+        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # where nobody can tell, the claim fails
+
+    def _step(self, job: Job, until_ns: int, now_ns: int) -> bool:
+        """Write some more tasks of an array; return False if time is up and not all are written."""
+        file = job.queued
+        assert file is not None
+        assert file.spec is not None
+        staged = self._staged.get(job.name)
+        if staged is not None and staged.file is not file:
+            self._abandon(job.name)
+            staged = None
+        if staged is None:
+            staged = self._begin(job.name, file, file.spec)
+            if staged is None:
+                return True
+        tasks = staged.texts.tasks
+        while staged.position < tasks.count:
+            if time.monotonic_ns() >= until_ns:
+                return False
+            task, text = tasks.task_name(staged.position), staged.texts.text(staged.position)
+            if staged.position == 0 and len(text) * tasks.count > MOST_BYTES:
+                self._refuse(job, [Problem(None, None, _too_much(len(text), tasks.count))])
+                return True
+            try:
+                jobfile.parse(text, name=task, why_no_path=why_not_expanded)
+            except InvalidJob as error:
+                why = [Problem(each.key, None, f"task {task}: {each.message}") for each in error.problems[:5]]
+                self._refuse(job, why)
+                return True
+            self._store.add(staged.path, task, text)
+            staged.position += 1
+        del self._staged[job.name]
+        self._publish(job, file, file.spec, staged, now_ns)
+        return True
+
+    def _begin(self, name: str, file: JobFile, spec: Spec) -> _Staged | None:
+        data = read_record(self._spool.layout.job_file(QUEUED, name))
+        if data is None:
+            return None  # the next look sees that it is gone
+        try:
+            texts = TaskFiles(name, data, spec)
+        except InvalidFile:
+            return None  # it is being changed
+        staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
+        return staged
+
+    def _refuse(self, job: Job, problems: list[Problem]) -> None:
+        """Refuse the whole file, as for any other mistake: it makes a task that cannot be, or too much."""
+        self._abandon(job.name)
+        self._scanner.refuse(QUEUED, job, jobfile.render_errors(job.name, problems))
+
+    def _publish(self, job: Job, file: JobFile, spec: Spec, staged: _Staged, now_ns: int) -> None:
+        assert job.wait is not None
+        spool, name = self._spool, job.name
+        arrived = job.wait.arrived_at_ns
+        run = spool.next_run(name)
+        user = user_name(file.uid)
+        record = ArrayRecord(
+            job=name,
+            run=run,
+            tasks=staged.texts.tasks.count,
+            inode=file.inode,
+            user=user,
+            host=identity.host(),
+            boot_id=identity.boot_id(),
+            submitted_at_ns=arrived,
+            expanded_at_ns=now_ns,
+        )
+        files = {layout.SPEC_COPY: staged.data, layout.ARRAY: render_array(record)}
+        try:
+            self._store.publish(staged.path, name, run, files)
+        except OSError:
+            self._store.abandon(staged.path)
+            raise
+        try:
+            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+            if claimed:
+                self._flush()
+                self._logs.remember([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
+        except OSError:  # a file that was claimed is found in running/, and queued again
+            self._store.withdraw(name, run)
+            raise
+        if not claimed:
+            self._store.withdraw(name, run)
+            return
+        array = new_array(spec, record, file.inode, user)
+        array.unissued = set(array.names)
+        array.to_issue = deque(range(len(array.names)))
+        self._table.arrays[name] = array
+        job.queued, job.held, job.wait, job.series = None, None, None, FRESH
+        self._table.settle(job)
+        self._table.queue.changed(name)
+        log.info("array %s run %d: expanded into %d tasks", name, run, len(array.names))
+
+    def _abandon(self, name: str) -> None:
+        staged = self._staged.pop(name, None)
+        if staged is not None:
+            self._store.abandon(staged.path)
+
+
+def _too_much(size: int, count: int) -> str:
+    taken, most = show_size(size * count), show_size(MOST_BYTES)
+    return (
+        f"each of its {count:,} tasks is a file of {show_size(size)}, which is {taken} together, and may be {most}; "
+        "put long texts into a script, and run that"
     )

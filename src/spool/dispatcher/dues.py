@@ -13,24 +13,29 @@ def due_in_ns(of: Dispatcher, limit_ns: int | None) -> int | None:
     """Return how long until one of its parts has something to do, at most *limit_ns*; None: nobody has."""
     now = time.monotonic_ns()
     held_up = bool(of.confinement.held_up())
-    always = (of.stopper.next_due_ns(), of.report.next_due_ns(), of.ends.next_due_ns(), of.confinement.next_due_ns())
+    always = (
+        of.terminator.next_due_ns(),
+        of.status.next_due_ns(),
+        of.supervisor.next_due_ns(),
+        of.confinement.next_due_ns(),
+    )
     moments = [moment for moment in always if moment is not None]
     if not held_up:  # else all of it waits for the spool as a whole, which is tried again
         others = (
-            of.look.next_due_ns(),
-            of.bookings.next_due_ns(),
-            of.sight.next_due_ns,
-            of.moves.next_due_ns(),
+            of.scanner.next_due_ns(),
+            of.reservations.next_due_ns(),
+            of.observer.next_due_ns,
+            of.filemoves.next_due_ns(),
             of.arrays.next_due_ns(),
-            of.noticing.next_due_ns(),
-            of.telling.listening.next_due_ns(),
+            of.monitor.next_due_ns(),
+            of.events.client.next_due_ns(),
             of.world.next_due_ns(),
         )
         moments += [moment for moment in others if moment is not None]
     waits = [moment - now for moment in moments]
     if (due_in := of.limits.next_due_ns()) is not None:
         waits.append(due_in)
-    if (due_in := of.starter.shortage.due_in_ns(of.clock())) is not None and not held_up:
+    if (due_in := of.launcher.shortage.due_in_ns(of.clock())) is not None and not held_up:
         waits.append(due_in)
     if of.plan is not None and of.plan.next_at_ns is not None and not held_up:
         waits.append(of.plan.next_at_ns - of.clock())

@@ -17,30 +17,26 @@ from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import Machine, State, Stop, StopKind
 from spool.core.scheduler import Plan
-from spool.dispatcher.acting import Acting
+from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.bookings import Bookings
-from spool.dispatcher.conclude import Concluder
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.dues import due_in_ns
-from spool.dispatcher.ends import Ends
-from spool.dispatcher.finish import Finisher
-from spool.dispatcher.gates import Gates
-from spool.dispatcher.limits import Limits
-from spool.dispatcher.look import Look
-from spool.dispatcher.memory import stopping_line, worth_remembering
-from spool.dispatcher.moves import Moves
-from spool.dispatcher.noticing import Noticing
-from spool.dispatcher.recover import Recovery
-from spool.dispatcher.report import Report
-from spool.dispatcher.restore import restore_results
-from spool.dispatcher.resume import unfinished
-from spool.dispatcher.sight import Sight
-from spool.dispatcher.start import Starter
-from spool.dispatcher.stop import Stopper
-from spool.dispatcher.telling import Telling
-from spool.dispatcher.wake import Wakes
-from spool.dispatcher.watch import Watch
+from spool.dispatcher.events import EventRecorder
+from spool.dispatcher.filemoves import FileMoves
+from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.journal import stopping_line, worth_remembering
+from spool.dispatcher.launcher import Launcher
+from spool.dispatcher.monitor import Monitor
+from spool.dispatcher.observer import Observer
+from spool.dispatcher.recovery import Recovery, restore_results, unfinished
+from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.scheduling import Scheduling
+from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.supervisor import Concluder, Limits, Supervisor
+from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.wakeup import Wakeup
 from spool.formats import wrapper
 from spool.formats.journal import Memory, recall
 from spool.machine import cgroups
@@ -75,31 +71,35 @@ class Dispatcher:
         self.outcomes = Outcomes(spool, self.table.array_state, self._reading_outcome)
         self.world = World(spool, self.table, self.settings)
         self.past = Remembered(spool, self.table)
-        self.bookings = Bookings(spool, self.confinement)
-        self.telling = Telling(spool, self.settings, self.logs, self.confinement)
-        self.look = Look(spool, self.table, self.settings, self.telling, self.confinement)
+        self.reservations = Reservations(spool, self.confinement)
+        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement)
+        self.scanner = Scanner(spool, self.table, self.settings, self.events, self.confinement)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.finisher = Finisher(
-            spool, self.table, self._revisit, self._ended_as, self.settings, self.telling, self.confinement
+        self.finalizer = Finalizer(
+            spool, self.table, self._revisit, self._ended_as, self.settings, self.events, self.confinement
         )
         groups = cgroups.find_run_groups()
         self.groups = groups if isinstance(groups, RunGroups) else None
-        self.starter = Starter(spool, self.table, self.logs, self.settings, self.groups, self.telling, self.confinement)
-        self.table.executor_problem = self.starter.problem
-        self.stopper = Stopper(spool.root)
-        self.limits = Limits(self.table, self.stopper, self.order_stop, self.confinement)
-        self.watch = Watch()
-        self.report = Report(spool, self.table, self.watch, self.confinement)
-        self.wakes = Wakes(spool.root)
-        self.ends = Ends(
-            self.table, Concluder(spool, self.prober), self.stopper, self.wakes, self.prober, self.confinement
+        self.launcher = Launcher(
+            spool, self.table, self.logs, self.settings, self.groups, self.events, self.confinement
         )
-        self.moves = Moves(spool, self.table, self.look, self.finisher, self.logs, self.order_stop, self.confinement)
+        self.table.executor_problem = self.launcher.problem
+        self.terminator = Terminator(spool.root)
+        self.limits = Limits(self.table, self.terminator, self.order_stop, self.confinement)
+        self.watcher = DirectoryWatcher()
+        self.status = StatusWriter(spool, self.table, self.watcher, self.confinement)
+        self.wakeup = Wakeup(spool.root)
+        self.supervisor = Supervisor(
+            self.table, Concluder(spool, self.prober), self.terminator, self.wakeup, self.prober, self.confinement
+        )
+        self.filemoves = FileMoves(
+            spool, self.table, self.scanner, self.finalizer, self.logs, self.order_stop, self.confinement
+        )
         self.arrays = Arrays(
             spool,
             self.table,
-            self.look,
-            self.finisher,
+            self.scanner,
+            self.finalizer,
             self.logs,
             self.outcomes,
             self.order_stop,
@@ -107,12 +107,12 @@ class Dispatcher:
             self.world.why_no_room,
             self.confinement,
         )
-        self.sight = Sight(self)
-        self.noticing = Noticing(self)
-        self.gates = Gates(self)
-        self.acting = Acting(self)
-        self.report.gpus_at = lambda: self.world.gpus_at_ns
-        self.report.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.sight.paused)
+        self.observer = Observer(self)
+        self.monitor = Monitor(self)
+        self.admission = Admission(self)
+        self.scheduling = Scheduling(self)
+        self.status.gpus_at = lambda: self.world.gpus_at_ns
+        self.status.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.observer.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._unrecorded: dict[tuple[str, int], Live] = {}  # runs that are stopped, which no record says yet
         self.recovery = Recovery(spool, self.table, self.prober, Memory(), self.confinement, self.settings)
@@ -133,11 +133,11 @@ class Dispatcher:
             wrapper.load()
         with confinement.service("clean up", "the staging directory"):
             self.spool.sweep_staging()
-        self.sight.open()
-        self.wakes.watch_files(self.telling.listening.fileno(), self.telling.listening.read)
+        self.observer.open()
+        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
         memory = recall(self.logs.read_journal())
         self.recovery = Recovery(self.spool, self.table, self.prober, memory, confinement, self.settings)
-        self.telling.open(memory.told)
+        self.events.open(memory.told)
         with confinement.service("restore", "the results that a power cut took"):
             restore_results(self.spool, memory, self.prober.boot_id(), confinement)
         self.recovery.unfinished_moves()
@@ -149,23 +149,23 @@ class Dispatcher:
             self._adopt(live)
         # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
         gc.disable()
-        self.sight.look_at_everything()
+        self.observer.look_at_everything()
         gc.freeze()
         gc.enable()
-        self.moves.settle_places()
+        self.filemoves.settle_places()
         self.arrays.count(self.clock())
         with confinement.spool("write", "the journal"):
-            self.noticing.begins()
-            self.telling.flush()
+            self.monitor.begins()
+            self.events.flush()
             self._compact()
 
     def close(self) -> None:
         """Leave; what runs goes on."""
-        parts = (self.starter, self.watch, self.world, self.telling, self.logs, self.wakes)
+        parts = (self.launcher, self.watcher, self.world, self.events, self.logs, self.wakeup)
         steps = [part.close for part in parts]
         if self.spool.is_ours:  # else another dispatcher may have spoken since
-            self.report.write(self.plan, self.machine, paused=self.sight.paused, force=True)
-            steps = [self.noticing.leaves, self.flush, *steps]
+            self.status.write(self.plan, self.machine, paused=self.observer.paused, force=True)
+            steps = [self.monitor.leaves, self.flush, *steps]
         for leave in steps:
             try:
                 leave()
@@ -176,14 +176,14 @@ class Dispatcher:
     def idle(self) -> bool:
         """Whether nothing waits that could ever start by itself, and nothing runs."""
         waiting = len(self.table.queue) - self.arrays.waiting_held()
-        return not self.table.live and not waiting and not self.look.awaits_writers and self.arrays.idle
+        return not self.table.live and not waiting and not self.scanner.awaits_writers and self.arrays.idle
 
     @property
     def stuck(self) -> bool:
         """Whether nothing runs, and what waits, or cannot be filed, can be helped by people only."""
         runs = self.table.live.values()
         troubled = all(not live.holds_room and self.confinement.why(live.name) for live in runs)
-        return troubled and not self.look.awaits_writers and self.plan is not None and self.plan.stuck
+        return troubled and not self.scanner.awaits_writers and self.plan is not None and self.plan.stuck
 
     # A pass.
 
@@ -195,15 +195,15 @@ class Dispatcher:
         """
         self._keep_lock()
         confinement = self.confinement
-        self.telling.begin_pass()
-        self._step("look at", "the spool", self.sight.see)
+        self.events.begin_pass()
+        self._step("look at", "the spool", self.observer.see)
         with confinement.service("take in", "the answers of hooks"):
-            self.gates.hear()
+            self.admission.hear()
         self._recover()
-        ended = self.ends.collect()
+        ended = self.supervisor.collect()
         for live in ended:
             live.ended_at_ns = self.clock()  # before what starts in its place: the accounting shows nobody twice
-        self.starter.shortage.ended(ended, self.clock())
+        self.launcher.shortage.ended(ended, self.clock())
         self._unfiled += ended
         self.limits.check()
         self._record_stops()
@@ -211,23 +211,23 @@ class Dispatcher:
         more = started = False
         if not confinement.held_up():
             with confinement.service("go on with", "the arrays"):
-                more = self.arrays.work(self.clock(), paused=self.sight.paused)
+                more = self.arrays.work(self.clock(), paused=self.observer.paused)
         if self.settings.config.policy.on_failure == "pause":
             self._file()  # nothing is to start after the first that failed
         if not confinement.held_up(besides="start"):
-            started = bool(self._step("start", "jobs", self.acting.work))
+            started = bool(self._step("start", "jobs", self.scheduling.work))
         self._file()
         with confinement.service("tell", "the listeners"):
-            self.noticing.turn(self.machine)
+            self.monitor.turn(self.machine)
         self._step("write", "the journal", self._write_journal)
         with confinement.service("serve", "the listeners"):
-            self.telling.tick()
+            self.events.tick()
         confinement.end_pass()
         if started or ended or self.table.version != version:
             self.busy_at_ns = time.monotonic_ns()
-            self.report.changed()
-        self.report.write(self.plan, self.machine, paused=self.sight.paused)
-        more = more or self.sight.unfinished
+            self.status.changed()
+        self.status.write(self.plan, self.machine, paused=self.observer.paused)
+        more = more or self.observer.unfinished
         return (more or bool(ended) or self.table.version != version) and not confinement.held_up()
 
     def _keep_lock(self) -> None:
@@ -263,20 +263,20 @@ class Dispatcher:
     @property
     def asking(self) -> bool:
         """Whether somebody, or NVML, is asked about a start or a cancel, and has not answered."""
-        return self.gates.waiting or self.acting.awaits_gpus
+        return self.admission.waiting or self.scheduling.awaits_gpus
 
     def sleep(self, limit_ns: int | None = None) -> None:
         """Wait until there is a reason to look, at most *limit_ns*."""
         if not self._watches_gpus and self.world.gpus is not None:
             self._watches_gpus = True
-            self.wakes.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
+            self.wakeup.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
         if limit_ns != 0:
             self.get_ahead()
-        self.wakes.wait(due_in_ns(self, limit_ns))
+        self.wakeup.wait(due_in_ns(self, limit_ns))
 
     def get_ahead(self) -> None:
         """Make the start that will probably be the next ready; for when there is nothing else to do."""
-        self.wakes.no_runs(self.starter.foresee(self.acting.foreseen(), self.clock()))
+        self.wakeup.no_runs(self.launcher.foresee(self.scheduling.foreseen(), self.clock()))
 
     # Ends.
 
@@ -288,15 +288,15 @@ class Dispatcher:
         if filed:
             gone = {live.key for live in filed}
             self._unfiled = [live for live in self._unfiled if live.key not in gone]
-            self.gates.forget(filed)
+            self.admission.forget(filed)
             for live in filed:
                 self._unrecorded.pop(live.key, None)
                 self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
 
     def _do_paperwork(self) -> list[Live]:
-        self.noticing.ended(self._unfiled)
-        return self.finisher.file(self._unfiled, self.logs.account, self.clock())
+        self.monitor.ended(self._unfiled)
+        return self.finalizer.file(self._unfiled, self.logs.account, self.clock())
 
     def _after(self, live: Live) -> None:
         proof = live.proof
@@ -306,7 +306,7 @@ class Dispatcher:
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
             with self.confinement.service("pause", "the spool"):
-                self.sight.failed(live.name, f"{proof.outcome}: {proof.reason}")
+                self.observer.failed(live.name, f"{proof.outcome}: {proof.reason}")
 
     # Runs.
 
@@ -320,33 +320,33 @@ class Dispatcher:
             "adopted" if live.adopted else "started",
         )
         if live.failure is not None or live.cleared:  # nothing was started
-            self.ends.watch(live)
-            self.ends.suspect(live)
+            self.supervisor.watch(live)
+            self.supervisor.suspect(live)
             return
-        self.wakes.watch_run(live)
-        self.ends.watch(live)
+        self.wakeup.watch_run(live)
+        self.supervisor.watch(live)
         self.limits.add(live)
-        self.noticing.watch_run(live)
+        self.monitor.watch_run(live)
         if live.adopted:
-            self.ends.suspect(live)
-            self.look.moved.add(live.name)
-        if live.stop is not None and self.gates.may_stop(live, live.stop):
-            self.noticing.stopping(live, live.stop)
-            self.stopper.add(live, live.stop.at_ns)
+            self.supervisor.suspect(live)
+            self.scanner.moved.add(live.name)
+        if live.stop is not None and self.admission.may_stop(live, live.stop):
+            self.monitor.stopping(live, live.stop)
+            self.terminator.add(live, live.stop.at_ns)
 
     def order_stop(self, live: Live, stop: Stop) -> None:
         """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled.
 
         It is stopped also where that cannot be recorded: the record is tried again.
         """
-        if not self.gates.may_stop(live, stop):
+        if not self.admission.may_stop(live, stop):
             return
         live.stop = stop
-        self.stopper.add(live)
+        self.terminator.add(live)
         self.table.recount(live)
         with suppress(OSError):  # what is to be told stays among the notes
-            self.noticing.stopping(live, stop)
-            if stop.kind is StopKind.CANCEL and self.telling.notes:
+            self.monitor.stopping(live, stop)
+            if stop.kind is StopKind.CANCEL and self.events.notes:
                 self.flush()  # the next dispatcher is not to ask again about a run that is ending already
         self._record_stop(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, live.stop.kind, live.stop.by)
@@ -363,7 +363,7 @@ class Dispatcher:
             self._unrecorded.pop(live.key, None)
         if piece.failed and not known:  # until then the journal tells the next dispatcher
             self._unrecorded[live.key] = live
-            self.finisher.lines.append(stopping_line(live))
+            self.finalizer.lines.append(stopping_line(live))
 
     def _record_stops(self) -> None:
         """Try again to record the stops that no record says yet."""
@@ -414,22 +414,22 @@ class Dispatcher:
 
     def _revisit(self, job: Job) -> None:
         """See what the name of a job whose run is over has in store."""
-        self.look.examine(QUEUED, job.name, anew=True)
-        self.look.examine(HELD, job.name, anew=True)
+        self.scanner.examine(QUEUED, job.name, anew=True)
+        self.scanner.examine(HELD, job.name, anew=True)
         self.table.settle(job)
 
     # Memory.
 
     def flush(self) -> None:
         """Write down what the next dispatcher has to know, what listeners are told first."""
-        self.telling.flush()
-        lines = self.look.clocks.lines + self.finisher.lines + self.telling.notes
+        self.events.flush()
+        lines = self.scanner.clocks.lines + self.finalizer.lines + self.events.notes
         if lines:
             self.logs.remember(lines)
-            self.look.clocks.lines, self.finisher.lines, self.telling.notes = [], [], []
+            self.scanner.clocks.lines, self.finalizer.lines, self.events.notes = [], [], []
 
     def _compact(self) -> None:
         lines = worth_remembering(self.table, self.prober.boot_id()) + self.recovery.worth_remembering()
-        self.logs.compact(lines + self.telling.worth_remembering())
+        self.logs.compact(lines + self.events.worth_remembering())
         # All of it is in what was written.
-        self.look.clocks.lines, self.finisher.lines, self.telling.notes = [], [], []
+        self.scanner.clocks.lines, self.finalizer.lines, self.events.notes = [], [], []

@@ -13,14 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from spool.client.autostart import environment
 from spool.core.events import Event
 from spool.core.model import SECOND_NS
-from spool.dispatcher.questions import PATIENCE_NS, Questions
-from spool.formats.listening import Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
+from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, Told, read_said, render
 from spool.machine import descriptors
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,13 @@ log = logging.getLogger(__name__)
 _PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
 _WELL_NS = 60 * SECOND_NS  # a process that has lived so long was well
 _MUCH = 1 << 16  # of what it has not read: it need not be told of each event then
+PATIENCE_NS = 60 * SECOND_NS
+"""With the beginning and the end of a step of the process, beyond what the step itself may take."""
+
+_MOST_TRIES = 3
 
 
-class Listening:
+class ListenerClient:
     """Starts the process when it is first wanted, and again when it is gone.
 
     *answered* is handed every reply, *greeted* what each new process says of itself. *clock* is monotonic.
@@ -56,7 +60,7 @@ class Listening:
         self._out = b""
         self._kinds: tuple[str, ...] = ()
         self._wanted = False
-        self._questions = Questions()
+        self._questions = PendingReviews()
         self._position = 0
         self._greeting = False  # whether the process has said who it is, and can be asked
         self._born_ns = 0
@@ -277,3 +281,77 @@ def _has_ended(channel: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+@dataclass(slots=True)
+class _Question:
+    event: Event
+    after: int  # the position in the events before which it has been told of the job
+    tries: int = 0
+    due_ns: int | None = None  # when it must be answered, or the next step begun; None: it is not open
+    wanted: bool = True  # False: nobody waits for the answer any more
+
+
+class PendingReviews:
+    """The numbers of those without an answer. Those that are open were sent. Times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, _Question] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def add(self, event: Event, after: int) -> int:
+        """Take in what is to be asked, and after which position in the events; return its number."""
+        self._number += 1
+        self._all[self._number] = _Question(event, after)
+        return self._number
+
+    def forget(self, number: int) -> None:
+        """Have no use for an answer any more. A question that is open stays so: the process is at work on it."""
+        question = self._all.get(number)
+        if question is not None:
+            question.wanted = False
+            if question.due_ns is None:
+                del self._all[number]
+
+    def next_due_ns(self) -> int | None:
+        """Return when the process must have said something of one that is open."""
+        return min((one.due_ns for one in self._all.values() if one.due_ns is not None), default=None)
+
+    def send(self, now_ns: int) -> Iterator[tuple[int, Event, int]]:
+        """Yield what may be asked now; it is open then. After a death one by one, so that the guilty one is found."""
+        most = 1 if any(one.tries for one in self._all.values()) else AT_ONCE
+        room = most - sum(one.due_ns is not None for one in self._all.values())
+        for number, question in self._all.items():
+            if room <= 0:
+                return
+            if question.due_ns is None:
+                room -= 1
+                question.due_ns = now_ns + PATIENCE_NS
+                yield number, question.event, question.after
+
+    def goes_on(self, number: int, now_ns: int, within_ns: int) -> None:
+        """Know that the process has begun a step of one that is open, which may take *within_ns*."""
+        if number in self._all:
+            self._all[number].due_ns = now_ns + within_ns + PATIENCE_NS
+
+    def answered(self, number: int) -> bool:
+        """Be done with one; return whether somebody waits for the answer."""
+        question = self._all.pop(number, None)
+        return question is not None and question.wanted
+
+    def died(self) -> Iterator[tuple[int, Event, int]]:
+        """Know that the process has ended; yield those that are given up, with how often it has ended with them."""
+        for number, question in list(self._all.items()):
+            if question.due_ns is not None:
+                question.due_ns = None
+                question.tries += 1
+            if not question.wanted or question.tries >= _MOST_TRIES:
+                del self._all[number]
+            if question.wanted and question.tries >= _MOST_TRIES:
+                yield number, question.event, question.tries

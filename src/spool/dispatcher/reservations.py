@@ -11,7 +11,7 @@ from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
 from spool.core.reservations import settle
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.look import RECHECK_MAX_NS, RECHECK_NS
+from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import status_of
@@ -21,7 +21,7 @@ from spool.store.stable_read import NotWhole, Seen, read_whole
 _TELL = "say what is wrong with"
 
 
-class Bookings:
+class Reservations:
     """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
 
     def __init__(self, spool: LockedSpool, confinement: Confinement) -> None:

@@ -1,4 +1,4 @@
-"""What people do to the files of jobs that run or waited: delete, move, put into `running/` by hand."""
+"""What users do to the files of jobs that run or waited: delete, move, put into `running/` by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State, Stop, StopKind
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.finish import Finisher
-from spool.dispatcher.look import Look
+from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.scanner import Scanner
 from spool.machine.host import this_user
 from spool.state.table import FRESH, Job, JobFile, Live, Table
 from spool.store.disk import status_of
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 MISSING_NS = 300_000_000
 
 
-class Moves:
+class FileMoves:
     """Makes of each change of a file what it means. *order_stop* orders a run to be stopped."""
 
     def __init__(
         self,
         spool: LockedSpool,
         table: Table,
-        look: Look,
-        finisher: Finisher,
+        look: Scanner,
+        finisher: Finalizer,
         logs: Logs,
         order_stop: Callable[[Live, Stop], None],
         confinement: Confinement,
@@ -41,8 +41,8 @@ class Moves:
         self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
         self.spool = spool
         self.table = table
-        self.look = look
-        self.finisher = finisher
+        self.scanner = look
+        self.finalizer = finisher
         self.logs = logs
         self.order_stop = order_stop
         self._missing: dict[tuple[str, int], Live] = {}  # runs whose file is not in running/
@@ -51,12 +51,12 @@ class Moves:
     def see(self) -> None:
         """See to all that the look has found since the last call; what fails is seen to by a later one."""
         self._see_moves()
-        for name in list(self.look.strays):
+        for name in list(self.scanner.strays):
             if self._try("take in", name, self._see_stray):
-                self.look.strays.discard(name)
-        for name in list(self.look.gone):
+                self.scanner.strays.discard(name)
+        for name in list(self.scanner.gone):
             if self._try("end", name, self._see_gone):
-                del self.look.gone[name]
+                del self.scanner.gone[name]
         for name in list(self._called_off):
             job = self.table.jobs.get(name)
             if (job is None or job.live is None) and self._try("end", name, self._end_called_off):
@@ -72,14 +72,14 @@ class Moves:
 
     def _see_moves(self) -> None:
         """See what was done to the files of live runs: deleted, moved to another directory, replaced."""
-        names, self.look.moved = self.look.moved, set()
+        names, self.scanner.moved = self.scanner.moved, set()
         for name in names:
             job = self.table.jobs.get(name)
             live = job.live if job is not None else None
             if live is None or live.proof is not None:
                 continue
             if self.confinement.pauses(Thing.of_run(live.key), "look at the file of"):
-                self.look.moved.add(name)
+                self.scanner.moved.add(name)
                 continue
             with self.confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
                 status = status_of(self.spool.layout.job_file(RUNNING, name))
@@ -89,7 +89,7 @@ class Moves:
                     live.file_missing_ns = time.monotonic_ns()
                     self._missing[live.key] = live
             if piece.failed:
-                self.look.moved.add(name)
+                self.scanner.moved.add(name)
         self._due_ns = None
         for key, live in list(self._missing.items()):
             if live.file_missing_ns is None or live.proof is not None or self.table.live.get(key) is not live:
@@ -146,7 +146,7 @@ class Moves:
             return
         if self.spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
-            self.look.examine(QUEUED, name)
+            self.scanner.examine(QUEUED, name)
         elif job is not None:
             job.blocked = None  # it may have been in the way of the one in queued/, and be gone
             self.table.settle(job)
@@ -162,7 +162,7 @@ class Moves:
                 self._call_off(job, job.live)
             return
         if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
-            self.finisher.end_unstarted(
+            self.finalizer.end_unstarted(
                 job,
                 DONE,
                 State.CANCELLED,
@@ -192,11 +192,11 @@ class Moves:
     def _end_called_off(self, name: str) -> None:
         those = self._called_off[name]
         while those:
-            self.finisher.end_called_off(*those[0], self.logs.account, time.time_ns())
+            self.finalizer.end_called_off(*those[0], self.logs.account, time.time_ns())
             del those[0]
         job = self.table.jobs.get(name)
         if job is not None:
-            self.look.clocks.remember(job)  # a third one of the name; the journal has just lost sight of it
+            self.scanner.clocks.remember(job)  # a third one of the name; the journal has just lost sight of it
             self.table.settle(job)
 
     def settle_places(self) -> None:
@@ -216,8 +216,8 @@ class Moves:
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self.table.arrays and status_of(self.spool.layout.job_file(DONE, job.name)) is not None:
-            self.finisher.end_unstarted(
+            self.finalizer.end_unstarted(
                 job, DONE, State.CANCELLED, "moved to done/ before it started", self.logs.account, time.time_ns()
             )
         else:
-            self.look.clocks.forget(job.name)
+            self.scanner.clocks.forget(job.name)

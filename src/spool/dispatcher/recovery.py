@@ -1,4 +1,4 @@
-"""The first look of a new dispatcher: find every run that is not over, and finish what was cut off.
+"""Recover after a restart: find every run that is not over, and finish what a crash or a power cut left half done.
 
 What the files prove counts. The journal adds what they cannot say: the places in the queue, and after a power cut
 the starts and ends whose file moves did not reach the disk.
@@ -10,21 +10,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import takewhile
 
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.errors import SpoolUnusable, cannot
+from spool.core.errors import InvalidFile, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
-from spool.core.model import Jid, Spec
+from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.start import SILENT_NS
+from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
+from spool.formats.history import render_result
 from spool.formats.journal import Memory
 from spool.formats.run_records import GrantRecord
-from spool.formats.tasks import ArrayRecord, render_array
+from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
+from spool.machine.host import this_user
+from spool.state.array import Array, new_array
 from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
+from spool.store.arrays import ArrayStore
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
@@ -35,6 +40,8 @@ log = logging.getLogger(__name__)
 _TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
 _RECOVER = "read the records of"
 _Known = journal.Started | journal.Waits | None
+_RESTORE = "restore the result of"
+_LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync
 
 
 class Recovery:
@@ -392,3 +399,138 @@ def _started_boot_ns(jid: Jid | None, at_ns: int) -> int:
     if jid is not None:
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
+
+
+def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinement: Confinement) -> None:
+    """Restore the results that the history knows, and those that only the journal knows.
+
+    The latter are of runs whose line of history is lost as well: *memory* is told that they are open, so that their
+    paperwork is done again.
+    """
+    for result in _lately(spool):
+        with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
+            if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
+                _restore(spool, result)
+    for key, (started, over) in memory.over.items():
+        if started.boot_id != boot_id and over.outcome in OUTCOMES:
+            with confinement.of(Thing.of_run(key), _RESTORE):
+                _restore_known(spool, memory, started, over)
+
+
+def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started, over: journal.Over) -> None:
+    """Restore the result of a run that only the journal knows."""
+    key = started.job, started.run
+    recorded = spool.result(*key)
+    if recorded is not None:
+        if over.final and not spool.accounted(recorded):  # its line is lost: its paperwork is done again
+            memory.open[key] = started
+            memory.closed.pop(started.job, None)
+        return
+    if not over.final:
+        _metadir(spool, *key)
+        return
+    result = Result(
+        job=started.job,
+        run=started.run,
+        attempt=1,
+        outcome=State(over.outcome),
+        reason="its records were lost in a power cut",
+        submitted_at_ns=started.arrived_at_ns,
+        started_at_ns=started.at_ns,
+    )
+    _restore(spool, result)
+    memory.open[key] = started
+    memory.closed.pop(started.job, None)
+
+
+def _lately(spool: LockedSpool) -> list[Result]:
+    """Return what ended in the last minute before the last end of all."""
+    newest = next(spool.accounts_since(None), None)
+    if newest is None or newest.ended_at_ns is None:
+        return []
+    since_ns = newest.ended_at_ns - _LATELY_NS
+    return list(takewhile(lambda known: (known.ended_at_ns or 0) >= since_ns, spool.accounts_since(since_ns)))
+
+
+def _restore(spool: LockedSpool, result: Result) -> None:
+    _metadir(spool, result.job, result.run)
+    spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
+
+
+def _metadir(spool: LockedSpool, job: str, run: int) -> None:
+    """See to it that the number is taken."""
+    spool.disk.ensure_directory(spool.layout.runs(job))
+    spool.disk.ensure_directory(spool.layout.metadir(job, run))
+
+
+def unfinished(
+    spool: LockedSpool, store: ArrayStore, name: str, run: int, memory: Memory
+) -> tuple[Array, set[str]] | None:
+    """Return the array *name* (*run* is its newest) if it is not over, and its tasks that were not issued yet.
+
+    Of one that is over the paperwork is finished.
+    """
+    record = spool.array(name, run)
+    if record is None:
+        return None
+    if spool.result(name, run) is not None:
+        _finish(spool, store, record, remembered=(name, run) in memory.open)
+        return None
+    array = _array(spool, record)
+    if array is None:
+        return None
+    if record.boot_id != identity.boot_id():
+        _mend(spool, store, array)
+    return array, store.unissued(name, run)
+
+
+def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
+    """Move the file of an array that is over: to `done/`, or back to `queued/` if somebody put it into `running/`."""
+    name = record.job
+    if remembered:
+        store.file_away(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
+    if spool.put_back(name, QUEUED):
+        log.warning("job %s lay in running/ without a run; it is queued", name)
+
+
+def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
+    name, run = record.job, record.run
+    spec = spool.spec(name, run)
+    if spec is None or not spec.is_array:
+        spec = spool.job_spec(RUNNING, name)
+    if spec is None or not spec.is_array:
+        log.error("cannot go on with array %s: what its run %d was made of is lost", name, run)
+        return None
+    array = new_array(spec, record, record.inode or 0, record.user or this_user())
+    for place in (RUNNING, HELD):
+        # Edited or saved by an editor since, it is the array's file all the same.
+        status = status_of(spool.layout.job_file(place, name))
+        if status is not None:
+            array.inode = status.st_ino
+            break
+    return array
+
+
+def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
+    """Write the tasks again that a power cut left empty; the array's file has all that they are made of."""
+    name, run = array.name, array.run
+    texts: TaskFiles | None = None
+    for position, task in enumerate(array.names):
+        paths = [spool.layout.task_file(name, run, task)]
+        paths += [spool.layout.job_file(place, task) for place in (QUEUED, HELD)]
+        for path in paths:
+            if not _is_empty(path):
+                continue
+            if texts is None:
+                data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
+                try:
+                    texts = TaskFiles(name, data, array.spec)
+                except InvalidFile:
+                    return
+            log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
+            store.rewrite(path, texts.text(position))
+
+
+def _is_empty(path: str) -> bool:
+    status = status_of(path)
+    return status is not None and status.st_size == 0

@@ -1,4 +1,4 @@
-"""Look: bring the table up to date with the state directories.
+"""Scan the state directories: bring what is known of the jobs up to date with their files.
 
 Events say where to look first; a look at everything finds what they missed. Nothing is changed here but the
 `.error` files beside bad job files.
@@ -12,18 +12,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
+from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
-from spool.dispatcher.clocks import Clocks
+from spool.dispatcher.admission import HoldReasons
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.refusals import Refusals
-from spool.dispatcher.telling import Telling
-from spool.dispatcher.texts import Texts
-from spool.formats import jobfile
-from spool.state.table import INVALID, Job, JobFile, Table
+from spool.dispatcher.events import EventRecorder
+from spool.formats import jobfile, journal
+from spool.machine.host import why_not_expanded
+from spool.state.table import FRESH, INVALID, Job, JobFile, Table
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
@@ -34,27 +35,30 @@ _TOGETHER = 512  # files
 _LARGE = 1 << 16  # bytes: to read a file of more may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
+_SAY = "say what is wrong with"
+_SAME_TEXT = 512  # different texts that are remembered: many jobs often have one
+_SHORT_TEXT = 1 << 14  # bytes: a longer one is not, for all of them must fit into memory
 
 
-class Look:
+class Scanner:
     """The dispatcher's eyes. What they see of the places in the queue goes to `clocks`."""
 
     def __init__(
-        self, spool: LockedSpool, table: Table, settings: Settings, telling: Telling, confinement: Confinement
+        self, spool: LockedSpool, table: Table, settings: Settings, telling: EventRecorder, confinement: Confinement
     ) -> None:
         self._spool = spool
         self._confinement = confinement
         self._layout = spool.layout
         self._table = table
-        self._texts = Texts(spool, settings, confinement)
+        self._texts = JobFileReader(spool, settings, confinement)
         self._troubled: set[tuple[str, str]] = set()  # files that could not be looked at
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
         self._rest: Iterator[None] | None = None  # what is left of a look at everything
         self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
         self._vanished: dict[str, int] = {}
         self.gone: dict[str, None] = {}  # waiting jobs whose files went away, until somebody has seen to that
-        self.clocks = Clocks(table, telling)
-        self._refusals = Refusals(spool)
+        self.clocks = QueueTimes(table, telling)
+        self._refusals = HoldReasons(spool)
         self.strays: set[str] = set()  # files in running/ that belong to no live run
         self.moved: set[str] = set()  # live runs whose file in running/ changed
         self.arrays_moved: set[str] = set()  # arrays in progress whose file may have changed
@@ -391,3 +395,102 @@ _NO_FILE = JobFile(0, 0, 0, 0, 0, None)
 _IN_EDITOR = "open in an editor"
 _LOOK_AT = "look at the file of"
 _WITHDRAW = "remove the hold reason of"
+
+
+class JobFileReader:
+    """Reads job files for a look."""
+
+    def __init__(self, spool: LockedSpool, settings: Settings, confinement: Confinement) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._confinement = confinement
+        self._parsed: dict[bytes, Spec] = {}
+        self._unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
+
+    def parse(self, name: str, data: bytes) -> Spec:
+        """Return what the file of job *name* says, with the configuration's values where it says nothing.
+
+        Raises InvalidJob.
+        """
+        spec = self._parsed.get(data)
+        if spec is None:
+            grace_ns = self._settings.config.kill_grace_ns
+            spec = jobfile.parse(data, name=name, default_kill_grace_ns=grace_ns, why_no_path=why_not_expanded)
+            # Of the same text under another name the same is true, but for what refers to the name.
+            if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
+                if len(self._parsed) >= _SAME_TEXT:
+                    self._parsed.clear()
+                self._parsed[data] = spec
+        return spec
+
+    def forget(self) -> None:
+        """Read every text anew: the configuration has changed."""
+        self._parsed.clear()
+
+    def complain(self, place: str, name: str, text: str) -> None:
+        """Say what is wrong with a job file, in the `.error` file beside it."""
+        self._say(place, name, text)
+
+    def withdraw_complaint(self, place: str, name: str) -> None:
+        """Take the `.error` file beside a job file away; a directory of that name is none of ours."""
+        self._say(place, name, None)
+
+    def say_again(self) -> None:
+        """Try again what could not be said, or taken back."""
+        for (place, name), text in list(self._unsaid.items()):
+            if not self._confinement.pauses(Thing.of_job(name), _SAY):
+                self._say(place, name, text)
+
+    def _say(self, place: str, name: str, text: str | None) -> None:
+        path = self._spool.layout.error_file(place, name)
+        with self._confinement.of(Thing.of_job(name), _SAY) as piece:
+            if text is not None:
+                self._spool.complain(path, text)
+            else:
+                with suppress(IsADirectoryError):
+                    self._spool.disk.discard(path)
+        if piece.failed:
+            self._unsaid[place, name] = text
+        else:
+            self._unsaid.pop((place, name), None)
+
+
+class QueueTimes:
+    """Keeps `Job.wait` of every job whose file waits or is held. `lines` is what the journal is to be told."""
+
+    def __init__(self, table: Table, telling: EventRecorder) -> None:
+        self._table = table
+        self._events = telling
+        self.lines: list[journal.Line] = []
+
+    def see(self, job: Job, now: int) -> None:
+        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
+        file = job.queued or job.held
+        assert file is not None
+        runs = job.queued is not None
+        was_parked, job.parked = job.parked, not runs
+        before = job.wait
+        new = self._table.place(job, now)
+        if new and runs:
+            self._events.file(EventName.QUEUED, job, file, now)
+        if job.wait == before and (runs or was_parked):
+            return
+        if not runs:
+            self._events.file(EventName.HELD, job, file, now, job.why_held)
+        elif was_parked:
+            self._events.file(EventName.RELEASED, job, file, now)
+        self.remember(job)
+
+    def remember(self, job: Job) -> None:
+        """Note the job's place and clock for the journal."""
+        wait = job.wait
+        if wait is not None:
+            self.lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
+
+    def forget(self, name: str) -> None:
+        """Forget the place of a job that is in no directory any more: it will not come back as the same submission."""
+        job = self._table.jobs.get(name)
+        if job is not None and job.queued is None and job.held is None and job.wait is not None:
+            job.wait, job.series, job.parked = None, FRESH, False
+            self.lines.append(journal.Left(name))
+            self._table.settle(job)

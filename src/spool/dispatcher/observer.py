@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
-from spool.dispatcher.pace import Pace
+from spool.dispatcher.timers import Pace
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -23,7 +23,7 @@ _SHARE_WITHOUT_EVENTS = 20
 BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
 
 
-class Sight:
+class Observer:
     """The part of a dispatcher that looks. It has no state of its own but the pause and the pace of its looks."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -37,7 +37,7 @@ class Sight:
     @property
     def unfinished(self) -> bool:
         """Whether a look has given way to what can start, and is to go on."""
-        return self._of.look.unfinished or bool(self._of.watch.hints)
+        return self._of.scanner.unfinished or bool(self._of.watcher.hints)
 
     @property
     def paused(self) -> bool:
@@ -46,20 +46,20 @@ class Sight:
 
     def open(self) -> None:
         """Begin to watch the directories."""
-        watch, at = self._of.watch, self._spool.layout.at
+        watch, at = self._of.watcher, self._spool.layout.at
         directories = {place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root}
         watch.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
         watch.also(layout.HOOKS, at(layout.HOOKS))
         if watch.problem is not None:
             log.warning("%s; looking every %d s or so instead", watch.problem, POLL_NS // SECOND_NS)
-        self._of.wakes.watch_files(watch.fileno(), watch.read)
+        self._of.wakeup.watch_files(watch.fileno(), watch.read)
 
     def see(self) -> None:
         """Look where there is reason to."""
         of, now = self._of, time.monotonic_ns()
-        hints, of.watch.hints = of.watch.hints, []
-        reload = of.wakes.reload_asked()
-        due_ns = of.bookings.next_due_ns()
+        hints, of.watcher.hints = of.watcher.hints, []
+        reload = of.wakeup.reload_asked()
+        due_ns = of.reservations.next_due_ns()
         booked = due_ns is not None and now >= due_ns
         until = now + BUDGET_NS
         for at, (place, filename) in enumerate(hints, 1):
@@ -68,9 +68,9 @@ class Sight:
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:
-                of.look.hint(place, filename)
+                of.scanner.hint(place, filename)
                 if time.monotonic_ns() >= until:
-                    of.watch.hints[:0] = hints[at:]
+                    of.watcher.hints[:0] = hints[at:]
                     break
             elif filename in (layout.CONFIG, layout.PAUSED):
                 reload = True
@@ -78,27 +78,27 @@ class Sight:
             self._reload()
         if booked:
             self._see_bookings()
-        looks = of.watch.lost or (now >= self.next_due_ns and not of.look.unfinished)
+        looks = of.watcher.lost or (now >= self.next_due_ns and not of.scanner.unfinished)
         if looks:
             self._rescan(now, until)
-        elif of.look.unfinished:
+        elif of.scanner.unfinished:
             with self._pace:
-                of.look.go_on(until, busy=bool(of.watch.hints))
+                of.scanner.go_on(until, busy=bool(of.watcher.hints))
             self._put_off(now)
-        of.look.due(now)
-        of.bookings.tell_again()
+        of.scanner.due(now)
+        of.reservations.tell_again()
         if looks:  # then the file of every run is looked at, too
             with self._pace:
-                of.moves.see()
+                of.filemoves.see()
             self._put_off(now)
         else:
-            of.moves.see()
+            of.filemoves.see()
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
         self._of.keep_room()
-        self._of.look.everything(until_ns)
-        self._of.wakes.look_at_children()
+        self._of.scanner.everything(until_ns)
+        self._of.wakeup.look_at_children()
         self.next_due_ns = time.monotonic_ns() + POLL_NS
         self._see_bookings()
         self._reload()
@@ -120,7 +120,7 @@ class Sight:
                     continue
                 if job.wait.clock_at_ns is not None:
                     job.wait = job.wait.without(since_ns, of.clock())
-                    of.look.clocks.remember(job)
+                    of.scanner.clocks.remember(job)
                     of.table.settle(job)
 
     def failed(self, name: str, why: str) -> None:
@@ -137,42 +137,42 @@ class Sight:
         if reloaded:
             log.info("the configuration has changed")
             if of.settings.config.kill_grace_ns != grace_ns:
-                of.look.configuration_changed()
+                of.scanner.configuration_changed()
             if of.settings.executor != executor:
-                of.starter.tell_executors_problems()
+                of.launcher.tell_executors_problems()
             of.world.configuration_changed()
             of.logs.strict = of.settings.config.durability == "strict"
             of.table.version += 1
-        of.watch.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
-        of.telling.look()
-        was_paused, before = self.paused, of.report.problems
-        problems = (of.settings.problem, of.watch.problem, *of.telling.problems)
-        of.report.problems = [problem for problem in problems if problem]
+        of.watcher.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
+        of.events.look()
+        was_paused, before = self.paused, of.status.problems
+        problems = (of.settings.problem, of.watcher.problem, *of.events.problems)
+        of.status.problems = [problem for problem in problems if problem]
         self.see_pause()
-        if reloaded or self.paused != was_paused or of.report.problems != before:
-            of.report.changed()
+        if reloaded or self.paused != was_paused or of.status.problems != before:
+            of.status.changed()
         else:
-            of.report.refresh()
+            of.status.refresh()
 
     def _see_bookings(self) -> None:
-        if self._of.bookings.look():
+        if self._of.reservations.look():
             self._of.table.version += 1
 
     def _rescan(self, now: int, until: int) -> None:
         of = self._of
-        of.watch.lost = False
+        of.watcher.lost = False
         of.table.unblock()
         of.table.queue.look_again()
-        share = _SHARE_BESIDE_EVENTS if of.watch.problem is None else _SHARE_WITHOUT_EVENTS
+        share = _SHARE_BESIDE_EVENTS if of.watcher.problem is None else _SHARE_WITHOUT_EVENTS
         self._pace, self._pause_ns = Pace(share), 0
         with self._pace:
             self.look_at_everything(until)
-            of.starter.ask_executors_again()
+            of.launcher.ask_executors_again()
         self._put_off(now)
 
     def _put_off(self, now: int) -> None:
         """Say when the next look at everything is due, by what this one has cost so far."""
         of = self._of
         self._pause_ns += self._pace.pause_ns
-        every_ns = of.settings.config.look_every_ns if of.watch.problem is None else POLL_NS
+        every_ns = of.settings.config.look_every_ns if of.watcher.problem is None else POLL_NS
         self.next_due_ns = now + max(every_ns, self._pause_ns)

@@ -53,7 +53,7 @@ class _Inotify(InotifyFD):
         return self._inotify_fd
 
 
-class Watch:
+class DirectoryWatcher:
     """Watches directories; `hints` are the (directory, file name) pairs to look at since they were last taken."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from spool.core.lifecycle import Liveness
-from spool.dispatcher.stop import processes_of
+from spool.dispatcher.terminator import processes_of
 from spool.machine import identity, processes
 from spool.state.table import Live
 
@@ -27,7 +27,7 @@ _OUR_SIGNALS = (*_LEAVE, signal.SIGHUP, signal.SIGCHLD)
 _KIBIBYTE = 1024
 
 
-class Wakes:
+class Wakeup:
     """The reasons to wake, gathered in one epoll. Lives in the main thread."""
 
     def __init__(self, spool_dir: str) -> None:

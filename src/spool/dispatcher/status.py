@@ -1,25 +1,27 @@
-"""`state.json`: the dispatcher's last view, for people and tools. Nothing is decided by it."""
+"""Write `state.json`: the last view of the dispatcher, for people and tools. Nothing is decided by it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
 from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.scheduler import Plan
-from spool.dispatcher.arrayview import array_views
 from spool.dispatcher.confinement import Confinement
-from spool.dispatcher.counts import Counts
-from spool.dispatcher.pace import Pace
-from spool.dispatcher.watch import Watch
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.timers import Pace
 from spool.formats.state import (
     GpuView,
     HoldingView,
     JobView,
     MachineView,
+    PassesView,
     PoolView,
     RefusalView,
     StateView,
@@ -33,17 +35,19 @@ _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may cost one part in so many of a processor
 _REFRESH_SHARE = 10  # and writing what has probably not changed, one part in so many of that
+_MS = SECOND_NS // 1000
+BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
-class Report:
+class StatusWriter:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, spool: LockedSpool, table: Table, watch: Watch, confinement: Confinement) -> None:
+    def __init__(self, spool: LockedSpool, table: Table, watch: DirectoryWatcher, confinement: Confinement) -> None:
         self._spool = spool
         self._confinement = confinement
         self._table = table
-        self._watch = watch
-        self.counts = Counts()
+        self._watcher = watch
+        self.counts = PassCounts()
         self._written_of = (0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
@@ -72,7 +76,7 @@ class Report:
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
         """Write the file if it is out of date and its time has come."""
         now = time.monotonic_ns()
-        troubles = (self._watch.overflows, self.counts.errors)
+        troubles = (self._watcher.overflows, self.counts.errors)
         self._wanted |= troubles != self._written_of or self._confinement.changed
         if not force and not (self._wanted and now >= self._next_ns):
             if now >= self._beat_ns:
@@ -118,7 +122,7 @@ class Report:
             problems=(*self.problems, *self._confinement.problems()),
             machine=self._machine(machine) if machine is not None else None,
             passes=self.counts.passes(),
-            events_lost=self._watch.overflows,
+            events_lost=self._watcher.overflows,
             errors=self.counts.errors,
             jobs=jobs,
             held_back=_held_back(plan),
@@ -229,3 +233,64 @@ def _held_back(plan: Plan | None) -> HoldingView | None:
         return None
     holding = plan.holding
     return HoldingView(amounts=dict(holding.amounts), job=holding.name, rate=holding.rate, since_ns=holding.since_ns)
+
+
+class PassCounts(logging.Handler):
+    """Counts passes, and, as a handler of the log, errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors = 0
+        self._counts = [0] * (len(BOUNDS_NS) + 1)
+        self._sum_ns = 0
+        self._last_ns = 0
+
+    def passed(self, took_ns: int) -> None:
+        """Count a pass."""
+        self._counts[bisect_left(BOUNDS_NS, took_ns)] += 1
+        self._sum_ns += took_ns
+        self._last_ns = took_ns
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count an error."""
+        self.errors += 1
+
+    def passes(self) -> PassesView:
+        """Return what is known of the passes."""
+        return PassesView(
+            count=sum(self._counts),
+            sum_ns=self._sum_ns,
+            last_ns=self._last_ns,
+            bounds_ns=BOUNDS_NS,
+            counts=tuple(self._counts),
+        )
+
+
+def array_views(table: Table) -> dict[str, JobView]:
+    """Return the view of every array in progress: how far it has come is its reason."""
+    running = Counter(live.spec.task.array for live in table.live.values() if live.spec.task is not None)
+    views = {}
+    for array in table.arrays.values():
+        state, reason = State.RUNNING, array.progress(running[array.name])
+        if array.cancelled is not None:
+            state, reason = State.STOPPING, f"{array.cancelled}: {reason}"
+        elif array.held:
+            state = State.HELD
+        request = array.spec.request
+        views[array.name] = JobView(
+            state=state,
+            reason=reason,
+            run=array.run,
+            priority=array.spec.priority,
+            cpus=request.cpus,
+            memory_bytes=request.memory_bytes,
+            gpus=request.gpus,
+            resources=dict(request.resources),
+            user=array.user,
+            project=array.spec.project,
+            tags=array.spec.tags,
+            since_ns=array.arrived_at_ns,
+            started_at_ns=array.expanded_at_ns,
+            array=True,
+        )
+    return views

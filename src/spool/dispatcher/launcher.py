@@ -1,4 +1,4 @@
-"""Start what the plan says: metadir, claim, memory, launch, in the order of docs/FORMAT.md 5.
+"""Launch the runs of a plan: metadir, claim, journal, wrapper, in the order of docs/FORMAT.md 5.
 
 All starts of a pass are prepared and remembered before the first is launched, so that one line of the journal,
 and where durability asks for it one sync, serves them all.
@@ -6,7 +6,9 @@ and where durability asks for it one sync, serves them all.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,22 +21,21 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Start
-from spool.dispatcher.ahead import Ahead
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.scripts import Scripts
-from spool.dispatcher.telling import Telling
+from spool.dispatcher.events import EventRecorder
 from spool.executors import Executor, Launch, by_name, problem_with
-from spool.formats import journal, run_records
+from spool.formats import journal, run_records, wrapper
+from spool.formats.config import Config
 from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
-from spool.machine.host import local_zone, user_name
+from spool.machine.host import local_zone, umask, user_name
 from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
-from spool.store.spool import read_record
+from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class Shortage:
         return self._refusal.until_ns - now_ns if self._refusal.until_ns > now_ns else None
 
 
-class Starter:
+class Launcher:
     """Turns the starts of a plan into live runs."""
 
     def __init__(
@@ -141,12 +142,12 @@ class Starter:
         logs: Logs,
         settings: Settings,
         groups: RunGroups | None,
-        telling: Telling,
+        telling: EventRecorder,
         confinement: Confinement,
     ) -> None:
         self._confinement = confinement
         self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
-        self._telling = telling
+        self._events = telling
         self._spool = spool
         self._table = table
         self._logs = logs
@@ -154,8 +155,8 @@ class Starter:
         self._groups = groups
         self._executors: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
-        self._scripts = Scripts(spool, settings)
-        self._ahead = Ahead(spool, settings, self._scripts)
+        self._scripts = WrapperWriter(spool, settings)
+        self._ahead = Preparation(spool, settings, self._scripts)
         self.shortage = Shortage(spool)
 
     def executor(self, name: str) -> Executor:
@@ -228,7 +229,7 @@ class Starter:
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
                 why = self._in_the_way(start.name)
                 if not why:
-                    self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
+                    self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
                     prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
@@ -237,10 +238,10 @@ class Starter:
         """Have the journal know of runs before they are launched."""
         boot_id, lines = identity.boot_id(), list[journal.Line]()
         for live in prepared:
-            self._telling.run(EventName.SUBMITTED, live, now_ns)
+            self._events.run(EventName.SUBMITTED, live, now_ns)
             lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
         if lines:
-            self._telling.flush()
+            self._events.flush()
             self._logs.remember(lines)
             if not self._logs.strict and not all(live.spec.requeue for live in prepared):
                 self._logs.sync()
@@ -384,3 +385,150 @@ class Starter:
 def _take_back(live: Live) -> None:
     """Settle a run at once that was not started: its missing jid proves that, and the job goes back."""
     live.silent_until_ns, live.cleared = 0, True
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStart:
+    """The part of a metadir that was made ahead, and for which start."""
+
+    start: tuple[object, ...]
+    config: Config
+    staged: str
+    script: bytes
+
+    def serves(self, live: Live, file: JobFile, config: Config) -> bool:
+        """Whether it is what would be made for *live* now."""
+        return self.config is config and self.start == _essence(live, file)
+
+
+class Preparation:
+    """Has at most one start ready."""
+
+    def __init__(self, spool: LockedSpool, settings: Settings, scripts: WrapperWriter) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._scripts = scripts
+        self._ready: PreparedStart | None = None
+
+    def prepare(self, live: Live, file: JobFile, executor: Executor) -> bytes | None:
+        """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
+
+        Raises OSError, and SpoolError for what no process can be given.
+        """
+        if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
+            self.drop()
+        if self._ready is None:
+            path = self._spool.layout.job_file(layout.QUEUED, live.name)
+            text = read_bytes(path)
+            status = os.lstat(path)
+            if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+                return None
+            script = self._scripts.render(live, executor)
+            staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
+            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
+        return self._ready.script
+
+    def take(self, live: Live, file: JobFile) -> PreparedStart | None:
+        """Return what is ready for the start of *live*, which is the caller's from now on."""
+        if self._ready is None or not self._ready.serves(live, file, self._settings.config):
+            return None
+        try:
+            whole = set(os.listdir(self._ready.staged)) == {layout.SPEC_COPY, layout.WRAPPER}
+        except OSError:
+            whole = False
+        if not whole:  # somebody has swept the staging directory
+            self.drop()
+            return None
+        ready, self._ready = self._ready, None
+        return ready
+
+    def drop(self) -> None:
+        """Throw away what is ready."""
+        if self._ready is not None:
+            with contextlib.suppress(OSError):  # the next dispatcher sweeps it away
+                self._spool.disk.remove_tree(self._ready.staged)
+            self._ready = None
+
+
+def _essence(live: Live, file: JobFile) -> tuple[object, ...]:
+    """Return all that a start's records depend on, but for the moment and the configuration."""
+    version = (file.inode, file.mtime_ns, file.size)
+    return (live.name, live.run, version, live.spec, live.grant, live.series, live.executor)
+
+
+class WrapperWriter:
+    """Writes the wrappers of one spool."""
+
+    def __init__(self, spool: Spool, settings: Settings) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._umask = umask()
+
+    def render(self, live: Live, executor: Executor, texts: Reply | None = None) -> bytes:
+        """Return the text of `run.sh`; *texts* are those of plugins.
+
+        Raises SpoolError for what no process can be given.
+        """
+        spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
+        environment = wrapper.job_environment(
+            spec,
+            live.grant,
+            spool_dir=self._spool.root,
+            job=live.name,
+            run=live.run,
+            attempt=live.series.attempt,
+            metadir=metadir,
+        )
+        return wrapper.render(
+            wrapper.Assignments(
+                metadir=metadir,
+                command=spec.command,
+                surroundings=executor.surroundings(),
+                environment=environment,
+                shell=spec.shell,
+                workdir=expanded(spec.workdir) if spec.workdir else home(),
+                stdout=output_path(spec.stdout, live),
+                stderr=output_path(spec.stderr, live),
+                init=texts.init if texts is not None else None,
+                prep=texts.prep if texts is not None else None,
+                end=texts.end if texts is not None else None,
+                prolog=_both(self._settings.prolog, spec.prolog),
+                epilog=_both(spec.epilog, self._settings.epilog),
+                umask=self._umask,
+                cgroup=str(live.group.procs) if live.group is not None else None,
+            )
+        )
+
+
+def _both(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text) or None
+
+
+def home() -> str:
+    """Return the home directory of whoever runs this process."""
+    return os.path.expanduser("~")
+
+
+def expanded(path: str) -> str:
+    """Return *path* with `~` and variables expanded; a relative one is taken from the home directory."""
+    return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
+
+
+def output_path(template: str | None, live: Live) -> str | None:
+    """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
+
+    A relative path is taken from the workdir.
+    """
+    if template is None:
+        return None
+    index = str(live.spec.task.index) if live.spec.task is not None else ""
+    values = {"%n": live.name, "%r": str(live.run), "%a": index, "%%": "%"}
+    out, rest = [], template
+    while "%" in rest:
+        before, _, after = rest.partition("%")
+        word = "%" + after[:1]
+        out.append(before + values.get(word, word))
+        rest = after[1:]
+    path = "".join(out) + rest
+    workdir = expanded(live.spec.workdir) if live.spec.workdir else home()
+    return os.path.normpath(os.path.join(workdir, os.path.expanduser(os.path.expandvars(path))))

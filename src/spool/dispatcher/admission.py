@@ -1,4 +1,4 @@
-"""Asking before a start and before a cancel, without waiting for the answer (FORMAT 15.3).
+"""Ask hooks before a start and before a cancel, without waiting for the answer (FORMAT 15.3).
 
 A job whose start is asked about keeps its place in the plan, and the room that it is to have, and starts in the pass
 after the answer. A run whose cancel is asked about goes on.
@@ -18,15 +18,16 @@ from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
-from spool.dispatcher import happenings
+from spool.dispatcher import events
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.refusals import Refusals
 from spool.formats.listening import Reply
-from spool.state.table import Job, Live
+from spool.state.table import Job, JobFile, Live
 from spool.store.disk import status_of
+from spool.store.locked_spool import LockedSpool
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
+
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,13 @@ class _Cancel:
     number: int
 
 
-class Gates:
+class Admission:
     """The questions that are open, and the answers that wait for their use."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._of = dispatcher
-        self._telling = dispatcher.telling
-        self._refusals = Refusals(dispatcher.spool)
+        self._events = dispatcher.events
+        self._refusals = HoldReasons(dispatcher.spool)
         self._starts: dict[str, _Start] = {}
         self._cancels: dict[tuple[str, int], _Cancel] = {}
         self._allowed: set[tuple[str, int]] = set()  # runs whose cancel nobody minds
@@ -70,7 +71,7 @@ class Gates:
 
     def hear(self) -> None:
         """Take in the answers that came since the last pass."""
-        telling = self._telling
+        telling = self._events
         if not telling.settled:
             telling.settled = True
             self._settle()
@@ -102,7 +103,7 @@ class Gates:
 
     def allowed(self, starts: tuple[Start, ...], now: int) -> tuple[Start, ...]:
         """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others."""
-        if EventName.SUBMITTING not in self._telling.asked:
+        if EventName.SUBMITTING not in self._events.asked:
             return starts
         return tuple(start for start in starts if self._may_start(start, now))
 
@@ -111,15 +112,15 @@ class Gates:
         if stop.kind is not StopKind.CANCEL:
             self.forget([live])  # it ends whatever the answer is
             return True
-        if EventName.CANCELLING not in self._telling.asked:
+        if EventName.CANCELLING not in self._events.asked:
             return True
-        if live.key in self._allowed or f"{live.name}:{live.run}:{EventName.CANCELLING}" in self._telling.known:
+        if live.key in self._allowed or f"{live.name}:{live.run}:{EventName.CANCELLING}" in self._events.known:
             return True
         live.stop, live.asking = None, True
         if live.key not in self._cancels:
             why = f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
-            event = happenings.of_run(EventName.CANCELLING, live, self._of.spool.root, self._of.clock(), why)
-            self._cancels[live.key] = _Cancel(live, stop, self._telling.ask(event))
+            event = events.of_run(EventName.CANCELLING, live, self._of.spool.root, self._of.clock(), why)
+            self._cancels[live.key] = _Cancel(live, stop, self._events.ask(event))
         return False
 
     def forget(self, lives: Iterable[Live]) -> None:
@@ -130,7 +131,7 @@ class Gates:
             if cancel is not None:
                 with self._of.confinement.of(Thing.of_run(live.key), "take back the cancel of"):
                     self._of.spool.disk.discard(self._of.spool.layout.record(*live.key, layout.STOP))
-                self._telling.listening.forget(cancel.number)
+                self._events.client.forget(cancel.number)
                 self._no_longer_asked(cancel)
 
     # Starts.
@@ -149,12 +150,12 @@ class Gates:
                 return False
             if time.monotonic_ns() - asked.at_ns < _GOOD_FOR_NS:
                 del self._starts[start.name]
-                self._of.starter.texts[start.name] = asked.reply
+                self._of.launcher.texts[start.name] = asked.reply
                 return True
         if asked is not None:
-            self._telling.listening.forget(asked.number)
-        event = happenings.of_file(EventName.SUBMITTING, job, job.queued, self._of.spool.root, now)
-        number = self._telling.ask(replace(event, grant=start.grant))
+            self._events.client.forget(asked.number)
+        event = events.of_file(EventName.SUBMITTING, job, job.queued, self._of.spool.root, now)
+        number = self._events.ask(replace(event, grant=start.grant))
         self._starts[start.name] = _Start(of, number)
         job.asked = ASKED
         return False
@@ -175,13 +176,13 @@ class Gates:
         """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
         of = self._of
         if not self._refusals.hold(job.name, why):
-            job.blocked = of.report.blocked[job.name] = why
+            job.blocked = of.status.blocked[job.name] = why
             of.table.settle(job)
             return
         log.info("job %s is held: %s", job.name, why)
         self._starts.pop(job.name, None)
-        of.look.examine(QUEUED, job.name)
-        of.look.examine(HELD, job.name)
+        of.scanner.examine(QUEUED, job.name)
+        of.scanner.examine(HELD, job.name)
 
     def _forget_old(self) -> None:
         """Forget what was answered of jobs that went away meanwhile."""
@@ -193,12 +194,12 @@ class Gates:
 
     def _settle(self) -> None:
         """After a change of who is to be asked: what nobody asks about any more need not wait."""
-        if EventName.SUBMITTING not in self._telling.asked:
+        if EventName.SUBMITTING not in self._events.asked:
             for name in self._starts:
                 if (job := self._of.table.jobs.get(name)) is not None:
                     job.asked = ""
             self._starts.clear()
-        if EventName.CANCELLING not in self._telling.asked:
+        if EventName.CANCELLING not in self._events.asked:
             for cancel in list(self._cancels.values()):
                 self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, Reply(cancel.number))
         self._of.table.version += 1
@@ -234,7 +235,7 @@ class Gates:
                     spool.disk.move(spool.layout.job_file(DONE, name), running)
                 else:
                     spool.disk.publish(running, spool.record(name, live.run, layout.SPEC_COPY) or b"")
-        self._of.look.moved.add(name)
+        self._of.scanner.moved.add(name)
         self._of.table.version += 1
 
 
@@ -242,3 +243,34 @@ def _version(job: Job) -> tuple[object, ...]:
     file, wait = job.queued, job.wait
     assert file is not None
     return file.inode, file.mtime_ns, file.size, job.series, wait.arrived_at_ns if wait is not None else 0
+
+
+class HoldReasons:
+    """The reasons on the disk."""
+
+    def __init__(self, spool: LockedSpool) -> None:
+        self._spool = spool
+
+    def hold(self, name: str, why: str) -> bool:
+        """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
+        disk, path = self._spool.disk, self._spool.layout.reason_file(name)
+        if status_of(self._spool.layout.job_file(HELD, name)) is not None:
+            return False
+        # In this order a crash leaves a reason without a job, which the next look takes away.
+        disk.put(path, f"{why}\n".encode())
+        try:
+            disk.move(self._spool.layout.job_file(QUEUED, name), self._spool.layout.job_file(HELD, name))
+        except FileExistsError:
+            disk.discard(path)
+            return False
+        except FileNotFoundError:  # it was moved or deleted meanwhile
+            disk.discard(path)
+        return True
+
+    def why(self, name: str, file: JobFile) -> str:
+        """Return why spool has held this version of a job's file, "" if it has not."""
+        return self._spool.why_held(name, file.mtime_ns)
+
+    def withdraw(self, name: str) -> None:
+        """Take the reason away: the job is no longer held by us."""
+        self._spool.disk.discard(self._spool.layout.reason_file(name))

@@ -13,9 +13,9 @@ from spool.core.events import EventName
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
 from spool.core.reservations import is_active
-from spool.dispatcher import happenings
+from spool.dispatcher import events
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.lasting import Kind, Lasting, lasting
+from spool.dispatcher.events import Kind, Lasting, lasting
 from spool.state.table import Live
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
 
 
-class Noticing:
+class Monitor:
     """The part of a dispatcher that notices. Where nobody listens it does nothing."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._of = dispatcher
-        self._telling = dispatcher.telling
+        self._events = dispatcher.events
         self._root = dispatcher.spool.root
         self._silent: dict[tuple[str, int], Live] = {}  # runs that are to be told as started, and have no jid yet
         self._look_at_ns = 0
@@ -41,19 +41,19 @@ class Noticing:
     def next_due_ns(self) -> int | None:
         """Return when there is something to look for, on the monotonic clock."""
         due = [self._look_at_ns] if self._silent else []
-        if EventName.POLLING in self._telling.wanted and self._of.table.live:
+        if EventName.POLLING in self._events.wanted and self._of.table.live:
             due.append(self._poll_at_ns)
         if self._wants_reservations:
             at = self._of.clock()
-            turns = [moment for one in self._of.bookings.standing for moment in (one.start_at_ns, one.end_at_ns)]
+            turns = [moment for one in self._of.reservations.standing for moment in (one.start_at_ns, one.end_at_ns)]
             due += [time.monotonic_ns() + moment - at for moment in turns if moment > at]
         return min(due, default=None)
 
     def turn(self, machine: Machine | None) -> None:
         """Tell of what is so now and was not before."""
         self._see_started()
-        wanted = self._telling.wanted
-        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._of.bookings.ask_for_gpus)
+        wanted = self._events.wanted
+        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._of.reservations.ask_for_gpus)
         if not wanted:
             return
         if EventName.POLLING in wanted:
@@ -67,12 +67,12 @@ class Noticing:
 
     def begins(self) -> None:
         """Tell that the dispatcher serves, and that the one before it was killed."""
-        telling, now = self._telling, self._of.clock()
+        telling, now = self._events, self._of.clock()
         self._forget_the_gone()
         for before in lasting(telling.known, Kind.DISPATCHER):
             if telling.wants(EventName.DISPATCHER_STOPPED):
                 why = "it was killed, or the machine went down"
-                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, before, self._root, now, why))
+                telling.tell(events.of_spool(EventName.DISPATCHER_STOPPED, before, self._root, now, why))
             telling.forget(before.key)
         this = Lasting(Kind.DISPATCHER, "", now)
         if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
@@ -82,27 +82,27 @@ class Noticing:
             self._of.logs.remember(telling.notes)
             telling.notes = []
         if telling.wants(EventName.DISPATCHER_STARTED):
-            telling.tell(happenings.of_spool(EventName.DISPATCHER_STARTED, this, self._root, now))
+            telling.tell(events.of_spool(EventName.DISPATCHER_STARTED, this, self._root, now))
 
     def _forget_the_gone(self) -> None:
         """Forget what was told of runs that are over, where a power cut took the line that says so."""
         live = {_key(each, name) for each in self._of.table.live.values() for name in _OF_RUNS}
-        for key in [key for key in self._telling.known if key.endswith(_OF_RUNS) and key not in live]:
-            self._telling.forget(key)
+        for key in [key for key in self._events.known if key.endswith(_OF_RUNS) and key not in live]:
+            self._events.forget(key)
 
     def leaves(self) -> None:
         """Tell that the dispatcher leaves."""
-        telling = self._telling
+        telling = self._events
         for this in lasting(telling.known, Kind.DISPATCHER):
             if telling.wants(EventName.DISPATCHER_STOPPED):
-                telling.tell(happenings.of_spool(EventName.DISPATCHER_STOPPED, this, self._root, self._of.clock()))
+                telling.tell(events.of_spool(EventName.DISPATCHER_STOPPED, this, self._root, self._of.clock()))
             telling.forget(this.key)
 
     # Runs.
 
     def watch_run(self, live: Live) -> None:
         """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
-        telling = self._telling
+        telling = self._events
         if live.adopted:
             with self._of.confinement.of(Thing.of_run(live.key), "read the record kept of"):
                 live.kept = self._of.spool.why_kept(live.name, live.run)
@@ -112,7 +112,7 @@ class Noticing:
 
     def stopping(self, live: Live, stop: Stop) -> None:
         """Tell that a run is about to be cancelled, before that is on record."""
-        telling, key = self._telling, _key(live, EventName.CANCELLING)
+        telling, key = self._events, _key(live, EventName.CANCELLING)
         if stop.kind is not StopKind.CANCEL or key in telling.known:
             return
         if telling.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in telling.asked:
@@ -122,15 +122,15 @@ class Noticing:
 
     def ended(self, lives: list[Live]) -> None:
         """Tell that those have started of which that was not noticed before they were over."""
-        if not self._silent and not self._telling.known:
+        if not self._silent and not self._events.known:
             return
         for live in lives:
             void = live.proof is not None and live.proof.verdict is Verdict.VOID  # its wrapper may have begun
             if self._silent.pop(live.key, None) is not None and not void and self._has_begun(live):
-                self._telling.run(EventName.STARTED, live, self._of.clock())
+                self._events.run(EventName.STARTED, live, self._of.clock())
         for live in lives:
             for name in _OF_RUNS:
-                self._telling.forget(_key(live, name))
+                self._events.forget(_key(live, name))
 
     def _has_begun(self, live: Live) -> bool:
         if live.jid is not None or live.exit_code is not None:
@@ -150,8 +150,8 @@ class Noticing:
         for live in list(self._silent.values()):
             found = self._jid(live)
             if isinstance(found, Jid):
-                self._telling.run(EventName.STARTED, live, self._of.clock())
-                self._telling.note(_key(live, EventName.STARTED))
+                self._events.run(EventName.STARTED, live, self._of.clock())
+                self._events.note(_key(live, EventName.STARTED))
             if found is not Liveness.ABSENT:
                 self._silent.pop(live.key)
         self._pause_ns = min(2 * self._pause_ns, _LATER_NS)
@@ -166,31 +166,33 @@ class Noticing:
         for live in self._of.table.live.values():
             if live.holds_room and live.key not in self._silent:
                 minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
-                self._telling.run(EventName.POLLING, live, at_ns, part=str(minutes))
+                self._events.run(EventName.POLLING, live, at_ns, part=str(minutes))
 
     # Reservations and GPUs.
 
     @property
     def _wants_reservations(self) -> bool:
-        return bool(self._telling.wanted & {EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
+        return bool(self._events.wanted & {EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
 
     def _see_reservations(self, now: int) -> None:
-        telling = self._telling
-        standing = {Lasting(Kind.RESERVATION, one.name, one.created_at_ns): one for one in self._of.bookings.standing}
+        telling = self._events
+        standing = {
+            Lasting(Kind.RESERVATION, one.name, one.created_at_ns): one for one in self._of.reservations.standing
+        }
         for this, one in standing.items():
             if this.key not in telling.known and is_active(one, now):
                 if telling.wants(EventName.RESERVATION_STARTED):
-                    telling.tell(happenings.of_reservation(EventName.RESERVATION_STARTED, this, self._root, now, one))
+                    telling.tell(events.of_reservation(EventName.RESERVATION_STARTED, this, self._root, now, one))
                 telling.note(this.key)
         for this in lasting(telling.known, Kind.RESERVATION):
             left = standing.get(this)
             if left is None or not is_active(left, now):
                 if telling.wants(EventName.RESERVATION_ENDED):
-                    telling.tell(happenings.of_reservation(EventName.RESERVATION_ENDED, this, self._root, now, left))
+                    telling.tell(events.of_reservation(EventName.RESERVATION_ENDED, this, self._root, now, left))
                 telling.forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
-        telling = self._telling
+        telling = self._events
         granted = {uuid for run in self._of.table.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
         taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
         for gpu in machine.gpus:
@@ -199,7 +201,7 @@ class Noticing:
             if is_taken and this is None:
                 telling.note(Lasting(Kind.GPU, gpu.uuid, now).key)
             elif not is_taken and this is not None:
-                telling.tell(happenings.of_spool(EventName.GPU_FREE, this, self._root, now))
+                telling.tell(events.of_spool(EventName.GPU_FREE, this, self._root, now))
                 telling.forget(this.key)
 
 

@@ -23,7 +23,7 @@ _END = "end"
 _FEW_HELD = 64  # whose dependencies are looked at by every decision
 
 
-class Acting:
+class Scheduling:
     """The part of a dispatcher that decides and acts."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -36,12 +36,12 @@ class Acting:
         """Decide anew if anything has changed, and do what was decided; return whether anything was started."""
         of, now = self._of, self._of.clock()
         before, machine = of.machine, of.world.machine(now)
-        if refusal := of.starter.shortage.words(now):
+        if refusal := of.launcher.shortage.words(now):
             machine = replace(machine, refusal=refusal)
         of.machine = machine
         if before is None or machine.gpus != before.gpus:
-            of.report.changed()
-        of.bookings.machine_has(of.world.gpu_indices)
+            of.status.changed()
+        of.reservations.machine_has(of.world.gpu_indices)
         made_of = (of.table.version, of.world.what_counts(machine))
         plan = of.plan
         if (
@@ -53,7 +53,7 @@ class Acting:
             return False
         plan = of.plan = self._decide(machine, now, plan)
         self._decided = None  # until all of it is done: after an error it is made again
-        of.report.changed()
+        of.status.changed()
         left = [ending for ending in plan.endings if not self._end(ending, now)]
         self._waits_for_gpus = [start for start in plan.starts if not of.world.may_start_on(start.grant)]
         if self._waits_for_gpus:
@@ -72,7 +72,7 @@ class Acting:
             return False
         with of.confinement.of(thing, _END) as piece:
             place = QUEUED if job.queued is not None else HELD
-            of.finisher.end_unstarted(job, place, ending.outcome, str(ending.reason), of.logs.account, now)
+            of.finalizer.end_unstarted(job, place, ending.outcome, str(ending.reason), of.logs.account, now)
             log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
         return not piece.failed
 
@@ -97,7 +97,7 @@ class Acting:
         runs = of.table.runs
         if not runs or of.plan is None or of.machine is None:
             return None
-        if EventName.SUBMITTING in of.telling.asked:
+        if EventName.SUBMITTING in of.events.asked:
             return None  # who is asked may have texts for the script
         if not of.table.queue.is_simple or len(of.table.held) > _FEW_HELD:
             return None  # it would cost more than it saves
@@ -119,30 +119,30 @@ class Acting:
             machine,
             ended=of.outcomes,
             arrays=of.arrays.names,
-            reservations=of.bookings.standing,
-            paused=of.sight.paused,
+            reservations=of.reservations.standing,
+            paused=of.observer.paused,
             holding=before.holding if before is not None else Holding(),
         )
 
     def _start(self, wanted: Sequence[Start], now: int) -> bool:
         of = self._of
         # Last of all those who are asked: a yes is used up, and what NVML said is old by the next pass.
-        starts = of.gates.allowed(tuple(wanted), now) if wanted else ()
+        starts = of.admission.allowed(tuple(wanted), now) if wanted else ()
         if not starts:
             return False
         # What a look found goes to the journal before a start that follows from it.
         of.flush()
-        runs, blocked, trouble = of.starter.start(starts, now)
+        runs, blocked, trouble = of.launcher.start(starts, now)
         for live in runs:
             of.watch_run(live)
             of.outcomes.forget(live.name)
             of.arrays.names.forget(live.name)
-            of.report.blocked.pop(live.name, None)
+            of.status.blocked.pop(live.name, None)
         for one in blocked:
-            if not one.told and of.report.blocked.get(one.name) != one.why:
+            if not one.told and of.status.blocked.get(one.name) != one.why:
                 log.error("cannot start job %s: %s", one.name, one.why)
             job = of.table.job(one.name)
-            job.blocked = of.report.blocked[one.name] = one.why
+            job.blocked = of.status.blocked[one.name] = one.why
             of.table.settle(job)  # it keeps nobody else waiting, and is tried again after the next look
         if trouble is not None:
             raise trouble

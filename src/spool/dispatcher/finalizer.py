@@ -1,4 +1,4 @@
-"""The paperwork of a run that is over: whether the job goes on, result.toml, the history, the move of the job file.
+"""Finalize a run that is over: decide whether the job goes on, write result and history, move the job file.
 
 It can be cut off anywhere and is done again by the next dispatcher. How the run ended is known before (`conclude`),
 and its resources are given to the next before anything is written: nothing waits for paper.
@@ -13,9 +13,9 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import again
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
-from spool.dispatcher.conclude import COULD_NOT_START
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.telling import Telling
+from spool.dispatcher.events import EventRecorder
+from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
@@ -27,7 +27,7 @@ from spool.store.locked_spool import LockedSpool
 _FILE = "file"
 
 
-class Finisher:
+class Finalizer:
     """Ends runs. `lines` gathers what the journal is to be told.
 
     *revisit* has a job's files looked at anew, *outcome* is told of every job that has ended for good.
@@ -40,11 +40,11 @@ class Finisher:
         revisit: Callable[[Job], None],
         outcome: Callable[[str, State], None],
         settings: Settings,
-        telling: Telling,
+        telling: EventRecorder,
         confinement: Confinement,
     ) -> None:
         self._confinement = confinement
-        self.telling = telling
+        self.events = telling
         self._spool = spool
         self._table = table
         self._revisit = revisit
@@ -71,7 +71,7 @@ class Finisher:
         for live in ready:
             if live.result is not None:
                 self._tell(self._table.job(live.name), live.result, live.spec)
-        self.telling.flush()
+        self.events.flush()
         filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, account, now_ns))]
         return filed
 
@@ -183,14 +183,14 @@ class Finisher:
             )
         self._put_unstarted(result, text, account)
         self._tell(job, result, live.spec)
-        self.telling.flush()
+        self.events.flush()
         spool.file_away(name, RUNNING, text)
         self._outcome(name, result.outcome)
 
     def _tell(self, job: Job, result: Result, spec: Spec | None) -> None:
         """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
         if job.told_run != result.run:
-            self.telling.end(result, spec)
+            self.events.end(result, spec)
             job.told_run = result.run
 
     def _put_unstarted(self, result: Result, text: bytes | None, account: Callable[[bytes], None]) -> None:
@@ -268,7 +268,7 @@ class Finisher:
         self._put_unstarted(result, text, account)
         file = job.queued or job.held
         self._tell(job, result, file.spec if file is not None else spool.job_spec(place, name))
-        self.telling.flush()
+        self.events.flush()
         if place != DONE:
             spool.file_away(name, place, text)
         self._outcome(name, result.outcome)
@@ -287,7 +287,7 @@ class Finisher:
         result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
         self._put_unstarted(result, text, account)
         self._tell(gone, result, gone.queued.spec if gone.queued is not None else None)
-        self.telling.flush()
+        self.events.flush()
         self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
         self._outcome(name, result.outcome)
         goes_on = self._table.jobs.get(name)
