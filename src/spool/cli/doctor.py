@@ -8,7 +8,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.query.doctor import Finding, Level, examine
 
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
