@@ -20,6 +20,7 @@ from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Limits
 from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.timers import Timer
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
 from spool.state.table import FRESH, Live, Table, Wait
@@ -57,7 +58,7 @@ def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
 
     def look() -> bool:
         before = path.stat().st_ino if path.exists() else None
-        now.watcher.lost, now.status._next_ns = True, 0
+        now.watcher._lost, now.status._next_ns = True, 0
         now.turn()
         return path.stat().st_ino != before
 
@@ -76,7 +77,7 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     session.turns(1)
     now = session.now
     assert now is not None
-    (live,) = now.table.live.values()
+    (live,) = now.state.live.values()
     jid = session.world.root / "jobs" / "long" / "1" / layout.JID
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
@@ -126,12 +127,14 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
     monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
-    now.watcher.lost = True
-    now.observer.see()
-    due_ns = now.observer.next_due_ns
+    now.watcher._lost = True
+    now.observer.listen()
+    now.observer.look()
+    due_ns = now.observer._timer.at_ns or 0
     assert due_ns - time.monotonic_ns() > 15_000_000_000
-    now.observer.see()
-    assert now.observer.next_due_ns == due_ns  # another pass is no look
+    now.observer.listen()
+    now.observer.look()
+    assert (now.observer._timer.at_ns or 0) == due_ns  # another pass is no look
 
 
 # Memory.
@@ -151,7 +154,7 @@ class Memory:
         monkeypatch.setattr(supervisor, "pss_bytes", lambda pids: self.pss * len(list(pids)))
         monkeypatch.setattr(supervisor.identity, "start_ticks", lambda pid: self.ticks)
         monkeypatch.setattr(supervisor, "processes_of", self._walk)
-        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere"))
+        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere", Timer()))
         self.limits._census = self  # type: ignore[assignment]
         self.limits.add(self.live)
 
