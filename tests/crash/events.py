@@ -9,20 +9,20 @@ import pytest
 from crash.world import World
 from spool.core import layout
 from spool.core.events import Event, EventName
-from spool.dispatcher import monitor, recover, start
-from spool.dispatcher.listening import Listening
+from spool.dispatcher import launcher, monitor, recovery
+from spool.dispatcher.listener_client import ListenerClient
 from spool.store.disk import Disk
 from spool.store.eventlog import Inbox
 
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process that tells the listeners, and each play make the same changes in the same passes."""
-    monkeypatch.setattr(Listening, "tick", lambda _: None)
-    monkeypatch.setattr(Listening, "next_due_ns", lambda _: None)
+    monkeypatch.setattr(ListenerClient, "tick", lambda _: None)
+    monkeypatch.setattr(ListenerClient, "next_due_ns", lambda _: None)
     for name in ("_SOON_NS", "_LATER_NS"):
         monkeypatch.setattr(monitor, name, 0)
-    monkeypatch.setattr(start, "SILENT_NS", 0)
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
 
 def want_everything(world: World) -> None:

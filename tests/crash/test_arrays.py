@@ -18,7 +18,7 @@ from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result
-from spool.dispatcher import expand
+from spool.dispatcher import arrays
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
@@ -73,7 +73,7 @@ def _see_it_missing(session: Session) -> None:
             return
         now = session.now
         assert now is not None
-        for array in now.table.arrays.values():
+        for array in now.state.arrays.values():
             if array.missing_ns is not None:
                 array.missing_ns = 1
     raise AssertionError("the array was not cancelled")
@@ -201,7 +201,7 @@ def _played_while_full(
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what could not be written tried again in the next pass, and no process that tells the listeners."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(expand, "_TRY_AGAIN_NS", 0)
+    monkeypatch.setattr(arrays, "_TRY_AGAIN_NS", 0)
 
 
 @pytest.mark.usefixtures("nobody_waits")

@@ -24,8 +24,7 @@ from spool.client.requests import Done, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
-from spool.dispatcher import confinement, expand, filemoves, look
-from spool.dispatcher.dues import due_in_ns
+from spool.dispatcher import arrays, confinement, filemoves, scanner
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
@@ -75,7 +74,7 @@ def _running(*lines: str) -> Callable[[Session], None]:
 
 def _time_is_over(session: Session) -> None:
     assert session.now is not None
-    for live in session.now.table.live.values():
+    for live in session.now.state.live.values():
         live.started_boot_ns = -(10**15)
         session.now.limits.add(live)
 
@@ -133,8 +132,8 @@ def _stage(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sessio
     """Give a session whose dispatchers meet the faults, and its users do not."""
     nobody_reads(monkeypatch)
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(look, "RECHECK_NS", 0)
-    monkeypatch.setattr(expand, "_TRY_AGAIN_NS", 0)
+    monkeypatch.setattr(scanner, "RECHECK_NS", 0)
+    monkeypatch.setattr(arrays, "_TRY_AGAIN_NS", 0)
     with world_at(root, monkeypatch) as world, PathFaults(_concerns(world)) as faults:
         faults.active = False
         world.cpus = 4
@@ -195,7 +194,7 @@ def _rests(session: Session, now: Dispatcher, monkeypatch: pytest.MonkeyPatch) -
         session.looks_at_everything = False
         assert not session._turn(), "it does not come to rest"
         session.looks_at_everything = True
-        assert due_in_ns(now, None) != 0, "it spins"
+        assert now.due_in_ns() != 0, "it spins"
         for trouble in now.confinement._troubles.values():
             trouble.pause_ns = trouble.again_at_ns = 0
 
@@ -430,14 +429,14 @@ def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_l
         session.settle()
         assert session.now is not None
         trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
-        monkeypatch.setattr(session.now.telling.listening, "trouble", trouble)
+        monkeypatch.setattr(session.now.events._client, "trouble", trouble)
         session.users.submit("x", "ok")
         session.turns(6)
         text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
         assert [text in problem for problem in session.now.confinement.problems()] == [True]
         assert [text in message for message in caplog.messages].count(True) == 1
         assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.now.telling.listening.trouble = None
+        session.now.events._client.trouble = None
         session.turns(1)
         assert not session.now.confinement.problems()
         session.end()
@@ -495,7 +494,7 @@ def test_nothing_starts_while_the_history_cannot_be_written(tmp_path: Path, monk
         assert session.now is not None
         assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
         assert session.users.path(QUEUED, "later").exists()
-        view = session.now.report._view(session.now.plan, session.now.machine, paused=False)
+        view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
         assert "history.jsonl: Input/output error" in view.jobs["later"].reason
         assert view.machine is not None
         assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"

@@ -19,12 +19,12 @@ from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
-from spool.dispatcher import filemoves, start
-from spool.dispatcher.lasting import Kind, Lasting, lasting
-from spool.formats.listening import Reply
+from spool.dispatcher import filemoves, launcher
+from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
+from spool.formats.listener_protocol import Reply
 from spool.listeners import discovery
 from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
     hooks = HookFiles()
     monkeypatch.setattr(discovery, "find_hooks", lambda _: hooks)
     with world_at(tmp_path / "world", monkeypatch) as world:
-        monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+        monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
         session = Session(world)
         try:
             session.users.submit("long", "hang")
@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
             session.turns(4)
             assert events(world) == []
             for _ in range(2):
-                session.now.noticing._poll_at_ns = 0
+                session.now.monitor._poll_at_ns = 0
                 session.turns(4)
             assert [(event.name, event.job, event.run) for event in events(world)] == [("polling", "long", 1)] * 2
         finally:
@@ -177,7 +177,7 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
-    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         world.cpus = 3
         session = Session(world)
@@ -195,23 +195,28 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
                 (EventName.DISPATCHER_STOPPED, None): 1,
             }
             assert session.now is not None
-            session.now.noticing.leaves()
-            session.now.flush()
+            session.now.monitor.leaves()
+            session.now.journal.commit()
             assert [event.job for event in events(world)][len(told) :] == [None]
             assert len({event.id for event in events(world)}) == len(told) + 1
         finally:
             session.end()
 
 
-@given(st.from_regex(rf"\A{layout.NAME_PATTERN}\Z"), st.sampled_from(Kind), st.integers(), st.sampled_from(EventName))
+@given(
+    st.from_regex(rf"\A{layout.NAME_PATTERN}\Z"),
+    st.sampled_from(ConditionKind),
+    st.integers(),
+    st.sampled_from(EventName),
+)
 def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
-    name: str, kind: Kind, since_ns: int, event: EventName
+    name: str, kind: ConditionKind, since_ns: int, event: EventName
 ) -> None:
     """The journal gives back of each kind what it was given, whatever else stands there; ids have no slash."""
-    written = [Lasting(kind, named, since_ns) for named in (name, "", f"MIG-GPU-1:{name}")]
+    written = [OngoingCondition(kind, named, since_ns) for named in (name, "", f"MIG-GPU-1:{name}")]
     keys = [*(each.key for each in written), f"{name}:1:{event}", f"{kind}:1:{event}", "/", "/gpu:", f"/{kind}:x"]
-    assert lasting(keys, kind) == written
-    assert [found for other in Kind if other is not kind for found in lasting(keys, other)] == []
+    assert conditions(keys, kind) == written
+    assert [found for other in ConditionKind if other is not kind for found in conditions(keys, other)] == []
     assert not any("/" in each.id for each in written)
 
 
@@ -219,7 +224,7 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         session = Session(world)
         try:
@@ -230,13 +235,13 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             now = session.now
             assert now is not None
             assert now.asking
-            assert now.moves.next_due_ns() is None
-            assert len(now.telling.listening._questions) == 1
+            assert now.filemoves._timer.at_ns is None
+            assert len(now.events._client._reviews._all) == 1
             assert world.pids("long")
-            now.telling.replies.append(Reply(1, no="not yet"))
+            now.events._answered(Reply(1, Answer(no="not yet")))
             session.turns(4)
             assert not now.asking
-            assert now.moves.next_due_ns() is None
+            assert now.filemoves._timer.at_ns is None
             assert session.users.path(RUNNING, "long").exists()
             assert world.pids("long")
         finally:
@@ -248,7 +253,7 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(start, "SILENT_NS", 30_000_000_000)
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         session = Session(world, iter([disk]))
@@ -263,9 +268,10 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                 session.turns(4)
             now = session.now
             assert now is not None
-            asked = sorted(now.telling.listening._questions)
+            asked = sorted(now.events._client._reviews._all)
             assert len(asked) == 2
-            now.telling.replies += [Reply(number, no="not yet") for number in asked]
+            for number in asked:
+                now.events._answered(Reply(number, Answer(no="not yet")))
             disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
             session.turns(6)
             assert len(session.errors) == 1

@@ -13,7 +13,7 @@ from crash.cuts import can_be_torn, noting, where
 from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
-from spool.dispatcher import look, recover, start
+from spool.dispatcher import launcher, recovery, scanner
 from spool.state.table import Live
 from spool.testing.faults import FaultyDisk
 
@@ -51,8 +51,8 @@ def _check(world: World) -> None:
 def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
     """Return the disk of a script that nothing cut off."""
     # A wrapper that was prepared and never launched, for want of room, is not waited for.
-    monkeypatch.setattr(start, "SILENT_NS", 0)
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
     with world_at(tmp_path / "whole", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         play(world, iter([disk]))
@@ -124,7 +124,7 @@ def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
                 session.users.submit(name, "ok")
             session.turns(1)
             assert session.now is not None
-            concluder, over = session.now.ends.concluder, list[str]()
+            concluder, over = session.now.supervisor.concluder, list[str]()
             conclude = concluder.conclude
 
             def full(live: Live) -> bool:
@@ -147,7 +147,7 @@ def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that never began, and whose file was deleted, the end is written down as soon as there is room."""
-    monkeypatch.setattr(start, "SILENT_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
 
     def played(number: int | None) -> FaultyDisk:
         with world_at(tmp_path / f"{number}", monkeypatch) as world:
@@ -177,7 +177,7 @@ def test_a_cancel_of_what_waits_is_filed_however_long_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that was moved to `done/` while it waited is not forgotten, as one is that stays away, before that."""
-    monkeypatch.setattr(look, "FORGET_NS", 0)
+    monkeypatch.setattr(scanner, "FORGET_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         session = Session(world, iter([disk]))

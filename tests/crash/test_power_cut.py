@@ -14,7 +14,7 @@ from crash.power import LossyDisk, Unsynced
 from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
-from spool.dispatcher import recover
+from spool.dispatcher import recovery
 from spool.formats import journal
 from spool.formats.journal import recall
 from spool.store.disk import Disk
@@ -114,7 +114,7 @@ def _blackout(root: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int | None, s
 def test_a_power_cut_repeats_at_most_what_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any change: a job that must not be requeued is not begun twice, the others once more at most, none is lost."""
     print(f"POWER_SEED={SEED}")
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
     whole = _blackout(tmp_path / "whole", monkeypatch, None, SEED)
     count = whole.disks[0].count
     failures = []

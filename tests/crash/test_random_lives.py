@@ -12,7 +12,7 @@ import pytest
 
 from crash.world import Session, World, check, history, world_at
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.dispatcher import filemoves, recover, start
+from spool.dispatcher import filemoves, launcher, recovery
 from spool.store import locked_spool
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
@@ -169,8 +169,8 @@ def test_nothing_is_lost_and_nothing_runs_twice(tmp_path: Path, monkeypatch: pyt
     """Whatever people do and whatever ends the dispatcher, each submission runs, and each run once."""
     print(f"LIVES_SEED={SEED}")
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
-    monkeypatch.setattr(start, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
     monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
     for number in range(LIVES):
         live(tmp_path / f"{number}", monkeypatch, SEED + number)

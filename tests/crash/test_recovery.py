@@ -17,7 +17,7 @@ from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Jid, State, StopKind
-from spool.dispatcher import filemoves, look, recover
+from spool.dispatcher import filemoves, recovery, scanner
 from spool.formats import run_records
 from spool.machine import identity
 from spool.store import locked_spool
@@ -223,7 +223,7 @@ def test_a_jid_that_stays_cut_short_counts_as_a_start(session: Session, monkeypa
     _running(session, "job")
     session.world.kill("job")
     _record(session, "job", layout.JID).write_bytes(b"12")
-    monkeypatch.setattr(recover, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
     session.settle()
     assert _outcomes(session, "job") == ("lost 1.0 requeue", "finished 1.1")
     check(session.world)
@@ -451,17 +451,17 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a directory cannot be listed, the jobs in it keep their places."""
-    monkeypatch.setattr(look, "FORGET_NS", 0)
+    monkeypatch.setattr(scanner, "FORGET_NS", 0)
     session.survives_errors = True
     session.users.submit("job", "ok", "cpus = 99")
     session.settle()
     assert session.now is not None
-    wait = session.now.table.jobs["job"].wait
+    wait = session.now.state.jobs["job"].wait
     with monkeypatch.context() as broken:
         broken.setattr(os, "listdir", _refuse)
         session.turns(2)
     session.settle()
-    assert session.now.table.jobs["job"].wait is wait
+    assert session.now.state.jobs["job"].wait is wait
 
 
 def _refuse(path: str) -> list[str]:

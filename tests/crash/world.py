@@ -23,7 +23,7 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Jid, Machine, Result, Stop, StopKind
+from spool.core.model import Jid, Machine, Result, Stop, StopKind
 from spool.dispatcher import confinement, loop
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.terminator import Terminator
@@ -265,14 +265,14 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     except BaseException:
         spool.release()
         raise
-    made.starter._executors = {"process": world}
-    made.groups = made.starter._groups = None
-    made.stopper.__class__ = _Stopper
-    made.stopper.world = world  # type: ignore[attr-defined]
-    made.wakes.left_behind = lambda live: bool(world.pids(*live.key)) or live.key in world.left  # type: ignore[method-assign]
-    made.report.write = lambda *_, **__: None  # type: ignore[method-assign]
-    made.report.next_due_ns = lambda: time.monotonic_ns() + SECOND_NS  # type: ignore[method-assign]
-    made.watch.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
+    made.launcher._executors = {"process": world}
+    made.groups = made.launcher._groups = None
+    made.terminator.__class__ = _Stopper
+    made.terminator.world = world  # type: ignore[attr-defined]
+    made.wakeup.left_behind = lambda live: bool(world.pids(*live.key)) or live.key in world.left  # type: ignore[method-assign]
+    made.status.write = lambda *_, **__: None  # type: ignore[method-assign]
+    made.status._plan_next = lambda: None  # type: ignore[method-assign]
+    made.watcher.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
     return made
@@ -280,10 +280,10 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
 
 def abandon(made: Dispatcher) -> None:
     """Take away what a killed process would have lost: its descriptors and its lock. The disk stays as it is."""
-    made.watch.close()
-    made.wakes.close()
+    made.watcher.close()
+    made.wakeup.close()
     made.logs.events.close()
-    made.telling.listening.close()
+    made.events._client.close()
     for fd in (made.logs._journal, made.logs._history):
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -374,10 +374,10 @@ class Session:
             self.now.open()
             self._opened = True
         now = self.now
-        for live in now.table.live.values():
-            now.ends.suspect(live)
+        for live in now.state.live.values():
+            now.supervisor.suspect(live)
         if self.looks_at_everything:
-            now.sight.next_due_ns = 0
+            now.observer.rescan_soon()
         happened = now.turn()
         now.get_ahead()
         return happened

@@ -110,7 +110,7 @@ def test_another_configuration_is_another_start(session: Session) -> None:
     """A prolog that was configured meanwhile is in the script."""
     (session.world.root / layout.CONFIG).write_text('cpus = 1\nprolog = "echo hello"\n')
     assert session.now is not None
-    session.now.wakes._reload = True
+    session.now.wakeup._reload = True
     session.settle()
     _end_of_first(session)
     assert "echo hello" in _script(session.world, "next").read_text()
@@ -120,7 +120,7 @@ def test_a_dispatcher_that_leaves_takes_it_along(session: Session) -> None:
     """Nothing is left in the staging directory for the next."""
     assert session.now is not None
     assert _ready(session.world)
-    session.now.starter.close()
+    session.now.launcher.close()
     assert not _ready(session.world)
 
 
@@ -168,7 +168,7 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     session.survives_errors = True
     session.turns(5)  # it is tried again and again
     assert session.now is not None
-    assert "jobs/loop: Too many levels of symbolic links" in session.now.report.blocked["loop"]
+    assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
 
 
 def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: Session) -> None:
@@ -177,14 +177,14 @@ def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: 
     before = config.read_text()
     config.write_text('cpus = 1\nexecutor = "slurm"\n')
     assert session.now is not None
-    session.now.wakes._reload = True
+    session.now.wakeup._reload = True
     _end_of_first(session)
     assert not session.errors
     assert not session.world.pids("next")
-    assert session.now.plan is not None
-    assert "slurm" in str(session.now.plan.reason("next"))
+    assert session.now.planner.plan is not None
+    assert "slurm" in str(session.now.planner.plan.reason("next"))
     config.write_text(before)
-    session.now.wakes._reload = True
+    session.now.wakeup._reload = True
     session.settle()
     assert session.world.pids("next")
 

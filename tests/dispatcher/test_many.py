@@ -15,11 +15,12 @@ from crash.world import Session, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Grant, Spec, Stop, StopKind
-from spool.dispatcher import filemoves, limits, timers
+from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
-from spool.dispatcher.limits import Limits
-from spool.dispatcher.report import Report
+from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.supervisor import Limits
 from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.timers import Timer
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
 from spool.state.table import FRESH, Live, Table, Wait
@@ -53,20 +54,20 @@ def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
     now = session.now
     assert now is not None
     path = session.world.root / layout.STATE
-    now.report.write = partial(Report.write, now.report)  # type: ignore[method-assign]
+    now.status.write = partial(StatusWriter.write, now.status)  # type: ignore[method-assign]
 
     def look() -> bool:
         before = path.stat().st_ino if path.exists() else None
-        now.watch.lost, now.report._next_ns = True, 0
+        now.watcher._lost, now.status._next_ns = True, 0
         now.turn()
         return path.stat().st_ino != before
 
     look()
-    now.report._refresh_ns = 1 << 62
+    now.status._refresh_ns = 1 << 62
     assert not look()
     (session.world.root / layout.PAUSED).touch()
     assert look()
-    now.report._refresh_ns = 0
+    now.status._refresh_ns = 0
     assert look()
 
 
@@ -76,17 +77,17 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     session.turns(1)
     now = session.now
     assert now is not None
-    (live,) = now.table.live.values()
+    (live,) = now.state.live.values()
     jid = session.world.root / "jobs" / "long" / "1" / layout.JID
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
     live.jid, live.spoken = None, False
-    write = partial(Report.write, now.report, None, None, paused=False)
+    write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)
-    now.report._next_ns, now.report._refresh_ns = 0, 1 << 62
+    now.status._next_ns, now.status._refresh_ns = 0, 1 << 62
     assert state_of(session) == "starting"
     jid.write_bytes(text)
-    now.report.refresh()
+    now.status.refresh()
     write()
     assert state_of(session) == "running"
     jid.unlink()
@@ -111,9 +112,9 @@ def test_a_missing_file_is_missed_once(session: Session) -> None:
     assert now is not None
     session.users.path(RUNNING, "gone").unlink()
     session.turns(1)
-    assert [live.name for live in now.moves._missing.values()] == ["gone"]
+    assert [live.name for live in now.filemoves._missing.values()] == ["gone"]
     session.settle()
-    assert now.moves._missing == {}
+    assert now.filemoves._missing == {}
 
 
 def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
@@ -125,13 +126,15 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     assert now is not None
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
-    monkeypatch.setattr(now.moves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
-    now.watch.lost = True
-    now.sight.see()
-    due_ns = now.sight.next_due_ns
+    monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
+    now.watcher._lost = True
+    now.observer.listen()
+    now.observer.look()
+    due_ns = now.observer._timer.at_ns or 0
     assert due_ns - time.monotonic_ns() > 15_000_000_000
-    now.sight.see()
-    assert now.sight.next_due_ns == due_ns  # another pass is no look
+    now.observer.listen()
+    now.observer.look()
+    assert (now.observer._timer.at_ns or 0) == due_ns  # another pass is no look
 
 
 # Memory.
@@ -147,11 +150,11 @@ class Memory:
         self.live = run_of("one", 100)
         table = Table()
         table.add_run(table.job("one"), self.live)
-        monkeypatch.setattr(limits, "rss_bytes", lambda pids: self.rss * len(list(pids)))
-        monkeypatch.setattr(limits, "pss_bytes", lambda pids: self.pss * len(list(pids)))
-        monkeypatch.setattr(limits.identity, "start_ticks", lambda pid: self.ticks)
-        monkeypatch.setattr(limits, "processes_of", self._walk)
-        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere"))
+        monkeypatch.setattr(supervisor, "rss_bytes", lambda pids: self.rss * len(list(pids)))
+        monkeypatch.setattr(supervisor, "pss_bytes", lambda pids: self.pss * len(list(pids)))
+        monkeypatch.setattr(supervisor.identity, "start_ticks", lambda pid: self.ticks)
+        monkeypatch.setattr(supervisor, "processes_of", self._walk)
+        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere", Timer()))
         self.limits._census = self  # type: ignore[assignment]
         self.limits.add(self.live)
 

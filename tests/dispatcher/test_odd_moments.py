@@ -14,8 +14,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
-from spool.dispatcher import filemoves, look, reservations
-from spool.dispatcher.dues import due_in_ns
+from spool.dispatcher import filemoves, reservations, scanner
 from spool.executors.base import Launch, Started
 from spool.store.stable_read import NotWhole, Seen, read_whole
 
@@ -44,11 +43,11 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         return lstat(of, *arguments, **keys)
 
-    before = now.table.queue["waits"]
+    before = now.state.queue["waits"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", stale)
-        now.look.hint(QUEUED, "waits.toml")
-    assert now.table.queue["waits"] is before
+        now.scanner.hint(QUEUED, "waits.toml")
+    assert now.state.queue["waits"] is before
 
 
 def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
@@ -59,12 +58,12 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
-    now.look.hint(QUEUED, "x.toml")
-    now.acting.work()
-    assert "held/" in (now.table.queue["x"].executor_problem or "")
+    now.scanner.hint(QUEUED, "x.toml")
+    now._plan()
+    assert "held/" in (now.state.queue["x"].executor_problem or "")
     os.unlink(held)
-    now.look.hint(HELD, "x.toml")
-    assert now.acting.work()
+    now.scanner.hint(HELD, "x.toml")
+    assert now._plan()
 
 
 def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +75,7 @@ def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pyt
     def unreadable(at: str) -> Seen | NotWhole:
         return NotWhole.UNREADABLE if at == str(path) and path.stat().st_mode == before.st_mode else read_whole(at)
 
-    monkeypatch.setattr(look, "read_whole", unreadable)
+    monkeypatch.setattr(scanner, "read_whole", unreadable)
     session.settle()
     assert session.users.layout.error_file(QUEUED, "private") in map(str, path.parent.iterdir())
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # the file system's clock may be coarse
@@ -123,10 +122,10 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert session.now is not None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
-        session.now.look.hint(QUEUED, "short.toml")
+        session.now.scanner.hint(QUEUED, "short.toml")
         session.settle()
-        assert [live.name for live in session.now.table.live.values()] == ["short"]
-        session.now.sight.look_at_everything()
+        assert [live.name for live in session.now.state.live.values()] == ["short"]
+        session.now.observer.rescan_soon()
         session.settle()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -146,14 +145,14 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watch.hints.append((RESERVATIONS, "talk.toml"))
+    now.watcher._hints.append((RESERVATIONS, "talk.toml"))
     session.settle()
-    assert now.bookings.standing == ()
-    assert due_in_ns(now, None) == 0
+    assert now.reservations.standing == ()
+    assert now.due_in_ns() == 0
     wholeness.clear()
     session.settle()
-    assert [one.name for one in now.bookings.standing] == ["talk"]
-    assert now.bookings.next_due_ns() is None
+    assert [one.name for one in now.reservations.standing] == ["talk"]
+    assert now.reservations._timer.at_ns is None
 
 
 def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
@@ -170,8 +169,8 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
         session.settle()
         now = session.now
         assert now is not None
-        assert now.table.live == {}
-        reasons = {name: now.table.queue[name].executor_problem for name in now.table.queue}
+        assert now.state.live == {}
+        reasons = {name: now.state.queue[name].executor_problem for name in now.state.queue}
         assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
         assert ends_of(session.world).outcomes == {}
     session.looks_at_everything = True

@@ -14,12 +14,13 @@ from crash.world import Session, ends_of, history, world_at
 from spool.client import waiting
 from spool.client.waiting import Awaited
 from spool.core import layout
+from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, inotify, limits
+from spool.dispatcher import filemoves, inotify, supervisor
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.journal import worth_remembering
+from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.formats.journal import recall
 from spool.machine import host
@@ -145,14 +146,14 @@ def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Se
     """A job that waits and runs at once, because its run is being stopped, has both in the journal written anew."""
     session.users.submit("long", "hang")
     session.turns(2)
-    arrived = session.now.table.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    arrived = session.now.state.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
     session.turns(1)
-    assert now.table.jobs["long"].live is not None
-    assert recall(worth_remembering(now.table, "boot-1")).waits["long"].arrived_at_ns == arrived
+    assert now.state.jobs["long"].live is not None
+    assert recall(all_lines(now.state, "boot-1")).waits["long"].arrived_at_ns == arrived
 
 
 def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session: Session) -> None:
@@ -161,11 +162,11 @@ def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session:
     session.turns(1)
     now = session.now
     assert now is not None
-    arrived = now.table.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    arrived = now.state.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     session.users.submit("twice", "ok", place=HELD)
     session.turns(3)
-    assert now.table.queue["twice"].arrived_at_ns == arrived
-    assert now.table.queue["twice"].attempt == 2
+    assert now.state.queue["twice"].arrived_at_ns == arrived
+    assert now.state.queue["twice"].attempt == 2
 
 
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
@@ -176,7 +177,7 @@ def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     session.end()
     session.turns(1)
     assert session.now is not None
-    assert [live.spec.kill_grace_ns for live in session.now.table.live.values()] == [3_000_000_000]
+    assert [live.spec.kill_grace_ns for live in session.now.state.live.values()] == [3_000_000_000]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -213,12 +214,12 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session.turns(2)
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
     awaited = Awaited(Spool(str(session.world.root)), "r")
     assert awaited.look() is None
-    del now.stopper.tick
+    del now.terminator.tick
     session.settle()
     end = awaited.look()
     assert end is not None
@@ -232,18 +233,20 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     session.turns(2)
     now = session.now
     assert now is not None
-    now.stopper.tick = list  # type: ignore[method-assign]
+    now.terminator.tick = list  # type: ignore[method-assign]
     if how == "cancelled":
         session.users.cancel("r")
     session.turns(1)
-    own = now.acting.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
+    own = now.planner.view(
+        Machine(cpus=2, memory_bytes=1 << 30), now.clock(), paused=now.pause.paused, holding=Holding()
+    )
     assert [run.stopping for run in own.running.values()] == [True]
     assert [run.stopping for run in snapshot.survey(Spool(str(session.world.root))).view.running.values()] == [True]
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a look finds no process there is no peak, rather than one of 0."""
-    monkeypatch.setattr(limits, "MEMORY_EVERY_NS", 0)
+    monkeypatch.setattr(supervisor, "MEMORY_EVERY_NS", 0)
     session.users.submit("short", "ok", 'memory = "1M"')
     session.settle()
     assert [result.peak_memory_bytes for result in history(session.world.root)] == [None]
@@ -264,10 +267,10 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
     now = session.now
     assert now is not None
     now.world.gpu_indices = frozenset({0, 2})
-    now.table.version += 1
+    now.state.changed()
     session.turns(1)
     shelf = booked(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
-    assert now.bookings.standing == shelf.standing
+    assert now.reservations.standing == shelf.standing
     assert [one.name for one in shelf.standing] == ["first", "last"]
     for row in shelf.rows:
         error = Path(f"{session.users.path(RESERVATIONS, row.name)}{layout.ERROR_SUFFIX}")
@@ -297,13 +300,13 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     session.turns(1)
     now = session.now
     assert now is not None
-    assert not now.bookings.ask_for_gpus
+    assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
-    now.sight.next_due_ns = 0
+    now.observer.rescan_soon()
     session.turns(1)
     assert now.world.gpus_matter()
     now.world.gpu_indices = frozenset({0})
-    now.table.version += 1
+    now.state.changed()
     session.turns(1)
     assert not now.world.gpus_matter()
     assert "there is no GPU 7" in (session.world.root / RESERVATIONS / "talk.toml.error").read_text()
@@ -319,7 +322,9 @@ def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str],
     assert now is not None
     for name, offset in (("Asia/Kolkata", "+0530"), ("UTC", "+0000")):
         zone(name)
-        view = now.acting.view(Machine(cpus=1, memory_bytes=1), now.clock(), None)
+        view = now.planner.view(
+            Machine(cpus=1, memory_bytes=1), now.clock(), paused=now.pause.paused, holding=Holding()
+        )
         assert f"{host.datetime.now(view.zone):%z}" == offset
 
 
@@ -335,6 +340,8 @@ def test_whoever_asks_hears_the_same_of_a_file_system(
     made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
-    found = list(doctor._file_system(str(tmp_path)))
+    found = list(
+        doctor.examine(str(tmp_path), checks=[each for each in doctor.OF_THE_MACHINE if each.name == "disk type"])
+    )
     assert is_shared_between_hosts(kind) == (kind != "ext4")
     assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

@@ -13,9 +13,8 @@ import click
 from spool.cli import joboptions, render
 from spool.cli.common import job_name, opened, this_user
 from spool.cli.completing import complete_names
-from spool.cli.group import tell
+from spool.cli.group import Verb, tell
 from spool.cli.joboptions import key_options, values_of
-from spool.cli.verb import Verb
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED

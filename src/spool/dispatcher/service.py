@@ -66,18 +66,16 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
             log.info("dispatcher serves %s", spool.root)
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
             held_up = dispatcher.confinement.held_up()
-            told = dispatcher.wakes.leaving
-            waiting = [(job.name, job.queued) for job in dispatcher.table.jobs.values() if job.queued is not None]
+            told = dispatcher.wakeup.leaving
+            waiting = [(job.name, job.queued) for job in dispatcher.state.jobs.values() if job.queued is not None]
             known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
         finally:
             if dispatcher is not None:
                 dispatcher.close()
-                logging.getLogger("spool").removeHandler(dispatcher.report.counts)
+                logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             spool.release()
         if once or until_idle:
-            dispatcher.telling.listening.join(
-                _TELLING_S
-            )  # so that what was to be told has been, where that is possible
+            dispatcher.events.join(_TELLING_S)  # so that what was to be told has been, where that is possible
         # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
         # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
         if once and held_up:
@@ -124,13 +122,13 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
                 make_spool(spool.root)
             dispatcher = Dispatcher(spool)
             logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
-            logging.getLogger("spool").addHandler(dispatcher.report.counts)
+            logging.getLogger("spool").addHandler(dispatcher.status.counts)
             dispatcher.open()
         except BaseException as error:
             if dispatcher is not None:
-                told = dispatcher.wakes.leaving
+                told = dispatcher.wakeup.leaving
                 dispatcher.close()
-                logging.getLogger("spool").removeHandler(dispatcher.report.counts)
+                logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             if not isinstance(error, OSError) or not patient:
                 raise
             spool.keep()
@@ -163,11 +161,11 @@ def _queued(spool: LockedSpool) -> set[_Version]:
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
     said = ""
-    while not dispatcher.wakes.leaving:
+    while not dispatcher.wakeup.leaving:
         try:
             began_ns = time.perf_counter_ns()
             more = dispatcher.turn()
-            dispatcher.report.counts.passed(time.perf_counter_ns() - began_ns)
+            dispatcher.status.counts.passed(time.perf_counter_ns() - began_ns)
         except OSError as error:  # beneath every boundary of a pass: whatever it is, leaving would help nobody
             dispatcher.spool.keep()
             if once:

@@ -1,4 +1,4 @@
-"""Stopping: TERM to the whole tree, the grace, KILL to the whole tree, until nothing of it is left.
+"""Terminate runs: TERM to the whole process tree, the grace, KILL, until no process is left.
 
 The wrapper is spared while something else is left, so that it can write the exit code down; not for ever, since it may
 have something in its way. A run whose command has ended and left processes behind goes the same way: its resources are

@@ -1,4 +1,4 @@
-"""The first look of a new dispatcher: find every run that is not over, and finish what was cut off.
+"""Recover after a restart: find every run that is not over, and finish what a crash or a power cut left half done.
 
 What the files prove counts. The journal adds what they cannot say: the places in the queue, and after a power cut
 the starts and ends whose file moves did not reach the disk.
@@ -9,23 +9,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
+from itertools import takewhile
 
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.errors import SpoolUnusable, cannot
+from spool.core.errors import InvalidFile, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
-from spool.core.model import Jid, Spec
+from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.start import SILENT_NS
+from spool.dispatcher.context import Context
+from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
+from spool.formats.history import render_result
 from spool.formats.journal import Memory
 from spool.formats.run_records import GrantRecord
-from spool.formats.tasks import ArrayRecord, render_array
+from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
-from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
-from spool.store.config import Settings
+from spool.machine.host import this_user
+from spool.state.array import Array, new_array
+from spool.state.table import Live, Series, presumed_grant, series_so_far
+from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -35,6 +40,8 @@ log = logging.getLogger(__name__)
 _TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
 _RECOVER = "read the records of"
 _Known = journal.Started | journal.Waits | None
+_RESTORE = "restore the result of"
+_LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync
 
 
 class Recovery:
@@ -44,22 +51,20 @@ class Recovery:
     that the journal knows is watched and limited meanwhile, by what its job file says.
     """
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        prober: Prober,
-        memory: Memory,
-        confinement: Confinement,
-        settings: Settings,
-    ) -> None:
-        self._settings = settings
-        self._spool = spool
-        self._table = table
+    def __init__(self, context: Context, prober: Prober) -> None:
+        self._settings = context.settings
+        self._spool = context.spool
+        self._state = context.state
         self._prober = prober
-        self.memory = memory
-        self._confinement = confinement
+        self.memory = Memory()
+        self._confinement = context.confinement
         self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
+
+    def open(self, memory: Memory) -> None:
+        """Begin, with what the journal says: restore the results that a power cut took."""
+        self.memory = memory
+        with self._confinement.service("restore", "the results that a power cut took"):
+            restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
 
     def unfinished_moves(self) -> None:
         """File away what had ended for good before a power cut that took the move back."""
@@ -77,7 +82,7 @@ class Recovery:
         for name in sorted({*in_running, *(name for name, _ in self.memory.open)}):
             if not self._settling(name, self._find_run):
                 self._watch_unread(name)
-        for live in self._table.live.values():
+        for live in self._state.live.values():
             self._refuse_other_hosts(live)
 
     def places(self) -> None:
@@ -85,18 +90,17 @@ class Recovery:
         waiting = set(self._spool.names(QUEUED)) | set(self._spool.names(HELD))
         ran_before = waiting & set(self._spool.jobs_with_runs())
         for name, line in self.memory.waits.items():
-            job = self._table.job(name)
+            job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
                 continue  # it waits no more: the run began, and the power went before the journal had that
-            job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
-            job.parked = line.clock_at_ns is None
+            self._state.recall_place(name, line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
     def try_again(self) -> list[str]:
         """Try again what could not be read; return the names that are settled by now."""
         settled = []
-        for name in list(self._table.unsettled):
+        for name in list(self._state.unsettled):
             if self._confinement.pauses(Thing.of_job(name), _RECOVER):
                 continue
             self.arrays.pop(name, None)
@@ -106,13 +110,17 @@ class Recovery:
 
     def unsettled_again(self, name: str) -> None:
         """Take note that what followed from the records of *name* could not be done."""
-        self._table.unsettled[name] = self._confinement.why(name)
+        self._state.unsettle(name, self._confinement.why(name))
+
+    def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
+        """Return an array that is not over, and its tasks that were not issued yet."""
+        return unfinished(self._spool, store, name, self.arrays[name], self.memory)
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return what the next dispatcher has to know of the names that are not settled."""
         lines: list[journal.Line] = []
-        known = self._table.live.keys()
-        for name in self._table.unsettled:
+        known = self._state.live.keys()
+        for name in self._state.unsettled:
             lines += [line for key, line in self.memory.open.items() if key[0] == name and key not in known]
             if (closed := self.memory.closed.get(name)) is not None:
                 lines += [closed, journal.Over(name, closed.run, True)]
@@ -124,8 +132,8 @@ class Recovery:
             step(name)
         if piece.failed:
             self.unsettled_again(name)
-        elif self._table.unsettled and step == self._find_all:
-            self._table.unsettled.pop(name, None)
+        elif self._state.unsettled and step == self._find_all:
+            self._state.unsettled.pop(name, None)
         return not piece.failed
 
     def _find_all(self, name: str) -> None:
@@ -149,39 +157,31 @@ class Recovery:
         live = self._unfinished_run(name, self.memory, in_running=in_running)
         if live is None:
             return
-        known = self._table.live.get(live.key)
+        known = self._state.live.get(live.key)
         if known is None:
-            self._table.add_run(self._table.job(name), live)
+            self._state.add_run(self._state.job(name), live)
         else:
-            self._learn(known, live)
-
-    def _learn(self, known: Live, read: Live) -> None:
-        """Take what could be read into a run that is watched already."""
-        stop, recorded = known.stop, known.stop_recorded
-        for each in fields(Live):
-            setattr(known, each.name, getattr(read, each.name))
-        if stop is not None and known.stop is None:
-            known.stop, known.stop_recorded = stop, recorded
-        self._table.add_run(self._table.job(known.name), known)  # what it was granted was not known either
+            known.become(live)
+            self._state.add_run(self._state.job(known.name), known)  # what it was granted was not known either
 
     def _watch_unread(self, name: str) -> None:
         """Watch the run that the journal knows, as far as that can be done without its records."""
-        job, memory = self._table.job(name), self.memory
+        job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
         live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
         if live is not None and not live.spec.is_array:
-            live.started_boot_ns = _started_boot_ns(None, live.started_at_ns)
-            self._table.add_run(job, live)
+            live.began(_started_boot_ns(None, live.started_at_ns))
+            self._state.add_run(job, live)
 
     def _find_series(self, name: str) -> None:
-        line, job = self.memory.waits.get(name), self._table.jobs.get(name)
+        line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
         if job.live is None:
-            job.series = self._series(name, line.arrived_at_ns)
+            self._state.recall_series(job, self._series(name, line.arrived_at_ns))
         elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
-            job.series = job.live.series
+            self._state.recall_series(job, job.live.series)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
@@ -340,8 +340,9 @@ class Recovery:
             stop=stop or self.memory.stopping.get((name, run)),
             inode=inode,
         )
-        live.stop_recorded = stop is not None
-        live.silent_until_ns = time.monotonic_ns() + grace_ns
+        if stop is not None:
+            live.stop_on_record(stop)
+        live.may_be_silent(time.monotonic_ns() + grace_ns)
         return live
 
     @property
@@ -392,3 +393,138 @@ def _started_boot_ns(jid: Jid | None, at_ns: int) -> int:
     if jid is not None:
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
+
+
+def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinement: Confinement) -> None:
+    """Restore the results that the history knows, and those that only the journal knows.
+
+    The latter are of runs whose line of history is lost as well: *memory* is told that they are open, so that their
+    paperwork is done again.
+    """
+    for result in _lately(spool):
+        with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
+            if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
+                _restore(spool, result)
+    for key, (started, over) in memory.over.items():
+        if started.boot_id != boot_id and over.outcome in OUTCOMES:
+            with confinement.of(Thing.of_run(key), _RESTORE):
+                _restore_known(spool, memory, started, over)
+
+
+def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started, over: journal.Over) -> None:
+    """Restore the result of a run that only the journal knows."""
+    key = started.job, started.run
+    recorded = spool.result(*key)
+    if recorded is not None:
+        if over.final and not spool.accounted(recorded):  # its line is lost: its paperwork is done again
+            memory.open[key] = started
+            memory.closed.pop(started.job, None)
+        return
+    if not over.final:
+        _metadir(spool, *key)
+        return
+    result = Result(
+        job=started.job,
+        run=started.run,
+        attempt=1,
+        outcome=State(over.outcome),
+        reason="its records were lost in a power cut",
+        submitted_at_ns=started.arrived_at_ns,
+        started_at_ns=started.at_ns,
+    )
+    _restore(spool, result)
+    memory.open[key] = started
+    memory.closed.pop(started.job, None)
+
+
+def _lately(spool: LockedSpool) -> list[Result]:
+    """Return what ended in the last minute before the last end of all."""
+    newest = next(spool.accounts_since(None), None)
+    if newest is None or newest.ended_at_ns is None:
+        return []
+    since_ns = newest.ended_at_ns - _LATELY_NS
+    return list(takewhile(lambda known: (known.ended_at_ns or 0) >= since_ns, spool.accounts_since(since_ns)))
+
+
+def _restore(spool: LockedSpool, result: Result) -> None:
+    _metadir(spool, result.job, result.run)
+    spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
+
+
+def _metadir(spool: LockedSpool, job: str, run: int) -> None:
+    """See to it that the number is taken."""
+    spool.disk.ensure_directory(spool.layout.runs(job))
+    spool.disk.ensure_directory(spool.layout.metadir(job, run))
+
+
+def unfinished(
+    spool: LockedSpool, store: ArrayStore, name: str, run: int, memory: Memory
+) -> tuple[Array, set[str]] | None:
+    """Return the array *name* (*run* is its newest) if it is not over, and its tasks that were not issued yet.
+
+    Of one that is over the paperwork is finished.
+    """
+    record = spool.array(name, run)
+    if record is None:
+        return None
+    if spool.result(name, run) is not None:
+        _finish(spool, store, record, remembered=(name, run) in memory.open)
+        return None
+    array = _array(spool, record)
+    if array is None:
+        return None
+    if record.boot_id != identity.boot_id():
+        _mend(spool, store, array)
+    return array, store.unissued(name, run)
+
+
+def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
+    """Move the file of an array that is over: to `done/`, or back to `queued/` if somebody put it into `running/`."""
+    name = record.job
+    if remembered:
+        store.file_away(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
+    if spool.put_back(name, QUEUED):
+        log.warning("job %s lay in running/ without a run; it is queued", name)
+
+
+def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
+    name, run = record.job, record.run
+    spec = spool.spec(name, run)
+    if spec is None or not spec.is_array:
+        spec = spool.job_spec(RUNNING, name)
+    if spec is None or not spec.is_array:
+        log.error("cannot go on with array %s: what its run %d was made of is lost", name, run)
+        return None
+    array = new_array(spec, record, record.inode or 0, record.user or this_user())
+    for place in (RUNNING, HELD):
+        # Edited or saved by an editor since, it is the array's file all the same.
+        status = status_of(spool.layout.job_file(place, name))
+        if status is not None:
+            array.file_seen(status.st_ino)
+            break
+    return array
+
+
+def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
+    """Write the tasks again that a power cut left empty; the array's file has all that they are made of."""
+    name, run = array.name, array.run
+    texts: TaskFiles | None = None
+    for position, task in enumerate(array.names):
+        paths = [spool.layout.task_file(name, run, task)]
+        paths += [spool.layout.job_file(place, task) for place in (QUEUED, HELD)]
+        for path in paths:
+            if not _is_empty(path):
+                continue
+            if texts is None:
+                data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
+                try:
+                    texts = TaskFiles(name, data, array.spec)
+                except InvalidFile:
+                    return
+            log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
+            store.rewrite(path, texts.text(position))
+
+
+def _is_empty(path: str) -> bool:
+    status = status_of(path)
+    return status is not None and status.st_size == 0

@@ -1,4 +1,4 @@
-"""Start what the plan says: metadir, claim, memory, launch, in the order of docs/FORMAT.md 5.
+"""Launch the runs of a plan: metadir, claim, journal, wrapper, in the order of docs/FORMAT.md 5.
 
 All starts of a pass are prepared and remembered before the first is launched, so that one line of the journal,
 and where durability asks for it one sync, serves them all.
@@ -6,35 +6,35 @@ and where durability asks for it one sync, serves them all.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Start
-from spool.dispatcher.ahead import Ahead
-from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.scripts import Scripts
-from spool.dispatcher.telling import Telling
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
+from spool.dispatcher.timers import Timer
 from spool.executors import Executor, Launch, by_name, problem_with
-from spool.formats import journal, run_records
-from spool.formats.listening import Reply
+from spool.formats import journal, run_records, wrapper
+from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
-from spool.machine.host import local_zone, user_name
-from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
+from spool.machine.host import local_zone, umask, user_name
+from spool.state.table import WELCOME, Job, JobFile, Live
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.logs import Logs
-from spool.store.spool import read_record
+from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,10 @@ class Shortage:
     other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
     """
 
-    def __init__(self, spool: LockedSpool) -> None:
+    def __init__(self, spool: LockedSpool, timer: Timer) -> None:
+        """*timer*, on the wall clock, is when :meth:`words` may say something else."""
         self._spool = spool
+        self._timer = timer
         self._refusal = WELCOME
         self._job: str | None = None  # that was refused last; None: all is well
         self._why = ""  # that was refused
@@ -78,6 +80,7 @@ class Shortage:
         """Know that a run is on its way."""
         if self._job is not None:
             self._first, self._look_in_ns = live, _FIRST_LOOK_NS
+            self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
 
     def refused(self, live: Live, now_ns: int) -> None:
         """Know that the machine has refused *live* what `live.refusal` says."""
@@ -106,9 +109,13 @@ class Shortage:
         if first is not None and self._has_begun(first):
             self._is_over()
         if self._first is not None:
+            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
+            self._timer.set(now_ns + self._look_in_ns)
             return f"{self._why}; job {self._first.name} is tried first"
         if self._refusal.until_ns <= now_ns:
+            self._timer.set(None)
             return ""
+        self._timer.set(self._refusal.until_ns)
         return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
 
     def _has_begun(self, live: Live) -> bool:
@@ -123,40 +130,23 @@ class Shortage:
     def _is_over(self) -> None:
         self._job, self._first, self._refusal = None, None, WELCOME
 
-    def due_in_ns(self, now_ns: int) -> int | None:
-        """Return how long until :meth:`words` may say something else."""
-        if self._first is not None:
-            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
-            return self._look_in_ns
-        return self._refusal.until_ns - now_ns if self._refusal.until_ns > now_ns else None
 
-
-class Starter:
+class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        logs: Logs,
-        settings: Settings,
-        groups: RunGroups | None,
-        telling: Telling,
-        confinement: Confinement,
-    ) -> None:
-        self._confinement = confinement
-        self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
-        self._telling = telling
-        self._spool = spool
-        self._table = table
-        self._logs = logs
-        self._settings = settings
+    def __init__(self, context: Context, groups: RunGroups | None) -> None:
+        self._confinement = context.confinement
+        self._events = context.events
+        self._spool = context.spool
+        self._state = context.state
+        self._journal = context.journal
+        self._settings = context.settings
         self._groups = groups
         self._executors: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
-        self._scripts = Scripts(spool, settings)
-        self._ahead = Ahead(spool, settings, self._scripts)
-        self.shortage = Shortage(spool)
+        self._scripts = WrapperWriter(context.spool, context.settings)
+        self._ahead = Preparation(context.spool, context.settings, self._scripts)
+        self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
 
     def executor(self, name: str) -> Executor:
         """Return the executor of that name."""
@@ -186,16 +176,19 @@ class Starter:
 
     def tell_executors_problems(self) -> None:
         """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
-        waiting = [self._table.queue[name] for name in self._table.queue]
+        waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
             if job.executor_problem != self.problem(job.spec.executor):
-                self._table.settle(self._table.job(job.name))
+                self._state.settle(self._state.job(job.name))
 
-    def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
+    def start(
+        self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
+    ) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
-        A job whose file was changed, moved or deleted since it was looked at is passed over: the next look sees why.
-        Where the spool as a whole fails, that is returned too, and the runs are to be taken back.
+        Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
+        it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
+        too, and the runs are to be taken back.
         """
         prepared: dict[Live, bytes] = {}  # and what their wrappers say
         blocked: list[Blocked] = []
@@ -204,12 +197,12 @@ class Starter:
             self._remember(prepared, now_ns)
         except SpoolTrouble as trouble:
             for live in prepared:
-                _take_back(live)
+                live.taken_back()
             return list(prepared), blocked, trouble
         refused = False  # then it would be to all the others, too
         for live, script in prepared.items():
             if refused:
-                _take_back(live)
+                live.taken_back()
             else:
                 refused = self._launch(live, script, now_ns)
         if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
@@ -217,10 +210,14 @@ class Starter:
         return list(prepared), blocked, None
 
     def _prepare_all(
-        self, starts: tuple[Start, ...], now_ns: int, prepared: dict[Live, bytes], blocked: list[Blocked]
+        self,
+        starts: Sequence[tuple[Start, Answer | None]],
+        now_ns: int,
+        prepared: dict[Live, bytes],
+        blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
-        for start in starts[: self.shortage.most()]:
+        for start, texts in starts[: self.shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
@@ -228,8 +225,8 @@ class Starter:
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
                 why = self._in_the_way(start.name)
                 if not why:
-                    self._telling.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
+                    self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
+                    prepared.update(self._prepare(job, job.queued, start.grant, texts, now_ns))
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
@@ -237,13 +234,12 @@ class Starter:
         """Have the journal know of runs before they are launched."""
         boot_id, lines = identity.boot_id(), list[journal.Line]()
         for live in prepared:
-            self._telling.run(EventName.SUBMITTED, live, now_ns)
+            self._events.run(EventName.SUBMITTED, live, now_ns)
             lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
         if lines:
-            self._telling.flush()
-            self._logs.remember(lines)
-            if not self._logs.strict and not all(live.spec.requeue for live in prepared):
-                self._logs.sync()
+            self._journal.write(lines)
+            if not self._journal.is_strict and not all(live.spec.requeue for live in prepared):
+                self._journal.sync()
 
     def _in_the_way(self, name: str) -> str:
         """Return which second file of its name keeps a job from being started, "" if none does."""
@@ -273,16 +269,15 @@ class Starter:
         return self._live(job, file, run, grant, now_ns)
 
     def _startable(self, name: str) -> Job | None:
-        job = self._table.jobs.get(name)
+        job = self._state.jobs.get(name)
         if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
             return None
         return job
 
-    def _prepare(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> dict[Live, bytes]:
+    def _prepare(self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int) -> dict[Live, bytes]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
-        texts = self.texts.pop(name, None)
         ready = self._ahead.take(live, file) if texts is None else None
         record = run_records.GrantRecord(
             job=name,
@@ -306,11 +301,12 @@ class Starter:
             if text is None:
                 return {}
             if self._groups is not None and grant.memory_bytes is not None:
-                live.group = self._groups.create(name, run, grant.memory_bytes)
+                live.confined_to(self._groups.create(name, run, grant.memory_bytes))
             try:
                 script = self._scripts.render(live, self.executor(live.executor), texts)
             except SpoolError as error:
-                live.failure, script = str(error), b"#!/bin/sh\n"
+                script = b"#!/bin/sh\n"
+                live.failed_to_launch(str(error))
             staged = None
             files |= {layout.SPEC_COPY: text, layout.WRAPPER: script}
         spool.publish_metadir(name, run, files, staged)
@@ -322,11 +318,7 @@ class Starter:
         if not claimed:
             spool.withdraw(name, run)
             return {}
-        job.queued, job.wait, job.series, job.refused = None, None, FRESH, WELCOME
-        self._table.add_run(job, live)
-        if job.held is not None:  # another file of its name is held
-            self._table.place(job, now_ns)
-        self._table.settle(job)
+        self._state.claimed(job, live, now_ns)
         return {live: script}
 
     def _live(self, job: Job, file: JobFile, run: int, grant: Grant, now_ns: int) -> Live:
@@ -366,21 +358,162 @@ class Starter:
         try:
             started = self.executor(live.executor).start(launch)
         except StartRefused as error:
-            live.refusal = str(error)
+            live.taken_back(str(error))
             self.shortage.refused(live, now_ns)
-            _take_back(live)
             return True
         except SpoolError as error:
-            live.failure = str(error)
+            live.failed_to_launch(str(error))
             return False
         if started is None:  # it waits for its executor
-            _take_back(live)
+            live.taken_back()
             return False
-        live.pid, live.jid = started.pid, started.identity
+        live.launched(started.pid, started.identity)
         self.shortage.tries(live)
         return False
 
 
-def _take_back(live: Live) -> None:
-    """Settle a run at once that was not started: its missing jid proves that, and the job goes back."""
-    live.silent_until_ns, live.cleared = 0, True
+@dataclass(frozen=True, slots=True)
+class PreparedStart:
+    """The part of a metadir that was made ahead, and for which start."""
+
+    start: tuple[object, ...]
+    config: Config
+    staged: str
+    script: bytes
+
+    def serves(self, live: Live, file: JobFile, config: Config) -> bool:
+        """Whether it is what would be made for *live* now."""
+        return self.config is config and self.start == _essence(live, file)
+
+
+class Preparation:
+    """Has at most one start ready."""
+
+    def __init__(self, spool: LockedSpool, settings: Settings, scripts: WrapperWriter) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._scripts = scripts
+        self._ready: PreparedStart | None = None
+
+    def prepare(self, live: Live, file: JobFile, executor: Executor) -> bytes | None:
+        """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
+
+        Raises OSError, and SpoolError for what no process can be given.
+        """
+        if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
+            self.drop()
+        if self._ready is None:
+            path = self._spool.layout.job_file(layout.QUEUED, live.name)
+            text = read_bytes(path)
+            status = os.lstat(path)
+            if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+                return None
+            script = self._scripts.render(live, executor)
+            staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
+            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
+        return self._ready.script
+
+    def take(self, live: Live, file: JobFile) -> PreparedStart | None:
+        """Return what is ready for the start of *live*, which is the caller's from now on."""
+        if self._ready is None or not self._ready.serves(live, file, self._settings.config):
+            return None
+        try:
+            whole = set(os.listdir(self._ready.staged)) == {layout.SPEC_COPY, layout.WRAPPER}
+        except OSError:
+            whole = False
+        if not whole:  # somebody has swept the staging directory
+            self.drop()
+            return None
+        ready, self._ready = self._ready, None
+        return ready
+
+    def drop(self) -> None:
+        """Throw away what is ready."""
+        if self._ready is not None:
+            with contextlib.suppress(OSError):  # the next dispatcher sweeps it away
+                self._spool.disk.remove_tree(self._ready.staged)
+            self._ready = None
+
+
+def _essence(live: Live, file: JobFile) -> tuple[object, ...]:
+    """Return all that a start's records depend on, but for the moment and the configuration."""
+    version = (file.inode, file.mtime_ns, file.size)
+    return (live.name, live.run, version, live.spec, live.grant, live.series, live.executor)
+
+
+class WrapperWriter:
+    """Writes the wrappers of one spool."""
+
+    def __init__(self, spool: Spool, settings: Settings) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._umask = umask()
+
+    def render(self, live: Live, executor: Executor, texts: Answer | None = None) -> bytes:
+        """Return the text of `run.sh`; *texts* are those of plugins.
+
+        Raises SpoolError for what no process can be given.
+        """
+        spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
+        environment = wrapper.job_environment(
+            spec,
+            live.grant,
+            spool_dir=self._spool.root,
+            job=live.name,
+            run=live.run,
+            attempt=live.series.attempt,
+            metadir=metadir,
+        )
+        return wrapper.render(
+            wrapper.Assignments(
+                metadir=metadir,
+                command=spec.command,
+                surroundings=executor.surroundings(),
+                environment=environment,
+                shell=spec.shell,
+                workdir=expanded(spec.workdir) if spec.workdir else home(),
+                stdout=output_path(spec.stdout, live),
+                stderr=output_path(spec.stderr, live),
+                init=texts.init if texts is not None else None,
+                prep=texts.prep if texts is not None else None,
+                end=texts.end if texts is not None else None,
+                prolog=_both(self._settings.prolog, spec.prolog),
+                epilog=_both(spec.epilog, self._settings.epilog),
+                umask=self._umask,
+                cgroup=str(live.group.procs) if live.group is not None else None,
+            )
+        )
+
+
+def _both(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text) or None
+
+
+def home() -> str:
+    """Return the home directory of whoever runs this process."""
+    return os.path.expanduser("~")
+
+
+def expanded(path: str) -> str:
+    """Return *path* with `~` and variables expanded; a relative one is taken from the home directory."""
+    return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
+
+
+def output_path(template: str | None, live: Live) -> str | None:
+    """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
+
+    A relative path is taken from the workdir.
+    """
+    if template is None:
+        return None
+    index = str(live.spec.task.index) if live.spec.task is not None else ""
+    values = {"%n": live.name, "%r": str(live.run), "%a": index, "%%": "%"}
+    out, rest = [], template
+    while "%" in rest:
+        before, _, after = rest.partition("%")
+        word = "%" + after[:1]
+        out.append(before + values.get(word, word))
+        rest = after[1:]
+    path = "".join(out) + rest
+    workdir = expanded(live.spec.workdir) if live.spec.workdir else home()
+    return os.path.normpath(os.path.join(workdir, os.path.expanduser(os.path.expandvars(path))))
