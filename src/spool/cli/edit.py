@@ -19,7 +19,7 @@ from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.formats import jobfile
-from spool.formats.editing import edited
+from spool.formats.jobfile import edited
 from spool.store.spool import Spool
 
 

@@ -19,7 +19,7 @@ from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, P
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size
 from spool.formats import toml
-from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, Table
+from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
@@ -50,7 +50,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 # A row stays a row of a table.
 # fmt: off
 
-_QUOTA = Table(
+_QUOTA = KeyTable(
     "QuotaTable",
     "How much one user or one project may have at once. A key that is absent is as in the defaults.",
     Key("max_running_jobs", "limit", 'Jobs that run, or "unlimited".'),
@@ -59,7 +59,7 @@ _QUOTA = Table(
     Key("max_queued_jobs", "limit", 'Jobs that wait, or "unlimited"; the file over it stays, with the reason.'),
 )
 
-_QUOTAS = Table(
+_QUOTAS = KeyTable(
     "QuotasTable",
     "Limits on what users and projects may have at once. A job must satisfy its user's and its project's.",
     Key("default_user", _QUOTA, "For every user, where the user's own table says nothing.", default={},
@@ -70,7 +70,7 @@ _QUOTAS = Table(
         field="policy.project_limits"),
 )
 
-_IGNORE = Table(
+_IGNORE = KeyTable(
     "IgnoreTable",
     "Processes on a GPU, started by nobody's job, that do not keep jobs off it. One of the reasons is enough.",
     Key("names", "set of words", 'Names of programs, as "python".', default=(), field="gpu.ignore_names"),
@@ -78,7 +78,7 @@ _IGNORE = Table(
     Key("below", "size", "Whatever holds less memory than this.", field="gpu.ignore_below_bytes"),
 )
 
-_GPU = Table(
+_GPU = KeyTable(
     "GpuTable",
     "Which GPUs are given to jobs, and how they are chosen.",
     Key("use", "GPUs", "Only these GPUs: indices or UUIDs. All if absent; one that is not there is an error.",
@@ -94,7 +94,7 @@ _GPU = Table(
         default={}),
 )
 
-_GC = Table(
+_GC = KeyTable(
     "GcTable",
     "What `spool gc` removes of ended runs. Nothing that is not stated is a reason to remove anything.",
     Key("max_age", "duration", "Runs that ended longer ago than this."),
@@ -102,7 +102,7 @@ _GC = Table(
     Key("max_size", "size", "The oldest runs, until all metadirs together are no larger."),
 )
 
-_RESOURCE = Table(
+_RESOURCE = KeyTable(
     "ResourceTable",
     "A resource of which each run is given certain ones.",
     Key("indices", "indices of a resource",
@@ -110,7 +110,7 @@ _RESOURCE = Table(
     short=Key("total", "count", "How many there are.", least=1),
 )
 
-_RULE = Table(
+_RULE = KeyTable(
     "NotifyRuleTable",
     'Who is told of everybody\'s jobs, and of what. Filters are lists of patterns, as "train-*"; one must fit.',
     Key("to", "addresses", "Where to, as in a job file.", default=()),
@@ -121,7 +121,7 @@ _RULE = Table(
     Key("log_lines", "count", "So many last lines of the job's log go along.", default=0, most=MOST_LOG_LINES),
 )
 
-_CONFIG = Table(
+_CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key may be absent; an unknown key is an error.",
     Key("cpus", "count", "How many CPUs may be given out. What this machine has, if absent."),

@@ -1,18 +1,21 @@
-"""Job files: text to `Spec`, and back to text. Their keys are rows of `keys.JOB`, single values are in `values`."""
+"""Job files: text to `Spec`, and back to text; the files of an array's tasks; and changes of single keys.
+
+Their keys are the rows of `keys.JOB`, the grammars of single values are in `values`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from sys import intern
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from spool.core.arrays import ARRAY
-from spool.core.errors import InvalidJob, InvalidValue, Problem, shown
+from spool.core.arrays import ARRAY, Substitution, Tasks
+from spool.core.errors import InvalidJob, InvalidValue, Problem, cannot, shown
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     ArraySpec,
@@ -257,3 +260,95 @@ _KINDS: Kinds = {
 
 FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
 """How a job file is read."""
+
+
+# Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables of which options
+# state single entries.
+_REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
+_ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
+_ADDED_TO = {
+    key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
+}
+
+
+class TaskFiles:
+    """Makes the files of the tasks of one array. Raises InvalidFile for what is no TOML.
+
+    A task's file is an ordinary job file: the keys of the array's own, less those that made it an array, with `{key}`
+    replaced, and a table `[task]`. It depends on nothing but the bytes of the array's file and the position, so that it
+    can be made again after a power cut.
+    """
+
+    def __init__(self, name: str, data: bytes, spec: Spec) -> None:
+        self.tasks = Tasks(name, spec)
+        self._substitution = Substitution(self.tasks.keys)
+        document = toml.read(data, f"job {name}")
+        same: dict[str, Any] = {}
+        self._scalars: dict[str, Any] = {}  # what differs from task to task, if anything does
+        self._env: dict[str, str] | None = None
+        for key, value in document.items():
+            if key in _ARRAY_ONLY:
+                continue
+            if key == "env" and any(self._substitution.touches(text) for text in value.values()):
+                self._env = value
+            elif key in _REPLACED and any(
+                map(self._substitution.touches, [value] if isinstance(value, str) else value)
+            ):
+                self._scalars[key] = value
+            else:
+                same[key] = value
+        # Tables come after all other keys, so that what differs goes before and behind what does not.
+        self._same = toml.write(same) if same else b""
+
+    def text(self, position: int) -> bytes:
+        """Return the job file of the task at *position*."""
+        values = self.tasks.values(position)
+        apply = self._substitution.apply
+        task = self.tasks.task(position)
+        head: dict[str, Any] = {
+            key: apply(value, values) if isinstance(value, str) else [apply(part, values) for part in value]
+            for key, value in self._scalars.items()
+        }
+        last = f"\n[task]\narray = {toml.quote(task.array)}\nindex = {task.index}\n"
+        if task.max_running is not None:
+            last += f"max_running = {task.max_running}\n"
+        env = b""
+        if self._env is not None:
+            env = b"\n" + toml.write({"env": {key: apply(value, values) for key, value in self._env.items()}})
+        return (toml.write(head) if head else b"") + self._same + env + last.encode()
+
+
+def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
+    """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) taken out.
+
+    `env`, `resources`, `retry` and `notify` in *changes* are laid over what is there. Raises InvalidJob if *data*
+    cannot be read, InvalidValue for a key of *unset* that it has not. What comes out is not judged.
+    """
+    import tomlkit  # here, for only `spool edit` needs it
+    from tomlkit.exceptions import TOMLKitError
+
+    text = data if data.endswith(b"\n") else data + b"\n"
+    try:
+        document = tomlkit.parse(text.decode())
+    except (TOMLKitError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidJob(f"job {name}", [Problem(None, None, f"not valid TOML: {error}")]) from None
+    for key, value in changes.items():
+        if isinstance(value, dict) and key in _ADDED_TO:
+            if not isinstance(document.get(key), Mapping):
+                document[key] = tomlkit.table()
+            document[key].update(value)
+        else:
+            document[key] = value
+    for key in unset:
+        _unset(document, key, name)
+    return tomlkit.dumps(document).encode()
+
+
+def _unset(document: Any, key: str, name: str) -> None:
+    *tables, last = key.split(".")
+    inner: Any = document
+    for part in tables:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or last not in inner:
+        raise InvalidValue(cannot("take", f'"{key}" out of job {name}', "it is not set"))
+    del inner[last]  # type: ignore[attr-defined]

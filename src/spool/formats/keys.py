@@ -23,7 +23,7 @@ MAX_INDEX = 9_999_999
 """No index of an array is larger."""
 
 
-class Table:
+class KeyTable:
     """The keys of a file, or of a table in it. *short* is the key that a value means that is no table."""
 
     def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
@@ -50,7 +50,7 @@ class Key:
     def __init__(  # a row has many columns, most of them empty
         self,
         name: str,
-        kind: str | Table,
+        kind: str | KeyTable,
         about: str,
         *,
         default: object = None,
@@ -91,7 +91,7 @@ REQUIRED = object()
 # A row stays a row of a table.
 # fmt: off
 
-DEPENDS_ON = Table(
+DEPENDS_ON = KeyTable(
     "DependsOn",
     "Which jobs this one waits for, and how they must have ended. All that is stated must hold.",
     every := Key("all", "jobs", "Every one of these jobs has finished (exit code 0)."),
@@ -102,7 +102,7 @@ DEPENDS_ON = Table(
     short=every,
 )
 
-RETRY = Table(
+RETRY = KeyTable(
     "RetryTable",
     "When a run that ended badly is tried again. Delay before try n: min(delay * backoff^(n-1), max_delay).",
     Key("max", "count", "How many times at most it is tried again.", default=0, option="--retry-max N"),
@@ -115,7 +115,7 @@ RETRY = Table(
         help="Outcomes (failed, timeout, out_of_memory) and exit codes to try again after. Default: failed."),
 )
 
-NOTIFY = Table(
+NOTIFY = KeyTable(
     "NotifyTable",
     "Where messages about the job go, and on which events.",
     addresses := Key("to", "addresses",
@@ -129,7 +129,7 @@ NOTIFY = Table(
     short=addresses,
 )
 
-TASK = Table(
+TASK = KeyTable(
     "TaskTable",
     "Which task of which array this file is. Written by spool when it expands an array; not for hand-written files.",
     Key("array", "job", "The job whose file was expanded.", default=REQUIRED),
@@ -259,7 +259,7 @@ _PEOPLE = (
         "it ends."),
 )
 
-JOB = Table(
+JOB = KeyTable(
     "JobFile",
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
     *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_TIME, *_MANY, *_AGAIN, *_RUNNING, *_PEOPLE,

@@ -8,7 +8,7 @@ from typing import Any
 from spool.core.errors import InvalidReservation, InvalidValue
 from spool.core.model import Reservation
 from spool.formats import toml
-from spool.formats.keys import REQUIRED, Key, Table
+from spool.formats.keys import REQUIRED, Key, KeyTable
 from spool.formats.validation import Format, Kind, Kinds
 from spool.formats.values import KINDS, different, moment_or_delay
 
@@ -17,7 +17,7 @@ _LATEST_NS = (1 << 63) - 1
 # A row stays a row of a table.
 # fmt: off
 
-_RESERVATION = Table(
+_RESERVATION = KeyTable(
     "ReservationFile",
     "GPUs kept for somebody: `reservations/NAME.toml`. Delete the file to cancel it.",
     Key("user", "label", 'For whom. "nobody" keeps the GPUs free for interactive use.'),

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.keys import REQUIRED, Key, Table
+from spool.formats.keys import REQUIRED, Key, KeyTable
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
@@ -207,9 +207,9 @@ class _Row:
 class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that a mistake is."""
 
-    def __init__(self, table: Table, kinds: Kinds, error: type[InvalidFile]) -> None:
+    def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile]) -> None:
         self._kinds = kinds
-        self._structs: dict[Table, type[Struct]] = {}
+        self._structs: dict[KeyTable, type[Struct]] = {}
         self.error = error
         self.struct = self._struct(table)
         self.rows = self._rows(table, "")
@@ -243,7 +243,7 @@ class Format:
     def _kind(self, key: Key) -> Kind | None:
         return None if key.table is not None else self._kinds[key.kind](key)
 
-    def _rows(self, table: Table, part: str) -> dict[str, _Row]:
+    def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
         rows = {}
         for key in table.keys:
             rows[key.name] = row = _Row(key, self._kind(key), part)
@@ -254,7 +254,7 @@ class Format:
                     row.short = _Row(short, self._kind(short), inner)
         return rows
 
-    def _struct(self, table: Table) -> type[Struct]:
+    def _struct(self, table: KeyTable) -> type[Struct]:
         made = self._structs.get(table)
         if made is None:
             made = self._structs[table] = msgspec.defstruct(
