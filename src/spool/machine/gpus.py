@@ -132,6 +132,10 @@ class UseReader:
         self._who = who
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
+    def ignoring(self, ignore: Ignore) -> None:
+        """Say which processes of others do not count from now on."""
+        self.ignore = ignore
+
     def read(self, device: Device, ours: Ours, asked: Ours) -> GpuUse:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
@@ -324,7 +328,7 @@ class GpuWatcher:
         self._helper = NvmlHelper(environment, idle_seconds)
         self._uses = uses or UseReader(pids_mean_something=not in_pid_namespace())
         if ignore is not None:
-            self._uses.ignore = ignore
+            self._uses.ignoring(ignore)
         self._limit_ns = limit_ns
         self._roster = Roster()
         self._look = GpuLook(problem=NO_ANSWER)
@@ -334,14 +338,9 @@ class GpuWatcher:
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
-    @property
-    def ignore(self) -> Ignore:
-        """Which processes of others do not count; a change holds from the next answer on."""
-        return self._uses.ignore
-
-    @ignore.setter
-    def ignore(self, ignore: Ignore) -> None:
-        self._uses.ignore = ignore
+    def ignoring(self, ignore: Ignore) -> None:
+        """Say which processes of others do not count from the next answer on."""
+        self._uses.ignoring(ignore)
 
     @property
     def helper_pid(self) -> int | None:
