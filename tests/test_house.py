@@ -127,8 +127,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "dispatcher.Launcher.__init__": BEING_REBUILT,
     "dispatcher.Recovery.__init__": BEING_REBUILT,
     "dispatcher.Supervisor.__init__": BEING_REBUILT,
-    "dispatcher.of_file": BEING_REBUILT,
-    "dispatcher.of_run": BEING_REBUILT,
     "formats.check_together": BEING_REBUILT,
     "formats.job_environment": BEING_REBUILT,
     "formats.render": BEING_REBUILT,
@@ -160,7 +158,6 @@ SMALL_MODULES: dict[str, str] = {
 SAME_NAMES: dict[str, str] = {
     "Answer": BEING_REBUILT,
     "Dispatcher": BEING_REBUILT,
-    "Hooks": BEING_REBUILT,
     "JobFile": BEING_REBUILT,
     "Limits": BEING_REBUILT,
     "Piece": BEING_REBUILT,
@@ -174,7 +171,6 @@ CIRCLES: dict[str, str] = {
 DEEP_ASSIGNMENTS: dict[str, str] = {
     "core: self._placed.exhausted_at_ns": BEING_REBUILT,
     "core: self._placed.holding": BEING_REBUILT,
-    "dispatcher: cancel.live.asking": BEING_REBUILT,
     "dispatcher: of.logs.strict": BEING_REBUILT,
     "dispatcher: of.status.problems": BEING_REBUILT,
     "dispatcher: of.table.version": BEING_REBUILT,
@@ -185,18 +181,14 @@ DEEP_ASSIGNMENTS: dict[str, str] = {
     "dispatcher: self._scanner.arrays_moved": BEING_REBUILT,
     "dispatcher: self._table.left": BEING_REBUILT,
     "dispatcher: self._table.version": BEING_REBUILT,
-    "dispatcher: self.events.notes": BEING_REBUILT,
     "dispatcher: self.finalizer.lines": BEING_REBUILT,
     "dispatcher: self.scanner.clocks.lines": BEING_REBUILT,
     "dispatcher: self.scanner.moved": BEING_REBUILT,
     "dispatcher: self.status.gpus_at": BEING_REBUILT,
     "dispatcher: self.status.why_not_expanded": BEING_REBUILT,
     "dispatcher: self.table.executor_problem": BEING_REBUILT,
-    "machine: self._uses.ignore": BEING_REBUILT,
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
-    "Admission takes Dispatcher": BEING_REBUILT,
-    "Monitor takes Dispatcher": BEING_REBUILT,
     "Observer takes Dispatcher": BEING_REBUILT,
     "Scheduling takes Dispatcher": BEING_REBUILT,
     "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
