@@ -72,7 +72,7 @@ def test_a_pid_of_the_host_is_shown_but_not_looked_up(reader: UseReader) -> None
 
 def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
     """`below` is the one rule of the three that works without names."""
-    reader.ignore(Ignore(below_bytes=GIB))
+    reader.ignoring(Ignore(below_bytes=GIB))
     assert reader.read(device(GIB - 1), NOBODY, NOBODY).foreign == ()
     assert reader.read(device(GIB), NOBODY, NOBODY).foreign != ()
 
@@ -129,7 +129,7 @@ def test_an_ignored_process_accounts_for_its_own_memory_and_no_more() -> None:
     """A notebook that does not count hides nobody behind it, here and in a pid namespace."""
     notebook = ((7, GIB // 2),)
     for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
-        reader.ignore(Ignore(below_bytes=GIB))
+        reader.ignoring(Ignore(below_bytes=GIB))
         assert reader.read(device(GIB // 2, notebook), NOBODY, NOBODY).foreign == ()
         assert pids(reader.read(device(12 * GIB, notebook), NOBODY, NOBODY)) == [(0, 12 * GIB - GIB // 2)]
 

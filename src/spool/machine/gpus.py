@@ -136,7 +136,7 @@ class UseReader:
         self._who = who
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
-    def ignore(self, ignored: Ignore) -> None:
+    def ignoring(self, ignored: Ignore) -> None:
         """Say which processes do not count from now on."""
         self._ignored = ignored
 
@@ -453,9 +453,9 @@ class GpuWatcher:
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
-    def ignore(self, ignored: Ignore) -> None:
+    def ignoring(self, ignored: Ignore) -> None:
         """Say which processes of others do not count, from the next answer on."""
-        self._uses.ignore(ignored)
+        self._uses.ignoring(ignored)
 
     @property
     def helper_pid(self) -> int | None:
