@@ -37,6 +37,8 @@ from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Concluder, Limits, Supervisor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup
+from spool.executors import Executors
+from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
 from spool.formats.journal import Memory, recall
 from spool.machine import cgroups
@@ -79,18 +81,22 @@ class Dispatcher:
             spool, self.table, self._revisit, self._ended_as, self.settings, self.events, self.confinement
         )
         groups = cgroups.find_run_groups()
-        self.groups = groups if isinstance(groups, RunGroups) else None
-        self.launcher = Launcher(
-            spool, self.table, self.logs, self.settings, self.groups, self.events, self.confinement
+        local = LocalProcesses(
+            spool.root, liveness=self.prober.liveness, groups=groups if isinstance(groups, RunGroups) else None
         )
-        self.table.executor_problem = self.launcher.problem
-        self.terminator = Terminator(spool.root)
-        self.limits = Limits(self.table, self.terminator, self.order_stop, self.confinement)
+        local.inherit()
+        self.executors = Executors(lambda: self.settings.executor, local)
+        self.launcher = Launcher(
+            spool, self.table, self.logs, self.settings, self.executors, self.events, self.confinement
+        )
+        self.table.executor_problem = self.executors.problem
+        self.terminator = Terminator()
+        self.limits = Limits(self.table, self.executors, self.order_stop, self.confinement)
         self.watcher = DirectoryWatcher()
         self.status = StatusWriter(spool, self.table, self.watcher, self.confinement)
-        self.wakeup = Wakeup(spool.root)
+        self.wakeup = Wakeup()
         self.supervisor = Supervisor(
-            self.table, Concluder(spool, self.prober), self.terminator, self.wakeup, self.prober, self.confinement
+            self.table, Concluder(spool, self.prober), self.terminator, self.wakeup, self.executors, self.confinement
         )
         self.filemoves = FileMoves(
             spool, self.table, self.scanner, self.finalizer, self.logs, self.order_stop, self.confinement
@@ -115,11 +121,15 @@ class Dispatcher:
         self.status.why_not_expanded = lambda name: self.arrays.expander.reason(name, paused=self.observer.paused)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._unrecorded: dict[tuple[str, int], Live] = {}  # runs that are stopped, which no record says yet
-        self.recovery = Recovery(spool, self.table, self.prober, Memory(), self.confinement, self.settings)
+        self.recovery = self._recovery(Memory())
         self.plan: Plan | None = None
         self._watches_gpus = False
         self.machine: Machine | None = None
         self.busy_at_ns = time.monotonic_ns()
+
+    def _recovery(self, memory: Memory) -> Recovery:
+        parts = (self.confinement, self.settings, self.executors)
+        return Recovery(self.spool, self.table, self.prober, memory, *parts)
 
     # Life.
 
@@ -136,7 +146,7 @@ class Dispatcher:
         self.observer.open()
         self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
         memory = recall(self.logs.read_journal())
-        self.recovery = Recovery(self.spool, self.table, self.prober, memory, confinement, self.settings)
+        self.recovery = self._recovery(memory)
         self.events.open(memory.told)
         with confinement.service("restore", "the results that a power cut took"):
             restore_results(self.spool, memory, self.prober.boot_id(), confinement)
@@ -276,7 +286,7 @@ class Dispatcher:
 
     def get_ahead(self) -> None:
         """Make the start that will probably be the next ready; for when there is nothing else to do."""
-        self.wakeup.no_runs(self.launcher.foresee(self.scheduling.foreseen(), self.clock()))
+        self.launcher.foresee(self.scheduling.foreseen(), self.clock())
 
     # Ends.
 
@@ -398,8 +408,6 @@ class Dispatcher:
 
     def _adopt(self, live: Live) -> None:
         """Look after a run that an earlier dispatcher started."""
-        if self.groups is not None:
-            live.group = self.groups.existing(live.name, live.run)
         self.watch_run(live)
 
     def _reading_outcome(self, name: str) -> Piece:

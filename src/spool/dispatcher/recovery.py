@@ -20,6 +20,7 @@ from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.launcher import SILENT_NS
+from spool.executors import Executors
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
 from spool.formats.journal import Memory
@@ -59,8 +60,10 @@ class Recovery:
         memory: Memory,
         confinement: Confinement,
         settings: Settings,
+        executors: Executors,
     ) -> None:
         self._settings = settings
+        self._executors = executors
         self._spool = spool
         self._table = table
         self._prober = prober
@@ -164,9 +167,13 @@ class Recovery:
 
     def _learn(self, known: Live, read: Live) -> None:
         """Take what could be read into a run that is watched already."""
-        stop, recorded = known.stop, known.stop_recorded
+        stop, recorded, handle = known.stop, known.stop_recorded, known.handle
         for each in fields(Live):
             setattr(known, each.name, getattr(read, each.name))
+        if handle is not None:  # which knows what was done to it
+            known.launched(handle)
+            if read.jid is not None:
+                handle.identified(read.jid)
         if stop is not None and known.stop is None:
             known.stop, known.stop_recorded = stop, recorded
         self._table.add_run(self._table.job(known.name), known)  # what it was granted was not known either
@@ -179,6 +186,7 @@ class Recovery:
         live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
         if live is not None and not live.spec.is_array:
             live.started_boot_ns = _started_boot_ns(None, live.started_at_ns)
+            live.launched(self._executors.adopt(live.executor, name, live.run, None))
             self._table.add_run(job, live)
 
     def _find_series(self, name: str) -> None:
@@ -343,10 +351,10 @@ class Recovery:
             spec,
             granted_at_ns=at_ns,
             boot_ns=_started_boot_ns(jid, at_ns),
-            jid=jid,
             stop=stop or self.memory.stopping.get((name, run)),
             inode=inode,
         )
+        live.launched(self._executors.adopt(live.executor, name, run, jid))
         live.stop_recorded = stop is not None
         live.silent_until_ns = time.monotonic_ns() + grace_ns
         return live

@@ -8,19 +8,18 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
 from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.terminator import Terminator, processes_of, wanted
+from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Pace
 from spool.dispatcher.wakeup import Wakeup
+from spool.executors import Executors, RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
-from spool.machine import identity
-from spool.machine.cgroups import RunGroup
-from spool.machine.processes import Census, pss_bytes, rss_bytes
 from spool.state.table import Live, Table
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
@@ -45,17 +44,17 @@ class Supervisor:
         self,
         table: Table,
         concluder: Concluder,
-        stopper: Terminator,
-        wakes: Wakeup,
-        prober: Prober,
+        terminator: Terminator,
+        wakeup: Wakeup,
+        executors: Executors,
         confinement: Confinement,
     ) -> None:
         self.confinement = confinement
         self.table = table
         self.concluder = concluder
-        self.terminator = stopper
-        self.wakeup = wakes
-        self.prober = prober
+        self.terminator = terminator
+        self.wakeup = wakeup
+        self._executors = executors
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], Live] = {}  # runs of whose end no event tells
         self._ended: list[Live] = []  # found, and nobody was told of them
@@ -63,7 +62,7 @@ class Supervisor:
 
     def watch(self, live: Live) -> None:
         """Find the end of a run from now on; call it once events tell of that, or cannot."""
-        if _unwatched(live):
+        if self._unwatched(live):
             self._polled[live.key] = live
 
     def suspect(self, live: Live) -> None:
@@ -77,7 +76,8 @@ class Supervisor:
     def collect(self) -> list[Live]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        self._suspects |= {live.key for live in self.wakeup.reap()}
+        if self.wakeup.children_ended():
+            self._suspects |= {run.key for run in self._executors.local.reap()}
         self._suspects |= self.wakeup.ended_runs()
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
@@ -86,9 +86,8 @@ class Supervisor:
         with self.confinement.service("look at", "the processes of runs that are stopped"):
             gone = self.terminator.tick()
         for live in gone:
-            live.remains, live.cleared = False, True
             self.terminator.forget(live)
-            self._free(live)
+            self._nothing_left(live)
             self._suspects.add(live.key)
         for key in list(self._suspects):
             if self.confinement.pauses(Thing.of_run(key), _FIND_OUT):
@@ -110,58 +109,48 @@ class Supervisor:
             self._ended.append(run)
             self.wakeup.forget(run)
             self.terminator.forget(run)
-            self._free(run)
-        elif _unwatched(run):
+            if run.handle is not None:
+                run.handle.close()
+            self.table.recount(run)
+        elif self._unwatched(run):
             self.wakeup.watch_run(run)  # its jid may be known by now
-        if not _unwatched(run):
+        if not self._unwatched(run):
             self._polled.pop(key, None)
 
-    def _free(self, live: Live) -> None:
-        """Nothing of the run is left: what it was granted can be given to the next."""
-        live.gone = True
+    def _unwatched(self, live: Live) -> bool:
+        """Whether no event tells of the end of a run."""
+        return live.proof is None and not self.wakeup.watches(live)
+
+    def _nothing_left(self, live: Live) -> None:
+        """Free what a run was granted, of which nothing is left: it can be given to the next."""
+        live.nothing_left()
         self.table.recount(live)
 
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
-        gone = live.failure is None and not live.cleared and self._wrapper_gone(live)
-        nameless = live.adopted and live.jid is None and not live.cleared and live not in self.terminator
-        if nameless and self.wakeup.left_behind(live):
-            return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-        if gone:
-            if live in self.terminator or self.wakeup.left_behind(live):
-                if not live.remains:
-                    live.remains = True
-                    self.table.recount(live)  # when it ends is known better now
-                self.terminator.hurry(live)
-                return False
-            live.cleared = True
-            self._free(live)
-        if live.cleared and live.group is not None:
-            self._close_group(live, live.group)
+        handle = live.handle
+        if handle is not None and live.failure is None and not live.cleared:
+            gone = self._wrapper_gone(live, handle)
+            if live.adopted and live.jid is None and live not in self.terminator and handle.left_behind():
+                return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
+            if gone:
+                if live in self.terminator or handle.left_behind():
+                    if live.outlived():
+                        self.table.recount(live)  # when it ends is known better now
+                    self.terminator.hurry(live)
+                    return False
+                self._nothing_left(live)
+        if live.cleared and handle is not None:
+            live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _close_group(self, live: Live, group: RunGroup) -> None:
-        """Ask the control group what the run used, and whether the kernel ended it for its memory."""
-        live.oom_killed = bool(group.oom_kills())
-        peak, cpu_time_ns = group.peak_memory_bytes(), group.cpu_time_ns()
-        live.peak_memory_bytes = peak if peak is not None else live.peak_memory_bytes
-        live.cpu_time_ns = cpu_time_ns if cpu_time_ns is not None else live.cpu_time_ns
-        group.remove()
-        live.group = None
-
-    def _wrapper_gone(self, live: Live) -> bool:
-        if live.pid is not None:
-            return live.exit_status is not None
-        if live.jid is None:
-            live.jid = self.concluder.jid(live)
-        if live.jid is None:  # it never said who it is: whoever carries the run's mark may be it
-            return time.monotonic_ns() >= live.silent_until_ns
-        return self.prober.liveness(live.jid) is Liveness.GONE
-
-
-def _unwatched(live: Live) -> bool:
-    """Whether no event tells of the end of a run: its wrapper is neither our child nor watched by a pidfd."""
-    return live.proof is None and live.pidfd is None and live.pid is None
+    def _wrapper_gone(self, live: Live, handle: RunHandle) -> bool:
+        found = handle.liveness()
+        if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
+            handle.identified(jid)
+            found = handle.liveness()
+        # One that never said who it is: whoever carries the run's mark may be it.
+        return found is Liveness.GONE or (found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns)
 
 
 class Concluder:
@@ -174,7 +163,7 @@ class Concluder:
     def conclude(self, live: Live) -> bool:
         """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
         if live.failure is not None:
-            live.proof = Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}")
+            live.resolved(Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}"))
             return True
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
@@ -182,9 +171,9 @@ class Concluder:
             if not live.asking:
                 live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
             if code is not None:
-                live.exit_code = code
+                live.exited(code)
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
-                live.proof = self._explained(live, prove(ended))
+                live.resolved(self._explained(live, prove(ended)))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
@@ -198,9 +187,9 @@ class Concluder:
             return self._never_spoke(live, "the wrapper ended before it could say who it is")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
-        live.exit_code = evidence.rc
+        live.exited(evidence.rc)
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            live.jid = self.jid(live)
+            self._identify(live)
         proof = prove(
             replace(
                 evidence,
@@ -218,12 +207,11 @@ class Concluder:
         elif proof.verdict is Verdict.SILENT:
             proof = Proof(Verdict.VOID)
         if proof.verdict is Verdict.VOID:
-            live.refusal = live.refusal or self._spool.refusal(live.name, live.run)
-            live.proof = proof
+            live.refused_by_machine(live.refusal or self._spool.refusal(live.name, live.run))
             return True
         if proof.verdict is not Verdict.ENDED:
             return False
-        live.proof = self._explained(live, proof)
+        live.resolved(self._explained(live, proof))
         return True
 
     def _never_spoke(self, live: Live, why: str, *, refused: bool = False) -> bool:
@@ -234,17 +222,18 @@ class Concluder:
         """
         if self._has_begun(live):
             stop = None if live.asking else live.stop_kind
-            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)))
+            ended = Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)
+            live.resolved(self._explained(live, prove(ended)))
             return True
         self._spool.take_jid(live.name, live.run)
         if live.stop is not None and not live.asking:
-            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
+            live.resolved(self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind))))
             return True
-        live.refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
-        if live.refusal is not None:
-            live.proof = Proof(Verdict.VOID)
+        refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
+        if refusal is not None:
+            live.refused_by_machine(refusal)
             return True
-        live.failure = why
+        live.failed_to_launch(why)
         return self.conclude(live)
 
     def jid(self, live: Live) -> Jid | None:
@@ -252,13 +241,19 @@ class Concluder:
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) else None
 
+    def _identify(self, live: Live) -> None:
+        jid = self.jid(live)
+        if jid is not None and live.handle is not None:
+            live.handle.identified(jid)
+
     def _known_and_gone(self, live: Live) -> bool:
         """Whether the one process that could be the wrapper, as its executor said, has ended."""
-        return live.jid is not None and self._prober.liveness(live.jid) is Liveness.GONE
+        return live.handle is not None and live.handle.liveness() is Liveness.GONE
 
     def _has_begun(self, live: Live) -> bool:
         """Whether a run without a jid has had one: it was seen, or there are traces, or our own records are gone."""
-        if self._spool.has_begun(live.name, live.run) or (live.pid is not None and live.jid is not None):
+        seen = live.handle is not None and live.handle.is_child and live.jid is not None
+        if seen or self._spool.has_begun(live.name, live.run):
             return True
         return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
@@ -267,9 +262,8 @@ class Concluder:
         if live.exit_status is not None:
             code = os.waitstatus_to_exitcode(live.exit_status)
             return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
-        if live.jid is not None:
-            return Evidence(self._prober.liveness(live.jid), stop=live.stop_kind)
-        return Evidence(Liveness.GONE if live.pid is None else Liveness.ALIVE, stop=live.stop_kind)
+        found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
+        return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
     def _explained(self, live: Live, proof: Proof) -> Proof:
         stop = live.stop
@@ -303,15 +297,14 @@ class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
     def __init__(
-        self, table: Table, stopper: Terminator, order: Callable[[Live, Stop], None], confinement: Confinement
+        self, table: Table, executors: Executors, order: Callable[[Live, Stop], None], confinement: Confinement
     ) -> None:
         self._confinement = confinement
         self._table = table
-        self._terminator = stopper
+        self._executors = executors
         self._order = order
         self._moments: list[_Moment] = []
         self._with_memory: set[tuple[str, int]] = set()
-        self._census = Census()
         self._pace = Pace(_SHARE)
         self._memory_at_ns = 0
 
@@ -327,10 +320,6 @@ class Limits:
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
-            if live.adopted:  # what is of it was seen as a stranger's
-                self._census.ask_again()
-            elif live.pid is not None:  # it was a shell of nobody's
-                self._census.ask_again(live.pid)
 
     def next_due_ns(self) -> int | None:
         """Return how long until :meth:`check` has something to do."""
@@ -363,48 +352,24 @@ class Limits:
         signal = live.spec.signal
         if warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
-            self._terminator.warn(live, signal.name)
+            if live.handle is not None:
+                live.handle.warn(signal.name, spare_shell=isinstance(live.spec.command, str))
         elif not warning:
             limit = live.spec.time_limit_ns or 0
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
-        """Stop what is over its memory limit: what seems to be is looked at again, closely."""
-        runs = {key: live for key in self._with_memory if (live := self._table.live.get(key)) and live.holds_room}
-        runs = {key: live for key, live in runs.items() if not _is_counted(live)}
-        self._with_memory = set(runs)
-        found = self._census.look(lambda: (wanted(live, self._terminator.spool_dir) for live in runs.values()))
-        over = []
-        for key, live in runs.items():
-            members, limit = found.get(key, {}), live.grant.memory_bytes
-            # Resident sizes count shared pages once for each process: cheap, and never too low.
-            used = rss_bytes(members)
-            if used <= (live.peak_memory_bytes or 0) and (limit is None or used <= limit):
-                continue
-            own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
-            used = rss_bytes(own)
-            if limit is not None and used > limit:
-                used = pss_bytes(own)
-            if limit is not None and used > limit:
-                over.append(live)
-            else:
-                _take_peak(live, used)
-        for live, processes in processes_of(over, self._terminator.spool_dir).items():
-            self._compare(live, pss_bytes(process.pid for process in processes))
-
-    def _compare(self, live: Live, used: int) -> None:
-        limit = live.grant.memory_bytes
-        _take_peak(live, used)
-        if limit is not None and used > limit and live.stop is None:
-            words = f"used {show_size(used)} of {show_size(limit)}"
-            self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
-
-
-def _take_peak(live: Live, used: int) -> None:
-    if used:  # else nobody is left to be asked
-        live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
-
-
-def _is_counted(live: Live) -> bool:
-    """Whether the kernel counts what a run has in memory, and ends it by itself when that is too much."""
-    return live.group is not None and live.group.peak_memory_bytes() is not None
+        """Stop what is over its memory limit."""
+        runs: dict[Any, Live] = {}  # all of this machine: those elsewhere are held to their memory there
+        for key in self._with_memory:
+            live = self._table.live.get(key)
+            if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
+                runs[live.handle] = live
+        self._with_memory = {live.key for live in runs.values()}
+        limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}
+        for handle, used in self._executors.local.memory_bytes(limits).items():
+            live, limit = runs[handle], limits[handle]
+            live.used_memory(used)
+            if used > limit and live.stop is None:
+                words = f"used {show_size(used)} of {show_size(limit)}"
+                self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))

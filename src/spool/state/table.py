@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.layout import RUNNING
-from spool.core.lifecycle import Liveness, Proof
+from spool.core.lifecycle import Liveness, Proof, Verdict
 from spool.core.model import (
     SECOND_NS,
     Grant,
@@ -35,10 +36,12 @@ from spool.core.runs import Runs
 from spool.core.scheduler import View
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
-from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, this_user, user_name
 from spool.state.array import Array
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from spool.executors import RunHandle, Usage
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
 
@@ -128,9 +131,7 @@ class Live:
     started_at_ns: int
     started_boot_ns: int  # on the clock that no one sets: since boot
     executor: str
-    pid: int | None = None  # our own child
-    pidfd: int | None = None  # of a wrapper that is not our child
-    jid: Jid | None = None
+    handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
     spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
@@ -140,7 +141,6 @@ class Live:
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
-    exit_status: int | None = None  # of our own child, as wait() reports it
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
@@ -152,7 +152,6 @@ class Live:
     accounted: bool = False  # the history has its line
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
-    group: RunGroup | None = None  # the control group that holds it to its memory, where there is one
     adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
@@ -176,6 +175,66 @@ class Live:
         return self.stop.kind if self.stop is not None else None
 
     @property
+    def jid(self) -> Jid | None:
+        """Who its wrapper is, None as long as nobody has found out."""
+        return self.handle.jid if self.handle is not None else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """What its wrapper, our own child, has ended with, as wait() reports it."""
+        return self.handle.exit_status if self.handle is not None else None
+
+    # Transitions: what the launcher does with it.
+
+    def launched(self, handle: RunHandle) -> None:
+        """Know that its wrapper is on its way."""
+        self.handle = handle
+
+    def failed_to_launch(self, why: str) -> None:
+        """Know that it was not started, and never will be."""
+        self.failure = why
+
+    def taken_back(self, refusal: str | None = None) -> None:
+        """Know that nothing was started: its missing jid proves it at once, and its job goes back. *refusal*: why."""
+        self.refusal = refusal or self.refusal
+        self.silent_until_ns, self.cleared = 0, True
+
+    # Transitions: what the supervisor learns.
+
+    def used_memory(self, memory_bytes: int) -> None:
+        """Know that it had so much in memory at once."""
+        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
+
+    def outlived(self) -> bool:
+        """Know that processes of it have outlived its wrapper; return whether that is news."""
+        news, self.remains = not self.remains, True
+        return news
+
+    def nothing_left(self) -> None:
+        """Know that nothing of it is left: its room is free."""
+        self.remains, self.cleared, self.gone = False, True, True
+
+    def measured(self, usage: Usage) -> None:
+        """Know what it has used in all."""
+        self.oom_killed = usage.oom_killed
+        self.cpu_time_ns = usage.cpu_time_ns if usage.cpu_time_ns is not None else self.cpu_time_ns
+        if usage.peak_memory_bytes is not None:
+            self.peak_memory_bytes = usage.peak_memory_bytes
+
+    def exited(self, code: int | None) -> None:
+        """Know which exit code its wrapper has written down, None: none yet."""
+        self.exit_code = code
+
+    def resolved(self, proof: Proof) -> None:
+        """Know that it is over, and how."""
+        self.proof, self.gone = proof, True
+
+    def refused_by_machine(self, why: str | None) -> None:
+        """Know that it is over and has not begun, and what the machine did not let it have, where that is known."""
+        self.refusal = self.refusal or why
+        self.resolved(Proof(Verdict.VOID))
+
+    @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
         stopping = self.stop is not None or self.remains
@@ -190,7 +249,6 @@ class Live:
         *,
         granted_at_ns: int,
         boot_ns: int,
-        jid: Jid | None,
         stop: Stop | None,
         inode: int,
     ) -> Live:
@@ -207,7 +265,6 @@ class Live:
             started_at_ns=granted_at_ns,
             started_boot_ns=boot_ns,
             executor=record.executor,
-            jid=jid,
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
@@ -243,7 +300,6 @@ class Live:
             spec,
             granted_at_ns=started.at_ns,
             boot_ns=0,
-            jid=None,
             stop=stopping.get((name, run)),
             inode=started.inode,
         )
