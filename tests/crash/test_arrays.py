@@ -73,7 +73,7 @@ def _see_it_missing(session: Session) -> None:
             return
         now = session.now
         assert now is not None
-        for array in now.table.arrays.values():
+        for array in now.state.arrays.values():
             if array.missing_ns is not None:
                 array.missing_ns = 1
     raise AssertionError("the array was not cancelled")

@@ -25,7 +25,6 @@ from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher import arrays, confinement, filemoves, scanner
-from spool.dispatcher.dues import due_in_ns
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
@@ -75,7 +74,7 @@ def _running(*lines: str) -> Callable[[Session], None]:
 
 def _time_is_over(session: Session) -> None:
     assert session.now is not None
-    for live in session.now.table.live.values():
+    for live in session.now.state.live.values():
         live.started_boot_ns = -(10**15)
         session.now.limits.add(live)
 
@@ -195,7 +194,7 @@ def _rests(session: Session, now: Dispatcher, monkeypatch: pytest.MonkeyPatch) -
         session.looks_at_everything = False
         assert not session._turn(), "it does not come to rest"
         session.looks_at_everything = True
-        assert due_in_ns(now, None) != 0, "it spins"
+        assert now.due_in_ns() != 0, "it spins"
         for trouble in now.confinement._troubles.values():
             trouble.pause_ns = trouble.again_at_ns = 0
 
@@ -495,7 +494,7 @@ def test_nothing_starts_while_the_history_cannot_be_written(tmp_path: Path, monk
         assert session.now is not None
         assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
         assert session.users.path(QUEUED, "later").exists()
-        view = session.now.status._view(session.now.plan, session.now.machine, paused=False)
+        view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
         assert "history.jsonl: Input/output error" in view.jobs["later"].reason
         assert view.machine is not None
         assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"

@@ -196,7 +196,7 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
             }
             assert session.now is not None
             session.now.monitor.leaves()
-            session.now.flush()
+            session.now.journal.commit()
             assert [event.job for event in events(world)][len(told) :] == [None]
             assert len({event.id for event in events(world)}) == len(told) + 1
         finally:
@@ -230,13 +230,13 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             now = session.now
             assert now is not None
             assert now.asking
-            assert now.filemoves.next_due_ns() is None
+            assert now.filemoves._timer.at_ns is None
             assert len(now.events.client._questions) == 1
             assert world.pids("long")
             now.events.replies.append(Reply(1, no="not yet"))
             session.turns(4)
             assert not now.asking
-            assert now.filemoves.next_due_ns() is None
+            assert now.filemoves._timer.at_ns is None
             assert session.users.path(RUNNING, "long").exists()
             assert world.pids("long")
         finally:

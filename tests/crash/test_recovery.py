@@ -456,12 +456,12 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
     session.users.submit("job", "ok", "cpus = 99")
     session.settle()
     assert session.now is not None
-    wait = session.now.table.jobs["job"].wait
+    wait = session.now.state.jobs["job"].wait
     with monkeypatch.context() as broken:
         broken.setattr(os, "listdir", _refuse)
         session.turns(2)
     session.settle()
-    assert session.now.table.jobs["job"].wait is wait
+    assert session.now.state.jobs["job"].wait is wait
 
 
 def _refuse(path: str) -> list[str]:

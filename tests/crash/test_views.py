@@ -12,7 +12,7 @@ import pytest
 from crash.test_random_lives import NAMES, SEED, Life
 from crash.world import World, world_at
 from spool.core import layout
-from spool.core.backfill import Expectation
+from spool.core.backfill import Expectation, Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.runs import Runs
@@ -71,9 +71,9 @@ def compare(world: World, now: Dispatcher) -> None:
     """Assert that a look at the files sees what the dispatcher sees, and decides the same."""
     clock, policy = now.clock(), now.settings.config.policy
     machine = Machine(cpus=world.cpus, memory_bytes=1 << 30)
-    own = now.scheduling.view(machine, clock, None)
+    own = now.planner.view(machine, clock, paused=now.pause.paused, holding=Holding())
     seen = snapshot.survey(Spool(str(world.root)), clock)
-    same(facts(seen.view, seen.table.arrays), facts(own, now.table.arrays))
+    same(facts(seen.view, seen.table.arrays), facts(own, now.state.arrays))
     assert seen.policy == policy
     if all(job.executor_problem is None for job in (*own.queue.values(), *own.held.values())):
         same(plan(replace(seen.view, machine=machine), clock, policy), plan(own, clock, policy))
@@ -81,15 +81,15 @@ def compare(world: World, now: Dispatcher) -> None:
 
 def compare_kept(now: Dispatcher) -> None:
     """Assert that what the dispatcher keeps of its runs is what a look at all of them would find."""
-    runs = now.table.live
+    runs = now.state.live
     assert now.supervisor._polled == {key: live for key, live in runs.items() if now.supervisor._unwatched(live)}
     missing = {key for key, live in runs.items() if live.file_missing_ns is not None and live.proof is None}
     assert {key for key, live in now.filemoves._missing.items() if runs.get(key) is live} >= missing
     holding = {live.name: live.running for live in runs.values() if live.holds_room}
-    assert dict(now.table.runs) == holding
+    assert dict(now.state.runs) == holding
     fresh = Runs(holding.values())
     for sums in ("cpus", "memory_bytes", "groups", "arrays", "users", "projects", "runs"):
-        assert getattr(now.table.runs.counts, sums) == getattr(fresh.counts, sums), sums
+        assert getattr(now.state.runs.counts, sums) == getattr(fresh.counts, sums), sums
 
 
 def same(files: dict[str, object], own: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Jid, Machine, Result, Stop, StopKind
+from spool.core.model import Jid, Machine, Result, Stop, StopKind
 from spool.dispatcher import confinement, loop
 from spool.dispatcher.loop import Dispatcher
 from spool.executors.base import Launch
@@ -273,7 +273,7 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     world.engine.world = world  # type: ignore[attr-defined]
     world.engine.groups = None
     made.status.write = lambda *_, **__: None  # type: ignore[method-assign]
-    made.status.next_due_ns = lambda: time.monotonic_ns() + SECOND_NS  # type: ignore[method-assign]
+    made.status._plan_next = lambda: None  # type: ignore[method-assign]
     made.watcher.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     made.world.machine = lambda _: Machine(cpus=world.cpus, memory_bytes=1 << 30)  # type: ignore[method-assign,assignment]
     made.logs._changed = made.logs.sync if made.logs.strict else lambda: None  # type: ignore[method-assign]
@@ -377,10 +377,10 @@ class Session:
             self.now.open()
             self._opened = True
         now = self.now
-        for live in now.table.live.values():
+        for live in now.state.live.values():
             now.supervisor.suspect(live)
         if self.looks_at_everything:
-            now.observer.next_due_ns = 0
+            now.observer.rescan_soon()
         happened = now.turn()
         now.get_ahead()
         return happened

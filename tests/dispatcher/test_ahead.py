@@ -168,7 +168,7 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     session.survives_errors = True
     session.turns(5)  # it is tried again and again
     assert session.now is not None
-    assert "jobs/loop: Too many levels of symbolic links" in session.now.status.blocked["loop"]
+    assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
 
 
 def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: Session) -> None:
@@ -181,8 +181,8 @@ def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: 
     _end_of_first(session)
     assert not session.errors
     assert not session.world.pids("next")
-    assert session.now.plan is not None
-    assert "slurm" in str(session.now.plan.reason("next"))
+    assert session.now.planner.plan is not None
+    assert "slurm" in str(session.now.planner.plan.reason("next"))
     config.write_text(before)
     session.now.wakeup._reload = True
     session.settle()

@@ -51,7 +51,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def look(session: Session) -> None:
     """Have the next pass begin to look at everything."""
     assert session.now is not None
-    session.now.watcher.lost = True
+    session.now.watcher._lost = True
 
 
 def put(session: Session, name: str, text: str, place: str = QUEUED) -> Path:
@@ -70,8 +70,8 @@ def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed:
     session.users.submit("good", "ok")
     look(session)
     if events:
-        session.now.watcher.lost = False
-        session.now.watcher.hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
+        session.now.watcher._lost = False
+        session.now.watcher._hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
     for _ in range(60):
         session.turns(1)
         if "good" in dict(session.world.begun):
@@ -95,7 +95,7 @@ def test_the_first_look_of_a_dispatcher_leaves_large_files_for_later(session: Se
     put(session, "large", 'command = "ok"\ncpus = 99\n' + "# padding\n" * 10_000)
     look(session)
     session.settle()
-    place = session.now.table.jobs["large"].wait
+    place = session.now.state.jobs["large"].wait
     session.end()
     for name in FORTY[:3]:
         put(session, name, MISTAKES)
@@ -108,7 +108,7 @@ def test_the_first_look_of_a_dispatcher_leaves_large_files_for_later(session: Se
     session.settle()
     assert {*FORTY[:3], "large"} <= set(parsed)
     assert place is not None
-    again = session.now.table.jobs["large"].wait
+    again = session.now.state.jobs["large"].wait
     assert again is not None
     assert again.arrived_at_ns == place.arrived_at_ns
 
@@ -129,8 +129,8 @@ def test_what_happens_while_a_look_has_given_way_is_seen(session: Session, parse
     look(session)
     session.settle()
     assert ends_of(session.world).places["mended"] == (DONE,)
-    assert "removed" not in session.now.table.jobs
-    assert session.now.table.jobs["held"].held is not None
+    assert "removed" not in session.now.state.jobs
+    assert session.now.state.jobs["held"].held is not None
     assert not session.users.path(QUEUED, "held").with_suffix(".toml.error").exists()
     assert session.users.path(HELD, "held").with_suffix(".toml.error").exists()
 
@@ -142,13 +142,13 @@ def test_a_file_is_not_taken_for_gone_before_a_look_has_seen_the_whole_directory
     look(session)
     session.settle()
     assert session.now is not None
-    before = {name: job.wait for name, job in session.now.table.jobs.items()}
+    before = {name: job.wait for name, job in session.now.state.jobs.items()}
     for name in FORTY[:5]:
         put(session, name, MISTAKES)
     look(session)
     for _ in range(10):
         session.turns(1)
-        assert {name: session.now.table.jobs[name].wait for name in before} == before
+        assert {name: session.now.state.jobs[name].wait for name in before} == before
 
 
 def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(

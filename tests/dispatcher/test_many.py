@@ -19,6 +19,7 @@ from spool.dispatcher import filemoves, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Limits
+from spool.dispatcher.timers import Timer
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import parse_state
@@ -58,7 +59,7 @@ def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
 
     def look() -> bool:
         before = path.stat().st_ino if path.exists() else None
-        now.watcher.lost, now.status._next_ns = True, 0
+        now.watcher._lost, now.status._next_ns = True, 0
         now.turn()
         return path.stat().st_ino != before
 
@@ -77,7 +78,7 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     session.turns(1)
     now = session.now
     assert now is not None
-    (live,) = now.table.live.values()
+    (live,) = now.state.live.values()
     jid = session.world.root / "jobs" / "long" / "1" / layout.JID
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
@@ -128,12 +129,14 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
     monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
-    now.watcher.lost = True
-    now.observer.see()
-    due_ns = now.observer.next_due_ns
+    now.watcher._lost = True
+    now.observer.listen()
+    now.observer.look()
+    due_ns = now.observer._timer.at_ns or 0
     assert due_ns - time.monotonic_ns() > 15_000_000_000
-    now.observer.see()
-    assert now.observer.next_due_ns == due_ns  # another pass is no look
+    now.observer.listen()
+    now.observer.look()
+    assert (now.observer._timer.at_ns or 0) == due_ns  # another pass is no look
 
 
 # Memory.
@@ -156,7 +159,7 @@ class Memory:
         engine.processes_of = self._walk  # type: ignore[method-assign]
         engine._census = self  # type: ignore[assignment]
         self.live.launched(engine.child("one", 1, 70))
-        self.limits = Limits(table, Executors(str, engine), self._order, Confinement("/nowhere"))
+        self.limits = Limits(table, Executors(str, engine), self._order, Confinement("/nowhere", Timer()))
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:

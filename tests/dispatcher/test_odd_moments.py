@@ -15,7 +15,6 @@ from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
 from spool.dispatcher import filemoves, reservations, scanner
-from spool.dispatcher.dues import due_in_ns
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.stable_read import NotWhole, Seen, read_whole
@@ -45,11 +44,11 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         return lstat(of, *arguments, **keys)
 
-    before = now.table.queue["waits"]
+    before = now.state.queue["waits"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", stale)
         now.scanner.hint(QUEUED, "waits.toml")
-    assert now.table.queue["waits"] is before
+    assert now.state.queue["waits"] is before
 
 
 def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
@@ -61,11 +60,11 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
     now.scanner.hint(QUEUED, "x.toml")
-    now.scheduling.work()
-    assert "held/" in (now.table.queue["x"].executor_problem or "")
+    now._plan()
+    assert "held/" in (now.state.queue["x"].executor_problem or "")
     os.unlink(held)
     now.scanner.hint(HELD, "x.toml")
-    assert now.scheduling.work()
+    assert now._plan()
 
 
 def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +126,8 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     try:
         session.now.scanner.hint(QUEUED, "short.toml")
         session.settle()
-        assert [live.name for live in session.now.table.live.values()] == ["short"]
-        session.now.observer.look_at_everything()
+        assert [live.name for live in session.now.state.live.values()] == ["short"]
+        session.now.observer.rescan_soon()
         session.settle()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -148,14 +147,14 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watcher.hints.append((RESERVATIONS, "talk.toml"))
+    now.watcher._hints.append((RESERVATIONS, "talk.toml"))
     session.settle()
     assert now.reservations.standing == ()
-    assert due_in_ns(now, None) == 0
+    assert now.due_in_ns() == 0
     wholeness.clear()
     session.settle()
     assert [one.name for one in now.reservations.standing] == ["talk"]
-    assert now.reservations.next_due_ns() is None
+    assert now.reservations._timer.at_ns is None
 
 
 def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
@@ -172,8 +171,8 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
         session.settle()
         now = session.now
         assert now is not None
-        assert now.table.live == {}
-        reasons = {name: now.table.queue[name].executor_problem for name in now.table.queue}
+        assert now.state.live == {}
+        reasons = {name: now.state.queue[name].executor_problem for name in now.state.queue}
         assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
         assert ends_of(session.world).outcomes == {}
     session.looks_at_everything = True

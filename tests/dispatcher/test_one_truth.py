@@ -14,12 +14,13 @@ from crash.world import Session, ends_of, history, world_at
 from spool.client import waiting
 from spool.client.waiting import Awaited
 from spool.core import layout
+from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
 from spool.dispatcher import filemoves, inotify, supervisor
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.journal import worth_remembering
+from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.formats.journal import recall
 from spool.machine import host
@@ -145,14 +146,14 @@ def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Se
     """A job that waits and runs at once, because its run is being stopped, has both in the journal written anew."""
     session.users.submit("long", "hang")
     session.turns(2)
-    arrived = session.now.table.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    arrived = session.now.state.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     now = session.now
     assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
     session.turns(1)
-    assert now.table.jobs["long"].live is not None
-    assert recall(worth_remembering(now.table, "boot-1")).waits["long"].arrived_at_ns == arrived
+    assert now.state.jobs["long"].live is not None
+    assert recall(all_lines(now.state, "boot-1")).waits["long"].arrived_at_ns == arrived
 
 
 def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session: Session) -> None:
@@ -161,11 +162,11 @@ def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session:
     session.turns(1)
     now = session.now
     assert now is not None
-    arrived = now.table.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
+    arrived = now.state.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     session.users.submit("twice", "ok", place=HELD)
     session.turns(3)
-    assert now.table.queue["twice"].arrived_at_ns == arrived
-    assert now.table.queue["twice"].attempt == 2
+    assert now.state.queue["twice"].arrived_at_ns == arrived
+    assert now.state.queue["twice"].attempt == 2
 
 
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
@@ -176,7 +177,7 @@ def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     session.end()
     session.turns(1)
     assert session.now is not None
-    assert [live.spec.kill_grace_ns for live in session.now.table.live.values()] == [3_000_000_000]
+    assert [live.spec.kill_grace_ns for live in session.now.state.live.values()] == [3_000_000_000]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -236,7 +237,9 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     if how == "cancelled":
         session.users.cancel("r")
     session.turns(1)
-    own = now.scheduling.view(Machine(cpus=2, memory_bytes=1 << 30), now.clock(), None)
+    own = now.planner.view(
+        Machine(cpus=2, memory_bytes=1 << 30), now.clock(), paused=now.pause.paused, holding=Holding()
+    )
     assert [run.stopping for run in own.running.values()] == [True]
     assert [run.stopping for run in snapshot.survey(Spool(str(session.world.root))).view.running.values()] == [True]
 
@@ -264,7 +267,7 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
     now = session.now
     assert now is not None
     now.world.gpu_indices = frozenset({0, 2})
-    now.table.version += 1
+    now.state.changed()
     session.turns(1)
     shelf = booked(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
     assert now.reservations.standing == shelf.standing
@@ -299,11 +302,11 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     assert now is not None
     assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
-    now.observer.next_due_ns = 0
+    now.observer.rescan_soon()
     session.turns(1)
     assert now.world.gpus_matter()
     now.world.gpu_indices = frozenset({0})
-    now.table.version += 1
+    now.state.changed()
     session.turns(1)
     assert not now.world.gpus_matter()
     assert "there is no GPU 7" in (session.world.root / RESERVATIONS / "talk.toml.error").read_text()
@@ -319,7 +322,9 @@ def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str],
     assert now is not None
     for name, offset in (("Asia/Kolkata", "+0530"), ("UTC", "+0000")):
         zone(name)
-        view = now.scheduling.view(Machine(cpus=1, memory_bytes=1), now.clock(), None)
+        view = now.planner.view(
+            Machine(cpus=1, memory_bytes=1), now.clock(), paused=now.pause.paused, holding=Holding()
+        )
         assert f"{host.datetime.now(view.zone):%z}" == offset
 
 

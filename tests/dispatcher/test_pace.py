@@ -9,11 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from spool.dispatcher import timers
-from spool.dispatcher.confinement import Confinement
-from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.timers import Pace
-from spool.state.table import Table
 from spool.store.locked_spool import LockedSpool
 from support import make_spool
 
@@ -46,7 +43,8 @@ def test_work_is_left_for_as_long_as_it_costs(
 def test_one_slow_moment_does_not_keep_the_view_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write of `state.json` that had to wait for the processor is followed by the next one soon."""
     spool = LockedSpool(str(make_spool(tmp_path / "spool")))
-    report = StatusWriter(spool, Table(), DirectoryWatcher(), Confinement(spool.root))
+    made = Dispatcher(spool)
+    report = made.status
     moments = iter([0, 240 * MS])
     clocks = SimpleNamespace(thread_time_ns=lambda: 0, monotonic_ns=lambda: next(moments))
     monkeypatch.setattr(timers, "time", clocks)
@@ -54,5 +52,8 @@ def test_one_slow_moment_does_not_keep_the_view_old(tmp_path: Path, monkeypatch:
     report.write(None, None, paused=False)
     ended = time.monotonic_ns()
     report.changed()
-    assert report.next_due_ns() - ended <= 1200 * MS <= report.next_due_ns() - begun
+    due_ns = report._timer.at_ns
+    assert due_ns is not None
+    assert due_ns - ended <= 1200 * MS <= due_ns - begun
+    made.close()
     spool.release()

@@ -21,6 +21,7 @@ from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recovery
 from spool.dispatcher.launcher import Shortage
+from spool.dispatcher.timers import Timer
 from spool.executors import Executors
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalRun
@@ -93,7 +94,7 @@ def test_a_machine_that_refuses_is_not_asked_by_sixty_jobs(session: Session, mon
     assert session.now is not None
     assert len(tried) == 2
     assert ends_of(session.world).outcomes == {}
-    plan = session.now.plan
+    plan = session.now.planner.plan
     assert plan is not None
     for number in range(60):
         reason = plan.reason(f"job-{number}")
@@ -129,39 +130,41 @@ def test_a_job_that_is_refused_alone_keeps_nobody_waiting(session: Session, how:
     outcomes = ends_of(session.world).outcomes
     assert outcomes == {f"job-{number}": ("finished 1.0",) for number in range(5)}
     assert session.now is not None
-    assert session.now.plan is not None
-    assert str(session.now.plan.reason("a-first")).startswith("refused: ")
+    assert session.now.planner.plan is not None
+    assert str(session.now.planner.plan.reason("a-first")).startswith("refused: ")
 
 
 def test_the_end_of_a_shortage_is_its_first_run_that_begins(tmp_path: Path) -> None:
     """After a refusal one job is tried at a time, and all of them once one has begun."""
     spool: Any = SimpleNamespace(record=lambda *_: status)
     status: bytes | None = None
-    shortage = Shortage(spool)
+    timer = Timer()
+    shortage = Shortage(spool, timer)
     one, two, three = (_live(name, at) for name, at in (("one", 10), ("two", 20), ("three", 30)))
     assert shortage.most() is None
     shortage.refused(one, 11)
     assert (shortage.most(), shortage.words(12)) == (1, "")
     shortage.tries(two)
     assert (shortage.most(), shortage.words(21)) == (0, "no process; job two is tried first")
-    assert shortage.due_in_ns(21)
+    assert timer.at_ns is not None
+    assert timer.at_ns > 21
     shortage.refused(two, 22)
     assert shortage.words(23).startswith("no process; tried again at ")
-    assert shortage.due_in_ns(23) == SECOND_NS - 1
+    assert timer.at_ns == 22 + SECOND_NS
     later = 2 * SECOND_NS
     assert shortage.words(later) == ""
     shortage.tries(three)
     status = b"queued\n"
     assert shortage.words(later)
     status = b"running\n"
-    assert (shortage.words(later), shortage.most(), shortage.due_in_ns(later)) == ("", None, None)
+    assert (shortage.words(later), shortage.most(), timer.at_ns) == ("", None, None)
 
 
 @pytest.mark.parametrize(("age_ns", "status"), [(2 * SECOND_NS, None), (0, b""), (0, b"finished\n")])
 def test_a_first_job_whose_status_does_not_say_running_keeps_nobody_waiting(age_ns: int, status: bytes | None) -> None:
     """Whatever its wrapper wrote is a beginning, and so is a life of two seconds where the job removed the record."""
     spool: Any = SimpleNamespace(record=lambda *_: status)
-    shortage = Shortage(spool)
+    shortage = Shortage(spool, Timer())
     shortage.refused(_live("one", 10), 11)
     first = _live("two", 20)
     first.proof, first.started_boot_ns = None, first.started_boot_ns - (3600 * SECOND_NS + age_ns if age_ns else 0)
@@ -172,7 +175,7 @@ def test_a_first_job_whose_status_does_not_say_running_keeps_nobody_waiting(age_
 def test_runs_that_were_refused_together_count_once(tmp_path: Path) -> None:
     """Sixty wrappers that were on their way when the machine ran out of processes make one pause, not the longest."""
     spool: Any = SimpleNamespace(record=lambda *_: None)
-    shortage = Shortage(spool)
+    shortage = Shortage(spool, Timer())
     lives = [_live(f"job-{number}", 10) for number in range(60)]
     shortage.ended(lives, 11)
     assert (shortage.most(), shortage.words(12)) == (1, "")
@@ -237,7 +240,7 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     now = session.now
     assert now is not None
     report = type(now.status)
-    report.write(now.status, now.plan, now.machine, paused=False, force=True)
+    report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     state = json.loads((root / layout.STATE).read_text())
     assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
     assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
@@ -246,7 +249,7 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
     session.users.submit("ab", "ok")
     session.settle()
-    report.write(now.status, now.plan, now.machine, paused=False, force=True)
+    report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     session.users.submit("new", "ok")
     assert why(Spool(str(root)), "new").reasons[0].code == "refused"
 
@@ -266,7 +269,7 @@ def _without_jid(session: Session, status: int, remains: list[str]) -> Live:
     for name in remains:
         (metadir / name).touch()
     assert session.now is not None
-    live = session.now.table.live["x", 1]
+    live = session.now.state.live["x", 1]
     handle = session.world.engine.child("x", 1, 1)
     if live.jid is not None:
         handle.identified(live.jid)

@@ -20,7 +20,7 @@ def test_a_watch_that_is_closed_leaves_nothing_open(tmp_path: Path, events: int)
     for number in range(events):
         (tmp_path / str(number)).touch()
         watch.read()
-        assert watch.hints
+        assert watch.take_hints()
     watch.close()
     assert os.listdir("/proc/self/fd") == before
 
@@ -38,4 +38,4 @@ def test_a_mode_is_news_where_somebody_wants_to_know_and_a_link_is_none(tmp_path
         (tmp_path / name / "file").chmod(0o640)
     watch.read()
     watch.close()
-    assert watch.hints == [("here", "file")]
+    assert watch.take_hints() == [("here", "file")]

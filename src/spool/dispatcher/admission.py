@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,8 @@ from spool.core.scheduler import Start
 from spool.dispatcher import events
 from spool.dispatcher.confinement import Thing
 from spool.formats.listening import Reply
-from spool.state.table import Job, JobFile, Live
+from spool.state.table import Job, Live
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
 
 if TYPE_CHECKING:
     from spool.dispatcher.loop import Dispatcher
@@ -59,7 +58,6 @@ class Admission:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._of = dispatcher
         self._events = dispatcher.events
-        self._refusals = HoldReasons(dispatcher.spool)
         self._starts: dict[str, _Start] = {}
         self._cancels: dict[tuple[str, int], _Cancel] = {}
         self._allowed: set[tuple[str, int]] = set()  # runs whose cancel nobody minds
@@ -68,6 +66,11 @@ class Admission:
     def waiting(self) -> bool:
         """Whether an answer is still to come."""
         return bool(self._cancels) or any(start.reply is None for start in self._starts.values())
+
+    @property
+    def reviews_starts(self) -> bool:
+        """Whether hooks are asked about starts, and may have texts for the wrapper."""
+        return EventName.SUBMITTING in self._events.asked
 
     def hear(self) -> None:
         """Take in the answers that came since the last pass."""
@@ -96,16 +99,19 @@ class Admission:
             return False
         with self._of.confinement.of(thing, _ANSWER) as piece:
             action(*about)
-        if piece.failed and (job := self._of.table.jobs.get(thing.name)) is not None and job.live is None:
-            job.blocked = self._of.confinement.why(thing.name)  # so that it keeps nobody else waiting
-            self._of.table.settle(job)
+        if piece.failed and (job := self._of.state.jobs.get(thing.name)) is not None and job.live is None:
+            self._of.state.block(job, self._of.confinement.why(thing.name))  # so that it keeps nobody else waiting
         return not piece.failed
 
-    def allowed(self, starts: tuple[Start, ...], now: int) -> tuple[Start, ...]:
-        """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others."""
+    def review(self, starts: Sequence[Start], now: int) -> list[tuple[Start, Reply | None]]:
+        """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others.
+
+        Each comes with what hooks want its wrapper to say.
+        """
         if EventName.SUBMITTING not in self._events.asked:
-            return starts
-        return tuple(start for start in starts if self._may_start(start, now))
+            return [(start, None) for start in starts]
+        self._texts: dict[str, Reply] = {}
+        return [(start, self._texts.get(start.name)) for start in starts if self._may_start(start, now)]
 
     def may_stop(self, live: Live, stop: Stop) -> bool:
         """Whether the run may be stopped now; if that is to be asked first, it is asked, and goes on until then."""
@@ -137,7 +143,7 @@ class Admission:
     # Starts.
 
     def _may_start(self, start: Start, now: int) -> bool:
-        job = self._of.table.jobs.get(start.name)
+        job = self._of.state.jobs.get(start.name)
         if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
             return True  # it will not be started, and the starter knows why
         of = _version(job)
@@ -150,7 +156,7 @@ class Admission:
                 return False
             if time.monotonic_ns() - asked.at_ns < _GOOD_FOR_NS:
                 del self._starts[start.name]
-                self._of.launcher.texts[start.name] = asked.reply
+                self._texts[start.name] = asked.reply
                 return True
         if asked is not None:
             self._events.client.forget(asked.number)
@@ -162,8 +168,8 @@ class Admission:
 
     def _answered(self, name: str, start: _Start, reply: Reply) -> None:
         start.reply, start.at_ns = reply, time.monotonic_ns()
-        job = self._of.table.jobs.get(name)
-        self._of.table.version += 1  # the plan is made anew, and what is allowed starts
+        job = self._of.state.jobs.get(name)
+        self._of.state.changed()  # the plan is made anew, and what is allowed starts
         if job is not None:
             job.asked = ""
         if job is None or job.queued is None or job.live is not None or start.of != _version(job):
@@ -175,9 +181,8 @@ class Admission:
     def _refuse(self, job: Job, why: str) -> None:
         """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
         of = self._of
-        if not self._refusals.hold(job.name, why):
-            job.blocked = of.status.blocked[job.name] = why
-            of.table.settle(job)
+        if not self._of.spool.hold_because(job.name, why):
+            of.state.block(job, why)
             return
         log.info("job %s is held: %s", job.name, why)
         self._starts.pop(job.name, None)
@@ -189,29 +194,29 @@ class Admission:
         now = time.monotonic_ns()
         old = [name for name, one in self._starts.items() if one.reply is not None and now - one.at_ns > _GOOD_FOR_NS]
         for name in old:
-            if name not in self._of.table.jobs:
+            if name not in self._of.state.jobs:
                 del self._starts[name]
 
     def _settle(self) -> None:
         """After a change of who is to be asked: what nobody asks about any more need not wait."""
         if EventName.SUBMITTING not in self._events.asked:
             for name in self._starts:
-                if (job := self._of.table.jobs.get(name)) is not None:
+                if (job := self._of.state.jobs.get(name)) is not None:
                     job.asked = ""
             self._starts.clear()
         if EventName.CANCELLING not in self._events.asked:
             for cancel in list(self._cancels.values()):
                 self._try(Thing.of_run(cancel.live.key), self._stop_or_keep, cancel, Reply(cancel.number))
-        self._of.table.version += 1
+        self._of.state.changed()
 
     # Cancels.
 
     def _stop_or_keep(self, cancel: _Cancel, reply: Reply) -> None:
         live = cancel.live
-        if live.holds_room and live.key in self._of.table.live:
+        if live.holds_room and live.key in self._of.state.live:
             if reply.no is None:
                 self._allowed.add(live.key)
-                self._of.order_stop(live, cancel.stop)
+                self._of.stops.order(live, cancel.stop)
             else:
                 self._keep(live, reply.no)
         self._no_longer_asked(cancel)
@@ -235,42 +240,11 @@ class Admission:
                     spool.disk.move(spool.layout.job_file(DONE, name), running)
                 else:
                     spool.disk.publish(running, spool.record(name, live.run, layout.SPEC_COPY) or b"")
-        self._of.scanner.moved.add(name)
-        self._of.table.version += 1
+        self._of.context.changes.runs.add(name)
+        self._of.state.changed()
 
 
 def _version(job: Job) -> tuple[object, ...]:
     file, wait = job.queued, job.wait
     assert file is not None
     return file.inode, file.mtime_ns, file.size, job.series, wait.arrived_at_ns if wait is not None else 0
-
-
-class HoldReasons:
-    """The reasons on the disk."""
-
-    def __init__(self, spool: LockedSpool) -> None:
-        self._spool = spool
-
-    def hold(self, name: str, why: str) -> bool:
-        """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
-        disk, path = self._spool.disk, self._spool.layout.reason_file(name)
-        if status_of(self._spool.layout.job_file(HELD, name)) is not None:
-            return False
-        # In this order a crash leaves a reason without a job, which the next look takes away.
-        disk.put(path, f"{why}\n".encode())
-        try:
-            disk.move(self._spool.layout.job_file(QUEUED, name), self._spool.layout.job_file(HELD, name))
-        except FileExistsError:
-            disk.discard(path)
-            return False
-        except FileNotFoundError:  # it was moved or deleted meanwhile
-            disk.discard(path)
-        return True
-
-    def why(self, name: str, file: JobFile) -> str:
-        """Return why spool has held this version of a job's file, "" if it has not."""
-        return self._spool.why_held(name, file.mtime_ns)
-
-    def withdraw(self, name: str) -> None:
-        """Take the reason away: the job is no longer held by us."""
-        self._spool.disk.discard(self._spool.layout.reason_file(name))

@@ -21,22 +21,22 @@ from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.filemoves import MISSING_NS
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.stop_orders import StopOrders
 from spool.formats import jobfile, journal, run_records
 from spool.formats.history import render_result
 from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
 from spool.machine.host import user_name, why_not_expanded
 from spool.state.array import Array, new_array
-from spool.state.outcomes import ArrayNames, Outcomes
-from spool.state.table import FRESH, Job, JobFile, Live, Table, Wait
+from spool.state.outcomes import ArrayNames
+from spool.state.table import Job, JobFile
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
-from spool.store.logs import Logs
 from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
@@ -54,36 +54,30 @@ _TRY_AGAIN_NS = 5 * SECOND_NS
 
 
 class Arrays:
-    """The arrays of a dispatcher. *order_stop* orders a run to be stopped, *flush* writes the journal.
+    """The arrays of a dispatcher.
 
     *why_no_room* says why the disk is too short for new tasks, "" if it is not.
     """
 
     def __init__(
         self,
-        spool: LockedSpool,
-        table: Table,
-        look: Scanner,
-        finisher: Finalizer,
-        logs: Logs,
-        outcomes: Outcomes,
-        order_stop: Callable[[Live, Stop], None],
-        flush: Callable[[], None],
+        context: Context,
+        scanner: Scanner,
+        finalizer: Finalizer,
+        stops: StopOrders,
         why_no_room: Callable[[], str],
-        confinement: Confinement,
     ) -> None:
-        self._confinement = confinement
-        self._spool = spool
-        self._table = table
-        self._scanner = look
-        self._finalizer = finisher
-        self._logs = logs
-        self._outcomes = outcomes
-        self._order_stop = order_stop
-        self.store = ArrayStore(spool)
-        self.expander = Expander(spool, table, self.store, look, logs, flush, why_no_room, confinement)
-        self.files = ArrayFiles(spool, table, look, self._cancel, confinement)
-        self.names = ArrayNames(spool, table)
+        self._context = context
+        self._confinement = context.confinement
+        self._spool = context.spool
+        self._state = context.state
+        self._scanner = scanner
+        self._finalizer = finalizer
+        self._stops = stops
+        self.store = ArrayStore(context.spool)
+        self.expander = Expander(context, self.store, scanner, why_no_room)
+        self.files = ArrayFiles(context, self._cancel)
+        self.names = ArrayNames(context.spool, context.state)
 
     # One pass.
 
@@ -93,7 +87,7 @@ class Arrays:
         self.files.see(now_ns)
         self._see_left()
         more = not paused and self.expander.work(until_ns, now_ns)
-        for array in list(self._table.arrays.values()):
+        for array in list(self._state.arrays.values()):
             if not self._confinement.pauses(Thing("array", array.name), _GO_ON):
                 with self._confinement.of(Thing("array", array.name), _GO_ON):
                     more = self._go_on(array, until_ns, now_ns) or more
@@ -101,29 +95,18 @@ class Arrays:
             return self.store.clean(until_ns) or more
         return more
 
-    def next_due_ns(self) -> int | None:
-        """Return when there is something to do that no event tells of, on the monotonic clock."""
-        times = (self.files.next_due_ns(), self.expander.next_due_ns())
-        return min((at_ns for at_ns in times if at_ns is not None), default=None)
-
     @property
     def idle(self) -> bool:
         """Whether nothing is waiting to be expanded, and no array waits for anything but people."""
-        return not self._table.array_files and all(
+        return not self._state.array_files and all(
             array.missing_ns is None and (array.held or not (array.to_issue or array.over))
-            for array in self._table.arrays.values()
+            for array in self._state.arrays.values()
         )
 
     def waiting_held(self) -> int:
         """Return how many jobs in the queue are tasks of held arrays."""
-        held = [array for array in self._table.arrays.values() if array.held]
-        return sum(name in self._table.queue for array in held for name in array.open)
-
-    def ended(self, name: str, outcome: State) -> None:
-        """Take in that a job has ended for good."""
-        array = self._table.arrays.get(array_of(name))
-        if array is not None and (name in array.open or name in array.ended):
-            array.ended[name] = outcome
+        held = [array for array in self._state.arrays.values() if array.held]
+        return sum(name in self._state.queue for array in held for name in array.open)
 
     def _go_on(self, array: Array, until_ns: int, now_ns: int) -> bool:
         """Return whether the array has more to do at once."""
@@ -135,7 +118,7 @@ class Arrays:
             more = self._issue_some(array, until_ns, now_ns)
         if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
             return True
-        if array.name in self._scanner.arrays_moved:  # where its file is, and what that means, is not known yet
+        if array.name in self._context.changes.arrays:  # where its file is, and what that means, is not known yet
             return more
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
@@ -146,7 +129,7 @@ class Arrays:
 
     def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
         for task, position in list(array.taken.items()):
-            if task not in self._table.jobs and task not in self._table.arrays:
+            if task not in self._state.jobs and task not in self._state.arrays:
                 del array.taken[task]
                 array.to_issue.appendleft(position)
         while array.to_issue:
@@ -154,7 +137,7 @@ class Arrays:
                 return True
             position = array.to_issue[0]  # it stays there where the disk is full
             task = array.tasks.task_name(position)
-            known = task in self._table.jobs or task in self._table.arrays
+            known = task in self._state.jobs or task in self._state.arrays
             issue = Issue.TAKEN if known else self.store.issue(array.name, array.run, task)
             array.to_issue.popleft()
             if issue is Issue.TAKEN:
@@ -164,44 +147,41 @@ class Arrays:
             if issue is Issue.GONE:
                 log.warning("array %s: somebody removed its task %s", array.name, task)
                 array.ended[task] = State.CANCELLED
-                self._table.queue.changed(task)
+                self._state.queue.changed(task)
                 continue
             # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
-            job = self._table.job(task)
-            job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
-            array.open.add(task)
-            self._outcomes.forget(task)
-            self._scanner.clocks.remember(job)
+            job = self._state.issue(task, array, position, now_ns)
+            self._finalizer.outcomes.forget(task)
+            self._context.journal.note_place(job)
             self._scanner.examine(QUEUED, task)
             if job.queued is not None:
-                self._finalizer.events.file(EventName.QUEUED, job, job.queued, now_ns)
+                self._context.events.file(EventName.QUEUED, job, job.queued, now_ns)
         return False
 
     # What became of the tasks.
 
     def _see_left(self) -> None:
         """Take in the names of which nothing is left: those of open tasks have ended, or were removed by hand."""
-        left, self._table.left = self._table.left, []
-        for name in left:
-            array = self._table.arrays.get(array_of(name))
+        for name in self._state.take_left():
+            array = self._state.arrays.get(array_of(name))
             if array is None:
                 continue
-            if name in array.open and name not in self._table.jobs:
+            if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
                 # Removed from queued/ by hand it ends without a word.
                 array.ended.setdefault(name, State.CANCELLED)
-                self._table.queue.changed(name)
+                self._state.queue.changed(name)
 
     def _reopened(self, array: Array) -> bool:
         """Whether tasks that have ended were queued again; then the array is not over."""
-        again = [name for name in array.names if name in self._table.jobs and self._is_task(array, name)]
+        again = [name for name in array.names if name in self._state.jobs and self._is_task(array, name)]
         for name in again:
             array.ended.pop(name, None)
             array.open.add(name)
         return bool(again)
 
     def _is_task(self, array: Array, name: str) -> bool:
-        job = self._table.jobs[name]
+        job = self._state.jobs[name]
         file = job.queued or job.held
         spec = job.live.spec if job.live is not None else file.spec if file is not None else None
         return spec is None or (spec.task is not None and spec.task.array == array.name)
@@ -227,8 +207,8 @@ class Arrays:
         array.taken.clear()
         array.to_cancel.extend(name for name in array.names if name in array.open)
         log.info("array %s run %d: %s", array.name, array.run, array.cancelled)
-        self._table.version += 1
-        self._table.queue.changed()  # of the array, and of every task that was not issued
+        self._state.changed()
+        self._state.queue.changed()  # of the array, and of every task that was not issued
 
     def _record_cancel(self, array: Array) -> None:
         """Write down that an array is cancelled, and throw away what was not issued; what fails is tried again."""
@@ -248,7 +228,7 @@ class Arrays:
         if array.to_cancel:  # these are tried again after a pause
             return False
         # One whose run had just ended may have been queued again since.
-        jobs = [self._table.jobs[name] for name in array.open if name in self._table.jobs]
+        jobs = [self._state.jobs[name] for name in array.open if name in self._state.jobs]
         array.to_cancel.extend(job.name for job in jobs if job.live is None and (job.queued or job.held) is not None)
         return bool(array.to_cancel)
 
@@ -269,17 +249,17 @@ class Arrays:
         return False
 
     def _cancel_task(self, array: Array, name: str, reason: str, now_ns: int) -> None:
-        job = self._table.jobs.get(name)
+        job = self._state.jobs.get(name)
         if job is None:
             return
         if not self._is_task(array, name):
             array.open.discard(name)  # another job has taken its name
         elif job.live is not None:
             if job.live.stop is None and job.live.proof is None:
-                self._order_stop(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
+                self._stops.order(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
         elif job.queued is not None or job.held is not None:
             place = QUEUED if job.queued is not None else HELD
-            self._finalizer.end_unstarted(job, place, State.CANCELLED, reason, self._logs.account, now_ns)
+            self._finalizer.end_unstarted(job, place, State.CANCELLED, reason, now_ns)
 
     # The end.
 
@@ -288,23 +268,23 @@ class Arrays:
         spool, name, run = self._spool, array.name, array.run
         if array.result is None:
             result = _result(array, now_ns)
-            self._finalizer.events.end(result, array.spec)
+            self._context.events.end(result, array.spec)
             array.result = result
         result, outcome = array.result, array.result.outcome
-        self._finalizer.events.flush()
+        self._context.events.flush()
         spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
-        self._logs.remember([journal.Over(name, run, True, outcome)])
-        del self._table.arrays[name]
-        self._outcomes.record(name, outcome)
+        self._context.journal.write([journal.Over(name, run, True, outcome)])
+        del self._state.arrays[name]
+        self._finalizer.outcomes.record(name, outcome)
         self.names.forget(name)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
         # A second file of its name may have waited for this.
         self._scanner.examine(QUEUED, name, anew=True)
         self._scanner.examine(HELD, name, anew=True)
-        self._table.settle(self._table.job(name))
-        self._table.queue.changed(name)
+        self._state.settle(self._state.job(name))
+        self._state.queue.changed(name)
 
     # After a restart.
 
@@ -312,12 +292,12 @@ class Arrays:
         """Take in an array that an earlier dispatcher expanded, before the first look."""
         array.unissued = unissued
         array.to_issue.extend(at for at, name in enumerate(array.names) if name in unissued)
-        self._table.arrays[array.name] = array
+        self._state.arrays[array.name] = array
 
     def count(self, now_ns: int) -> None:
         """After the first look: find out what the tasks of every array that was resumed are doing."""
-        self._table.left.clear()
-        for array in self._table.arrays.values():
+        self._state.left.clear()
+        for array in self._state.arrays.values():
             self.count_one(array, now_ns)
 
     def count_one(self, array: Array, now_ns: int) -> None:
@@ -325,7 +305,7 @@ class Arrays:
         for name in array.names:
             if name in array.unissued:
                 continue
-            if name in self._table.jobs and self._is_task(array, name):
+            if name in self._state.jobs and self._is_task(array, name):
                 array.open.add(name)
             else:
                 array.unknown.append(name)
@@ -357,30 +337,20 @@ def _result(array: Array, now_ns: int) -> Result:
 class ArrayFiles:
     """Makes of each change of an array's file what it means. *cancel* cancels an array."""
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        look: Scanner,
-        cancel: Callable[[Array, Stop], None],
-        confinement: Confinement,
-    ) -> None:
-        self._confinement = confinement
-        self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
-        self._spool = spool
-        self._table = table
-        self._scanner = look
+    def __init__(self, context: Context, cancel: Callable[[Array, Stop], None]) -> None:
+        self._context = context
+        self._confinement = context.confinement
+        self._timer = context.timers.timer()  # when a missing file counts as deleted
+        self._spool = context.spool
+        self._state = context.state
+        self._changes = context.changes
         self._cancel = cancel
-
-    def next_due_ns(self) -> int | None:
-        """Return when a missing file counts as deleted, on the monotonic clock."""
-        return self._due_ns
 
     def see(self, now_ns: int) -> None:
         """See to every array in progress whose file may have changed."""
-        moved, self._scanner.arrays_moved = self._scanner.arrays_moved, set()
-        self._due_ns = None
-        for array in list(self._table.arrays.values()):
+        moved = set(self._changes.arrays.take())
+        self._timer.set(None)
+        for array in list(self._state.arrays.values()):
             goes_on = array.cancelled is None and array.result is None
             if goes_on and (array.name in moved or array.missing_ns is not None):
                 self.see_one(array, now_ns)
@@ -393,7 +363,7 @@ class ArrayFiles:
                 self._see_one(array, now_ns)
             if not piece.failed:
                 return
-        self._scanner.arrays_moved.add(array.name)
+        self._changes.arrays.add(array.name)
 
     def _see_one(self, array: Array, now_ns: int) -> None:
         spool, name = self._spool, array.name
@@ -419,7 +389,7 @@ class ArrayFiles:
         if stop is None and not spool.holds(array.inode, name, DONE):
             deleted_ns = array.missing_ns + MISSING_NS
             if time.monotonic_ns() < deleted_ns:
-                self._due_ns = min(deleted_ns, self._due_ns or deleted_ns)
+                self._timer.advance(deleted_ns)
                 return
             stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
         self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
@@ -439,19 +409,14 @@ class ArrayFiles:
             return
         array.held_since_ns = None
         for name in array.open:
-            job = self._table.jobs.get(name)
-            spec = job.queued.spec if job is not None and job.queued is not None else None
-            if job is None or job.wait is None or spec is None or spec.scheduling_timeout_ns is None:
-                continue
-            if job.wait.clock_at_ns is not None:  # a time held does not count as waiting
-                job.wait = job.wait.without(since, now_ns)
-                self._scanner.clocks.remember(job)
-                self._table.settle(job)
+            job = self._state.jobs.get(name)
+            if job is not None and self._state.discount(job, since, now_ns):
+                self._context.journal.note_place(job)
         self._changed(array, "released")
 
     def _changed(self, array: Array, what: str) -> None:
         log.info("array %s run %d: %s", array.name, array.run, what)
-        self._table.version += 1
+        self._state.changed()
 
 
 @dataclass(slots=True)
@@ -464,29 +429,19 @@ class _Staged:
 
 
 class Expander:
-    """Turns waiting array files into arrays in progress. *flush* writes what a look found to the journal.
+    """Turns waiting array files into arrays in progress.
 
     *why_no_room* says why the disk is too short for new tasks, "" if it is not.
     """
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        store: ArrayStore,
-        look: Scanner,
-        logs: Logs,
-        flush: Callable[[], None],
-        why_no_room: Callable[[], str],
-        confinement: Confinement,
-    ) -> None:
-        self._confinement = confinement
-        self._spool = spool
-        self._table = table
+    def __init__(self, context: Context, store: ArrayStore, scanner: Scanner, why_no_room: Callable[[], str]) -> None:
+        self._confinement = context.confinement
+        self._spool = context.spool
+        self._state = context.state
+        self._journal = context.journal
+        self._timer = context.timers.timer()  # when what found no room on the disk is tried again
         self._store = store
-        self._scanner = look
-        self._logs = logs
-        self._flush = flush
+        self._scanner = scanner
         self._why_no_room = why_no_room
         self._staged: dict[str, _Staged] = {}
         self._no_room: dict[str, tuple[str, int]] = {}  # why there is none for its tasks, and when that is asked again
@@ -504,29 +459,27 @@ class Expander:
             return f"being expanded: {staged.position} of {staged.texts.tasks.count} tasks written"
         return "another run of this name is running" if self._blocked(name) else ""
 
-    def next_due_ns(self) -> int | None:
-        """Return when what failed is to be tried again, on the monotonic clock."""
-        return min((at_ns for _, at_ns in self._no_room.values()), default=None)
-
     def work(self, until_ns: int, now_ns: int) -> bool:
         """Go on until *until_ns*, monotonic; return whether there is more to do at once."""
-        for name in [name for name in self._staged if name not in self._table.array_files]:
+        for name in [name for name in self._staged if name not in self._state.array_files]:
             self._abandon(name)
         for name in [name for name, (_, at_ns) in self._no_room.items() if at_ns <= time.monotonic_ns()]:
             del self._no_room[name]
-        waiting = [name for name in self._table.array_files if name not in self._no_room and not self._blocked(name)]
+        self._timer.set(min((at_ns for _, at_ns in self._no_room.values()), default=None))
+        waiting = [name for name in self._state.array_files if name not in self._no_room and not self._blocked(name)]
         waiting.sort(key=lambda name: (name not in self._staged, self._arrived(name), name))
         for name in waiting:
             if time.monotonic_ns() >= until_ns:
                 return True
             if name not in self._staged and (why := self._why_no_room()):
                 self._no_room[name] = (why, time.monotonic_ns() + _TRY_AGAIN_NS)
+                self._timer.advance(self._no_room[name][1])
                 continue
             thing, done = Thing("array", name), True
             if self._confinement.pauses(thing, _EXPAND):
                 continue
             with self._confinement.of(thing, _EXPAND) as piece:
-                done = self._step(self._table.job(name), until_ns, now_ns)
+                done = self._step(self._state.job(name), until_ns, now_ns)
             if piece.failed:
                 self._abandon(name)
             elif not done:
@@ -534,11 +487,11 @@ class Expander:
         return False
 
     def _arrived(self, name: str) -> int:
-        wait = self._table.jobs[name].wait
+        wait = self._state.jobs[name].wait
         return wait.arrived_at_ns if wait is not None else 0
 
     def _blocked(self, name: str) -> bool:
-        job = self._table.jobs.get(name)
+        job = self._state.jobs.get(name)
         if job is None or job.live is not None:
             return True
         return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # where nobody can tell, the claim fails
@@ -618,8 +571,8 @@ class Expander:
         try:
             claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
             if claimed:
-                self._flush()
-                self._logs.remember([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
+                self._journal.commit()
+                self._journal.write([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
         except OSError:  # a file that was claimed is found in running/, and queued again
             self._store.withdraw(name, run)
             raise
@@ -629,10 +582,7 @@ class Expander:
         array = new_array(spec, record, file.inode, user)
         array.unissued = set(array.names)
         array.to_issue = deque(range(len(array.names)))
-        self._table.arrays[name] = array
-        job.queued, job.held, job.wait, job.series = None, None, None, FRESH
-        self._table.settle(job)
-        self._table.queue.changed(name)
+        self._state.expanded(job, array)
         log.info("array %s run %d: expanded into %d tasks", name, run, len(array.names))
 
     def _abandon(self, name: str) -> None:

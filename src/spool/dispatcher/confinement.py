@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import SECOND_NS
+from spool.dispatcher.timers import Timer
 from spool.store.disk import SpoolTrouble, remedy_for
 
 log = logging.getLogger(__name__)
@@ -65,11 +66,13 @@ class Trouble:
 class Confinement:
     """Remembers what troubles which thing, and when the work is tried again. *clock* is monotonic, in nanoseconds."""
 
-    def __init__(self, root: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, root: str, timer: Timer, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """*timer*, on *clock*, is when the next piece of work is tried again."""
         self._root = root
+        self._timer = timer
         self._clock = clock
         self._troubles: dict[tuple[Thing, str], Trouble] = {}
-        self.changed = False  # whether there are other troubles than when somebody last set this to False
+        self.changes = 0  # moves with every change of what there is to tell
 
     # Work.
 
@@ -98,12 +101,6 @@ class Confinement:
         trouble = self._troubles.get((thing, verb)) if self._troubles else None
         return trouble is not None and trouble.pause_ns >= LONGEST_PAUSE_NS
 
-    def next_due_ns(self) -> int | None:
-        """Return when the next piece of work is tried again, on the monotonic clock."""
-        if not self._troubles:
-            return None
-        return min(trouble.again_at_ns for trouble in self._troubles.values())
-
     def end_pass(self) -> None:
         """Put off what was due in this pass and was not tried; forget what nobody tries any more."""
         now = self._clock()
@@ -112,13 +109,14 @@ class Confinement:
                 trouble.again_at_ns = now + trouble.pause_ns
                 if now - trouble.met_at_ns > _FORGET_NS:
                     del self._troubles[key]
-                    self.changed = True
+                    self.changes += 1
+        self._timer.set(min((trouble.again_at_ns for trouble in self._troubles.values()), default=None))
 
     def forget(self, *things: Thing) -> None:
         """Forget the troubles of things that are no more."""
         for key in [key for key in self._troubles if key[0] in things] if self._troubles else ():
             del self._troubles[key]
-            self.changed = True
+            self.changes += 1
 
     def keep(self, kind: str, names: set[str]) -> None:
         """Forget the troubles of all things of a *kind* but those called *names*."""
@@ -158,15 +156,16 @@ class Confinement:
         pause_ns = min(2 * known.pause_ns, LONGEST_PAUSE_NS) if known is not None else FIRST_PAUSE_NS
         now = self._clock()
         self._troubles[thing, verb] = Trouble(text, pause_ns, now + pause_ns, now)
+        self._timer.advance(now + pause_ns)
         if known is None or known.text != text:
-            self.changed = True
+            self.changes += 1
             expected = isinstance(error, OSError | SpoolError)
             log.error("%s", text, exc_info=None if expected else error)
 
     def done(self, thing: Thing, verb: str) -> None:
         """Take note that this work is done, or that there is none."""
         if self._troubles.pop((thing, verb), None) is not None:
-            self.changed = True
+            self.changes += 1
             log.info("can %s %s again", verb, thing)
 
     def _text(self, thing: Thing, verb: str, error: Exception) -> str:

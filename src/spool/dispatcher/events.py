@@ -228,6 +228,11 @@ class EventRecorder:
             self.known.discard(key)
             self.notes.append(journal.Told(key, True))
 
+    def take_notes(self) -> list[journal.Line]:
+        """Return what the journal is to be told, which is the caller's to write from now on."""
+        notes, self.notes = self.notes, []
+        return notes
+
     def worth_remembering(self) -> list[journal.Line]:
         """Return what the next dispatcher has to know."""
         return [journal.Told(key) for key in self.known]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State, Stop, StopKind
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.stop_orders import StopOrders
 from spool.machine.host import this_user
-from spool.state.table import FRESH, Job, JobFile, Live, Table
+from spool.state.table import Job, JobFile, Live
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
-from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
 
@@ -25,82 +25,73 @@ MISSING_NS = 300_000_000
 
 
 class FileMoves:
-    """Makes of each change of a file what it means. *order_stop* orders a run to be stopped."""
+    """Makes of each change of a file what it means."""
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        look: Scanner,
-        finisher: Finalizer,
-        logs: Logs,
-        order_stop: Callable[[Live, Stop], None],
-        confinement: Confinement,
-    ) -> None:
-        self.confinement = confinement
-        self._due_ns: int | None = None  # when a missing file counts as deleted, monotonic
-        self.spool = spool
-        self.table = table
-        self.scanner = look
-        self.finalizer = finisher
-        self.logs = logs
-        self.order_stop = order_stop
+    def __init__(self, context: Context, scanner: Scanner, finalizer: Finalizer, stops: StopOrders) -> None:
+        self._context = context
+        self._confinement = context.confinement
+        self._spool = context.spool
+        self._state = context.state
+        self._changes = context.changes
+        self._timer = context.timers.timer()  # when a missing file counts as deleted
+        self._scanner = scanner
+        self._finalizer = finalizer
+        self._stops = stops
         self._missing: dict[tuple[str, int], Live] = {}  # runs whose file is not in running/
         self._called_off: dict[str, list[tuple[Job, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
         """See to all that the look has found since the last call; what fails is seen to by a later one."""
         self._see_moves()
-        for name in list(self.scanner.strays):
+        for name in self._changes.strays:
             if self._try("take in", name, self._see_stray):
-                self.scanner.strays.discard(name)
-        for name in list(self.scanner.gone):
-            if self._try("end", name, self._see_gone):
-                del self.scanner.gone[name]
+                self._changes.strays.done(name)
+        for name in self._changes.vanished:
+            if self._try("end", name, self._see_vanished):
+                self._changes.vanished.done(name)
         for name in list(self._called_off):
-            job = self.table.jobs.get(name)
+            job = self._state.jobs.get(name)
             if (job is None or job.live is None) and self._try("end", name, self._end_called_off):
                 del self._called_off[name]
 
     def _try(self, verb: str, name: str, action: Callable[[str], None]) -> bool:
         """Do that to the job *name*, unless it failed a moment ago; return whether it is done."""
-        if self.confinement.pauses(Thing.of_job(name), verb):
+        if self._confinement.pauses(Thing.of_job(name), verb):
             return False
-        with self.confinement.of(Thing.of_job(name), verb) as piece:
+        with self._confinement.of(Thing.of_job(name), verb) as piece:
             action(name)
         return not piece.failed
 
     def _see_moves(self) -> None:
         """See what was done to the files of live runs: deleted, moved to another directory, replaced."""
-        names, self.scanner.moved = self.scanner.moved, set()
-        for name in names:
-            job = self.table.jobs.get(name)
+        for name in self._changes.runs.take():
+            job = self._state.jobs.get(name)
             live = job.live if job is not None else None
             if live is None or live.proof is not None:
                 continue
-            if self.confinement.pauses(Thing.of_run(live.key), "look at the file of"):
-                self.scanner.moved.add(name)
+            if self._confinement.pauses(Thing.of_run(live.key), "look at the file of"):
+                self._changes.runs.add(name)
                 continue
-            with self.confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
-                status = status_of(self.spool.layout.job_file(RUNNING, name))
+            with self._confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
+                status = status_of(self._spool.layout.job_file(RUNNING, name))
                 if status is not None:
-                    live.inode, live.mtime_ns, live.file_missing_ns = status.st_ino, status.st_mtime_ns, None
+                    live.file_seen(status.st_ino, status.st_mtime_ns)
                 elif live.file_missing_ns is None:
-                    live.file_missing_ns = time.monotonic_ns()
+                    live.file_missing(time.monotonic_ns())
                     self._missing[live.key] = live
             if piece.failed:
-                self.scanner.moved.add(name)
-        self._due_ns = None
+                self._changes.runs.add(name)
+        self._timer.set(None)
         for key, live in list(self._missing.items()):
-            if live.file_missing_ns is None or live.proof is not None or self.table.live.get(key) is not live:
+            if live.file_missing_ns is None or live.proof is not None or self._state.live.get(key) is not live:
                 del self._missing[key]
             elif live.stop is None and not live.asking:
                 self._try_missing(live)
 
     def _try_missing(self, live: Live) -> None:
         thing, verb = Thing.of_run(live.key), "see to the missing file of"
-        if not self.confinement.pauses(thing, verb):
-            with self.confinement.of(thing, verb):
+        if not self._confinement.pauses(thing, verb):
+            with self._confinement.of(thing, verb):
                 self._see_missing(live)
 
     def _is_over(self, live: Live) -> bool:
@@ -108,66 +99,60 @@ class FileMoves:
 
         It was a person, or it was the paperwork of another dispatcher, which was cut off after that.
         """
-        spool, name, run = self.spool, live.name, live.run
+        spool, name, run = self._spool, live.name, live.run
         return spool.exit_code(name, run) is not None or (live.adopted and spool.result(name, run) is not None)
 
     def _see_missing(self, live: Live) -> None:
         stop: Stop | None = None
         try:
             if self._is_over(live):
-                if self.spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
-                    live.file_missing_ns = None  # it lies where a retry would put it
+                if self._spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
+                    live.file_found()
                 return
-            stop = self.spool.stop(live.name, live.run)
+            stop = self._spool.stop(live.name, live.run)
         except OSError:
             if not live.holds_room:  # only its records can say how it ended
                 raise
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):
-                if self.spool.holds(live.inode, live.name, place, mtime_ns=live.mtime_ns):
+                if self._spool.holds(live.inode, live.name, place, mtime_ns=live.mtime_ns):
                     stop = Stop(kind, live.user, time.time_ns())
                     break
             else:
                 deleted_ns = (live.file_missing_ns or 0) + MISSING_NS
                 if time.monotonic_ns() < deleted_ns:
-                    self._due_ns = min(deleted_ns, self._due_ns or deleted_ns)
+                    self._timer.advance(deleted_ns)
                     return
                 stop = Stop(StopKind.CANCEL, live.user, time.time_ns(), "its file was deleted from running/")
-        self.order_stop(live, stop)
-
-    def next_due_ns(self) -> int | None:
-        """Return when a missing file counts as deleted, on the monotonic clock."""
-        return self._due_ns
+        self._stops.order(live, stop)
 
     def _see_stray(self, name: str) -> None:
         """Queue a file in `running/` that belongs to no run: it was put there by hand."""
-        job = self.table.jobs.get(name)
-        if (job is not None and job.live is not None) or name in self.table.arrays or name in self.table.unsettled:
+        job = self._state.jobs.get(name)
+        if (job is not None and job.live is not None) or name in self._state.arrays or name in self._state.unsettled:
             return
-        if self.spool.put_back(name, QUEUED):
+        if self._spool.put_back(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
-            self.scanner.examine(QUEUED, name)
+            self._scanner.examine(QUEUED, name)
         elif job is not None:
-            job.blocked = None  # it may have been in the way of the one in queued/, and be gone
-            self.table.settle(job)
+            self._state.unblock(job)  # it may have been in the way of the one in queued/, and be gone
 
-    def _see_gone(self, name: str) -> None:
-        job = self.table.jobs.get(name)
-        if job is None or job.wait is None or name in self.table.arrays:
+    def _see_vanished(self, name: str) -> None:
+        job = self._state.jobs.get(name)
+        if job is None or job.wait is None or name in self._state.arrays:
             return
         if job.queued is not None or job.held is not None:
             return
         if job.live is not None:
-            if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
+            if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
                 self._call_off(job, job.live)
             return
-        if job.last_inode is not None and self.spool.holds(job.last_inode, name, DONE):
-            self.finalizer.end_unstarted(
+        if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
+            self._finalizer.end_unstarted(
                 job,
                 DONE,
                 State.CANCELLED,
                 f"cancelled by {this_user()} before it started",
-                self.logs.account,
                 time.time_ns(),
             )
 
@@ -179,45 +164,45 @@ class FileMoves:
         name, wait = job.name, job.wait
         if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
             return  # it is the submission that runs: somebody has moved its file about
-        status = status_of(self.spool.layout.job_file(DONE, name))
+        status = status_of(self._spool.layout.job_file(DONE, name))
         if status is None:
             return
-        text = self.spool.job_text(DONE, name) or b""
+        text = self._spool.job_text(DONE, name) or b""
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        file = JobFile(*identity, self.spool.job_spec(DONE, name))
+        file = JobFile(*identity, self._spool.job_spec(DONE, name))
         gone = Job(name, queued=file, wait=wait, series=job.series)
         self._called_off.setdefault(name, []).append((gone, text))
-        job.wait, job.series, job.parked = None, FRESH, False
+        self._state.forget_place(job)
 
     def _end_called_off(self, name: str) -> None:
         those = self._called_off[name]
         while those:
-            self.finalizer.end_called_off(*those[0], self.logs.account, time.time_ns())
+            self._finalizer.end_called_off(*those[0], time.time_ns())
             del those[0]
-        job = self.table.jobs.get(name)
+        job = self._state.jobs.get(name)
         if job is not None:
-            self.scanner.clocks.remember(job)  # a third one of the name; the journal has just lost sight of it
-            self.table.settle(job)
+            self._context.journal.note_place(job)  # a third one of the name; the journal has just lost sight of it
+            self._state.settle(job)
 
     def settle_places(self) -> None:
         """After the first look: what waited when the last dispatcher left, and is in no directory any more."""
-        for job in list(self.table.jobs.values()):
+        for job in list(self._state.jobs.values()):
             if job.wait is None or job.queued is not None or job.held is not None:
                 continue
-            if job.name not in self.table.unsettled and not self._waits_unread(job.name):
-                with self.confinement.of(Thing.of_job(job.name), "end"):
+            if job.name not in self._state.unsettled and not self._waits_unread(job.name):
+                with self._confinement.of(Thing.of_job(job.name), "end"):
                     self._settle_place(job)
 
     def _waits_unread(self, name: str) -> bool:
         """Whether the file of a job waits, and could not be read yet."""
-        return any(os.path.lexists(self.spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
+        return any(os.path.lexists(self._spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
 
     def _settle_place(self, job: Job) -> None:
         if job.live is not None:
             self._call_off(job, job.live)
-        elif job.name not in self.table.arrays and status_of(self.spool.layout.job_file(DONE, job.name)) is not None:
-            self.finalizer.end_unstarted(
-                job, DONE, State.CANCELLED, "moved to done/ before it started", self.logs.account, time.time_ns()
+        elif job.name not in self._state.arrays and status_of(self._spool.layout.job_file(DONE, job.name)) is not None:
+            self._finalizer.end_unstarted(
+                job, DONE, State.CANCELLED, "moved to done/ before it started", time.time_ns()
             )
         else:
-            self.scanner.clocks.forget(job.name)
+            self._scanner.forget_place(job.name)

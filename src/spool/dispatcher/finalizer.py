@@ -13,66 +13,55 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import again
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
-from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.events import EventRecorder
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
+from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.machine.host import this_user
-from spool.state.table import FRESH, Job, Live, Table, Wait, series_after
-from spool.store.config import Settings
-from spool.store.locked_spool import LockedSpool
+from spool.state.outcomes import Outcomes
+from spool.state.table import Job, Live, Wait, series_after
 
 _FILE = "file"
 
 
 class Finalizer:
-    """Ends runs. `lines` gathers what the journal is to be told.
+    """Does the paperwork of runs, and of jobs that end without one.
 
-    *revisit* has a job's files looked at anew, *outcome* is told of every job that has ended for good.
+    Always in the order "result, history, events, move": a crash leaves something to be done again, never left out.
     """
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        revisit: Callable[[Job], None],
-        outcome: Callable[[str, State], None],
-        settings: Settings,
-        telling: EventRecorder,
-        confinement: Confinement,
-    ) -> None:
-        self._confinement = confinement
-        self.events = telling
-        self._spool = spool
-        self._table = table
-        self._revisit = revisit
-        self._outcome = outcome
-        self._settings = settings
-        self.lines: list[journal.Line] = []
+    def __init__(self, context: Context, scanner: Scanner, outcomes: Outcomes) -> None:
+        self._spool = context.spool
+        self._state = context.state
+        self._journal = context.journal
+        self._events = context.events
+        self._settings = context.settings
+        self._confinement = context.confinement
+        self._scanner = scanner
+        self.outcomes = outcomes
 
-    def file(self, ended: list[Live], account: Callable[[bytes], None], now_ns: int) -> list[Live]:
+    def file(self, ended: list[Live], now_ns: int) -> list[Live]:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
-        *account* appends to the history. In this order a crash can leave something to be done again, which the
-        next dispatcher sees, and never something that is left out. So can an error (the disk is full): called again
-        with the same runs it goes on where it was. Returns those of which nothing is left to do: what fails for one
-        run is done by a later call.
+        After an error (the disk is full) it is called again with the same runs and goes on where it was. Returns those
+        of which nothing is left to do: what fails for one run is done by a later call.
         """
-        over = [live for live in ended if live.key in self._table.live]
-        filed = [live for live in ended if live.key not in self._table.live]
+        over = [live for live in ended if live.key in self._state.live]
+        filed = [live for live in ended if live.key not in self._state.live]
         over = [live for live in over if not self._confinement.pauses(Thing.of_run(live.key), _FILE)]
         lines: list[tuple[Live, bytes]] = []
         ready = [live for live in over if self._try(live, lambda live: self._settle(live, lines, now_ns), partly=True)]
-        account(b"".join(line for live, line in lines if live in ready))
+        self._journal.account(b"".join(line for live, line in lines if live in ready))
         for live, _ in lines:
-            live.accounted = live.accounted or live in ready
+            live.is_accounted(accounted=live.accounted or live in ready)
         for live in ready:
             if live.result is not None:
-                self._tell(self._table.job(live.name), live.result, live.spec)
-        self.events.flush()
-        filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, account, now_ns))]
+                self._tell(self._state.job(live.name), live.result, live.spec)
+        self._events.flush()
+        filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, now_ns))]
         return filed
 
     def _try(self, live: Live, step: Callable[[Live], None], *, partly: bool = False) -> bool:
@@ -92,22 +81,22 @@ class Finalizer:
         if live.adopted and known is None:
             # A power cut may have emptied the result and spared the line of the history, which is synced.
             known = self._spool.account_of(live.name, live.run, live.started_at_ns)
-            live.accounted = known is not None
+            live.is_accounted(accounted=known is not None)
         elif recorded is not None and live.result is None:
-            live.accounted = self._spool.accounted(recorded)
-        result = known or self._result(self._table.job(live.name), live, proof.outcome, proof.reason, now_ns)
+            live.is_accounted(accounted=self._spool.accounted(recorded))
+        result = known or self._result(self._state.job(live.name), live, proof.outcome, proof.reason, now_ns)
         if recorded is None and live.result is None:
             self._write(live, result)
-        live.result = result
+        live.has_result(result)
         if not live.accounted:
             lines.append((live, render_history(result)))
 
-    def _file_away(self, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
-        job = self._table.job(live.name)
+    def _file_away(self, live: Live, now_ns: int) -> None:
+        job = self._state.job(live.name)
         if live.result is not None:
             self._move(job, live, live.result)
         else:
-            self._void(job, live, account, now_ns)
+            self._void(job, live, now_ns)
 
     def _write(self, live: Live, result: Result) -> None:
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
@@ -125,46 +114,59 @@ class Finalizer:
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
         if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
             spool.file_away(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
-        self.lines.append(journal.Over(name, live.run, final, result.outcome))
-        live.final = final
+        over = journal.Over(name, live.run, final, result.outcome)
+        live.filed(final=final)
         if final:
-            job.series = FRESH if job.queued is None or job.queued.inode == live.inode else job.series
-            self._outcome(name, result.outcome)
-        self._table.end_run(live)
-        job.live, job.told_run = None, None
+            self._journal.note(over)
+            self._state.end_series(job, live)
+            self._ended(name, result.outcome)
+        self._state.end_run(live)
         if not final:
-            job.series = series_after(result, live.stop_kind)
             # Another file of its name that is held has a place of its own, and gives way to the one that is queued.
-            if job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns):
-                job.wait = Wait(live.wait.arrived_at_ns, 0, None)
+            anew = job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns)
+            series = series_after(result, live.stop_kind)
+            self._state.go_on(job, series, Wait(live.wait.arrived_at_ns, 0, None) if anew else None)
         try:
-            self._revisit(job)
+            self.revisit(job)
         finally:  # whether its file could be seen or not
-            if not final and (wait := job.wait) is not None:
-                self.lines.append(journal.Waits(name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
+            if not final:  # its place comes first: a job whose run is over and that has no place begins anew
+                self._journal.note_place(job)
+                self._journal.note(over)
+
+    def revisit(self, job: Job) -> None:
+        """See what the name of a job whose run is over has in store."""
+        self._scanner.examine(QUEUED, job.name, anew=True)
+        self._scanner.examine(HELD, job.name, anew=True)
+        self._state.settle(job)
+
+    def _ended(self, name: str, outcome: State) -> None:
+        """Let those that depend on *name* know how it ended."""
+        self.outcomes.record(name, outcome)
+        self._state.ended(name, outcome)
 
     def _moved_away(self, live: Live) -> bool:
         """Whether the file of a run was moved to another directory by a person."""
         holds = self._spool.holds
         return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
 
-    def _void(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
+    def _void(self, job: Job, live: Live, now_ns: int) -> None:
         """Put the job of a run whose command has not begun and never will back; nothing is counted."""
         if isinstance(self._spool.jid(live.name, live.run), Jid):
             # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
             self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
-        job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
+        self._state.refused(job, live, now_ns)
         if self._spool.put_back(live.name, QUEUED):
-            job.series = live.series
-            job.wait = Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None)
+            self._state.go_on(job, live.series, Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
-            self._end_taken_back(job, live, account, now_ns)
-        self.lines.append(journal.Over(live.name, live.run, False))
-        self._table.end_run(live)
-        job.live, job.told_run = None, None
-        self._revisit(job)
+            self._end_taken_back(job, live, now_ns)
+        self._state.end_run(live)
+        try:
+            self.revisit(job)
+        finally:
+            self._journal.note_place(job)
+            self._journal.note(journal.Over(live.name, live.run, False))
 
-    def _end_taken_back(self, job: Job, live: Live, account: Callable[[bytes], None], now_ns: int) -> None:
+    def _end_taken_back(self, job: Job, live: Live, now_ns: int) -> None:
         """End a job whose start was taken back and which cannot wait on: deleted, or a newer one of its name waits."""
         spool, name = self._spool, live.name
         text = spool.record(name, live.run, layout.SPEC_COPY)
@@ -181,20 +183,17 @@ class Finalizer:
                 again=None,
                 again_at_ns=None,
             )
-        self._put_unstarted(result, text, account)
-        self._tell(job, result, live.spec)
-        self.events.flush()
+        self._put_unstarted(job, result, text, live.spec)
         spool.file_away(name, RUNNING, text)
-        self._outcome(name, result.outcome)
+        self._ended(name, result.outcome)
 
     def _tell(self, job: Job, result: Result, spec: Spec | None) -> None:
         """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
-        if job.told_run != result.run:
-            self.events.end(result, spec)
-            job.told_run = result.run
+        if self._state.told(job, result.run):
+            self._events.end(result, spec)
 
-    def _put_unstarted(self, result: Result, text: bytes | None, account: Callable[[bytes], None]) -> None:
-        """Write down the end of a job that never started, as far as that is not done."""
+    def _put_unstarted(self, job: Job, result: Result, text: bytes | None, spec: Spec | None) -> None:
+        """Write down the end of a job that never started, as far as that is not done, and tell it."""
         spool = self._spool
         if spool.result(result.job, result.run) is None:
             files = {
@@ -204,9 +203,11 @@ class Finalizer:
             if text is not None:
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)
-            account(render_history(result))
+            self._journal.account(render_history(result))
         elif not spool.accounted(result):
-            account(render_history(result))
+            self._journal.account(render_history(result))
+        self._tell(job, result, spec)
+        self._events.flush()
 
     def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
         ended = live.ended_at_ns or now_ns
@@ -258,44 +259,34 @@ class Finalizer:
         )
         return newer or live.file_missing_ns is not None
 
-    def end_unstarted(
-        self, job: Job, place: str, outcome: State, reason: str, account: Callable[[bytes], None], now_ns: int
-    ) -> None:
+    def end_unstarted(self, job: Job, place: str, outcome: State, reason: str, now_ns: int) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
         spool, name = self._spool, job.name
         text = spool.job_text(place, name)
         result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
-        self._put_unstarted(result, text, account)
         file = job.queued or job.held
-        self._tell(job, result, file.spec if file is not None else spool.job_spec(place, name))
-        self.events.flush()
+        self._put_unstarted(job, result, text, file.spec if file is not None else spool.job_spec(place, name))
         if place != DONE:
             spool.file_away(name, place, text)
-        self._outcome(name, result.outcome)
-        self.lines.append(journal.Left(name))
-        job.queued = job.held = job.wait = job.told_run = None
-        job.parked = False
-        job.series = FRESH
-        self._table.settle(job)
+        self._ended(name, result.outcome)
+        self._journal.note(journal.Left(name))
+        self._state.ended_unstarted(job)
 
-    def end_called_off(self, gone: Job, text: bytes, account: Callable[[bytes], None], now_ns: int) -> None:
+    def end_called_off(self, gone: Job, text: bytes, now_ns: int) -> None:
         """End a submission that was cancelled while an earlier run of its name was alive, which is over by now.
 
         *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
         """
         name, reason = gone.name, f"cancelled by {this_user()} before it started"
         result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
-        self._put_unstarted(result, text, account)
-        self._tell(gone, result, gone.queued.spec if gone.queued is not None else None)
-        self.events.flush()
+        self._put_unstarted(gone, result, text, gone.queued.spec if gone.queued is not None else None)
         self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
-        self._outcome(name, result.outcome)
-        goes_on = self._table.jobs.get(name)
-        wait = goes_on.wait if goes_on is not None else None
-        if wait is None:
-            self.lines.append(journal.Left(name))
+        self._ended(name, result.outcome)
+        goes_on = self._state.jobs.get(name)
+        if goes_on is None or goes_on.wait is None:
+            self._journal.note(journal.Left(name))
         else:  # the earlier submission waits again, and keeps its place
-            self.lines.append(journal.Waits(name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
+            self._journal.note_place(goes_on)
 
     def _cut_off(self, name: str, wait: Wait | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
@@ -316,7 +307,7 @@ class Finalizer:
             submitted_at_ns=job.wait.arrived_at_ns if job.wait else None,
             ended_at_ns=now_ns,
             requeues=job.series.requeues,
-            user=self._table.user_of(job),
+            user=self._state.user_of(job),
             host=identity.host(),
         )
         spec = file.spec if file is not None else None

@@ -54,11 +54,11 @@ class _Inotify(InotifyFD):
 
 
 class DirectoryWatcher:
-    """Watches directories; `hints` are the (directory, file name) pairs to look at since they were last taken."""
+    """Watches directories; a hint is a (directory, file name) pair to look at."""
 
     def __init__(self) -> None:
-        self.hints: list[tuple[str, str]] = []
-        self.lost = False  # events were lost, or a directory was replaced: everything must be looked at
+        self._hints: list[tuple[str, str]] = []
+        self._lost = False  # events were lost, or a directory was replaced: everything must be looked at
         self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._inotify: _Inotify | None = None
@@ -109,6 +109,21 @@ class DirectoryWatcher:
             for event in self._inotify.read_events():
                 self._inotify.handle_event(event)
 
+    @property
+    def has_hints(self) -> bool:
+        """Whether there is something to look at."""
+        return bool(self._hints)
+
+    def take_hints(self) -> list[tuple[str, str]]:
+        """Return where to look, once."""
+        hints, self._hints = self._hints, []
+        return hints
+
+    def take_lost(self) -> bool:
+        """Whether events were lost since the last call, or a directory was replaced: everything is to be looked at."""
+        lost, self._lost = self._lost, False
+        return lost
+
     def close(self) -> None:
         """Stop watching."""
         if self._inotify is not None:
@@ -121,17 +136,17 @@ class DirectoryWatcher:
         """Remember where to look."""
         place = self._places.get(event.wd)
         if place is None or event.is_delete_self:
-            self.lost = True
+            self._lost = True
         else:
-            self.hints.append((place, os.fsdecode(event.name)))
+            self._hints.append((place, os.fsdecode(event.name)))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """Have everything looked at: a watched directory is gone."""
         self._places.pop(wd, None)
         self._also = {path: other for path, other in self._also.items() if other != wd}
-        self.lost = True
+        self._lost = True
 
     def on_queue_overflow(self) -> None:
         """Have everything looked at: the kernel dropped events."""
         self.overflows += 1
-        self.lost = True
+        self._lost = True

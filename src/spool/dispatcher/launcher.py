@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,8 +21,9 @@ from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Start
-from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.events import EventRecorder
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
+from spool.dispatcher.timers import Timer
 from spool.executors import Executor, Executors, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
@@ -30,11 +31,10 @@ from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, umask, user_name
-from spool.state.table import FRESH, WELCOME, Job, JobFile, Live, Table
+from spool.state.table import WELCOME, Job, JobFile, Live
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.logs import Logs
 from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,10 @@ class Shortage:
     other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
     """
 
-    def __init__(self, spool: LockedSpool) -> None:
+    def __init__(self, spool: LockedSpool, timer: Timer) -> None:
+        """*timer*, on the wall clock, is when :meth:`words` may say something else."""
         self._spool = spool
+        self._timer = timer
         self._refusal = WELCOME
         self._job: str | None = None  # that was refused last; None: all is well
         self._why = ""  # that was refused
@@ -92,6 +94,7 @@ class Shortage:
         """Know that a run is on its way."""
         if self._job is not None:
             self._first, self._look_in_ns = live, _FIRST_LOOK_NS
+            self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
 
     def refused(self, live: Live, now_ns: int) -> None:
         """Know that the machine has refused *live* what `live.refusal` says."""
@@ -120,9 +123,13 @@ class Shortage:
         if first is not None and self._has_begun(first):
             self._is_over()
         if self._first is not None:
+            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
+            self._timer.set(now_ns + self._look_in_ns)
             return f"{self._why}; job {self._first.name} is tried first"
         if self._refusal.until_ns <= now_ns:
+            self._timer.set(None)
             return ""
+        self._timer.set(self._refusal.until_ns)
         return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
 
     def _has_begun(self, live: Live) -> bool:
@@ -137,38 +144,21 @@ class Shortage:
     def _is_over(self) -> None:
         self._job, self._first, self._refusal = None, None, WELCOME
 
-    def due_in_ns(self, now_ns: int) -> int | None:
-        """Return how long until :meth:`words` may say something else."""
-        if self._first is not None:
-            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
-            return self._look_in_ns
-        return self._refusal.until_ns - now_ns if self._refusal.until_ns > now_ns else None
-
 
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        logs: Logs,
-        settings: Settings,
-        executors: Executors,
-        telling: EventRecorder,
-        confinement: Confinement,
-    ) -> None:
-        self._confinement = confinement
-        self.texts: dict[str, Reply] = {}  # for the wrappers of jobs that somebody was asked about
-        self._events = telling
-        self._spool = spool
-        self._table = table
-        self._logs = logs
-        self._settings = settings
+    def __init__(self, context: Context, executors: Executors) -> None:
+        self._confinement = context.confinement
+        self._events = context.events
+        self._spool = context.spool
+        self._state = context.state
+        self._journal = context.journal
+        self._settings = context.settings
         self._executors = executors
-        self._scripts = WrapperWriter(spool, settings)
-        self._ahead = Preparation(spool, settings, self._scripts)
-        self.shortage = Shortage(spool)
+        self._scripts = WrapperWriter(context.spool, context.settings)
+        self._ahead = Preparation(context.spool, context.settings, self._scripts)
+        self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
 
     def close(self) -> None:
         """Let go of what was made ready."""
@@ -182,16 +172,19 @@ class Launcher:
 
     def tell_executors_problems(self) -> None:
         """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
-        waiting = [self._table.queue[name] for name in self._table.queue]
+        waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
             if job.executor_problem != self._executors.problem(job.spec.executor):
-                self._table.settle(self._table.job(job.name))
+                self._state.settle(self._state.job(job.name))
 
-    def start(self, starts: tuple[Start, ...], now_ns: int) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
+    def start(
+        self, starts: Sequence[tuple[Start, Reply | None]], now_ns: int
+    ) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
-        A job whose file was changed, moved or deleted since it was looked at is passed over: the next look sees why.
-        Where the spool as a whole fails, that is returned too, and the runs are to be taken back.
+        Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
+        it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
+        too, and the runs are to be taken back.
         """
         prepared: dict[Live, _Prepared] = {}
         blocked: list[Blocked] = []
@@ -216,10 +209,14 @@ class Launcher:
         return list(prepared), blocked, None
 
     def _prepare_all(
-        self, starts: tuple[Start, ...], now_ns: int, prepared: dict[Live, _Prepared], blocked: list[Blocked]
+        self,
+        starts: Sequence[tuple[Start, Reply | None]],
+        now_ns: int,
+        prepared: dict[Live, _Prepared],
+        blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
-        for start in starts[: self.shortage.most()]:
+        for start, texts in starts[: self.shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
@@ -228,7 +225,7 @@ class Launcher:
                 why = self._in_the_way(start.name)
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    prepared.update(self._prepare(job, job.queued, start.grant, now_ns))
+                    prepared.update(self._prepare(job, job.queued, start.grant, texts, now_ns))
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
@@ -239,10 +236,9 @@ class Launcher:
             self._events.run(EventName.SUBMITTED, live, now_ns)
             lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
         if lines:
-            self._events.flush()
-            self._logs.remember(lines)
-            if not self._logs.strict and not all(live.spec.requeue for live in prepared):
-                self._logs.sync()
+            self._journal.write(lines)
+            if not self._journal.is_strict and not all(live.spec.requeue for live in prepared):
+                self._journal.sync()
 
     def _in_the_way(self, name: str) -> str:
         """Return which second file of its name keeps a job from being started, "" if none does."""
@@ -271,16 +267,17 @@ class Launcher:
         return self._live(job, file, run, grant, now_ns)
 
     def _startable(self, name: str) -> Job | None:
-        job = self._table.jobs.get(name)
+        job = self._state.jobs.get(name)
         if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
             return None
         return job
 
-    def _prepare(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> dict[Live, _Prepared]:
+    def _prepare(
+        self, job: Job, file: JobFile, grant: Grant, texts: Reply | None, now_ns: int
+    ) -> dict[Live, _Prepared]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
-        texts = self.texts.pop(name, None)
         ready = self._ahead.take(live, file) if texts is None else None
         record = run_records.GrantRecord(
             job=name,
@@ -317,11 +314,7 @@ class Launcher:
             spool.withdraw(name, run)
             made.drop()
             return {}
-        job.queued, job.wait, job.series, job.refused = None, None, FRESH, WELCOME
-        self._table.add_run(job, live)
-        if job.held is not None:  # another file of its name is held
-            self._table.place(job, now_ns)
-        self._table.settle(job)
+        self._state.claimed(job, live, now_ns)
         return {live: made}
 
     def _write(self, live: Live, texts: Reply | None) -> _Prepared:

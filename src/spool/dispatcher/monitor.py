@@ -41,7 +41,7 @@ class Monitor:
     def next_due_ns(self) -> int | None:
         """Return when there is something to look for, on the monotonic clock."""
         due = [self._look_at_ns] if self._silent else []
-        if EventName.POLLING in self._events.wanted and self._of.table.live:
+        if EventName.POLLING in self._events.wanted and self._of.state.live:
             due.append(self._poll_at_ns)
         if self._wants_reservations:
             at = self._of.clock()
@@ -78,15 +78,13 @@ class Monitor:
         if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
             # Noted first: whoever is told of a dispatcher will be told that it is no more.
             telling.note(this.key)
-            telling.flush()
-            self._of.logs.remember(telling.notes)
-            telling.notes = []
+            self._of.journal.write(telling.take_notes())
         if telling.wants(EventName.DISPATCHER_STARTED):
             telling.tell(events.of_spool(EventName.DISPATCHER_STARTED, this, self._root, now))
 
     def _forget_the_gone(self) -> None:
         """Forget what was told of runs that are over, where a power cut took the line that says so."""
-        live = {_key(each, name) for each in self._of.table.live.values() for name in _OF_RUNS}
+        live = {_key(each, name) for each in self._of.state.live.values() for name in _OF_RUNS}
         for key in [key for key in self._events.known if key.endswith(_OF_RUNS) and key not in live]:
             self._events.forget(key)
 
@@ -163,7 +161,7 @@ class Monitor:
             return
         self._poll_at_ns = now + _POLL_NS
         at_ns = self._of.clock()
-        for live in self._of.table.live.values():
+        for live in self._of.state.live.values():
             if live.holds_room and live.key not in self._silent:
                 minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
                 self._events.run(EventName.POLLING, live, at_ns, part=str(minutes))
@@ -193,7 +191,7 @@ class Monitor:
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
         telling = self._events
-        granted = {uuid for run in self._of.table.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
+        granted = {uuid for run in self._of.state.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
         taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
         for gpu in machine.gpus:
             is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None

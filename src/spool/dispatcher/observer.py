@@ -1,18 +1,19 @@
-"""What a pass sees before it decides: the files that events or the clock give reason to look at, and the settings."""
+"""Look where there is reason to: what file events or the clock tell of, and at everything once in a while."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
+from spool.dispatcher.context import Context
+from spool.dispatcher.filemoves import FileMoves
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.timers import Pace
-
-if TYPE_CHECKING:
-    from spool.dispatcher.loop import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -21,158 +22,165 @@ POLL_NS = SECOND_NS  # between looks where no event tells of a change of the fil
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
 BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
+_LEAST_SPARES, _MOST_SPARES = 2, 256
 
 
 class Observer:
-    """The part of a dispatcher that looks. It has no state of its own but the pause and the pace of its looks."""
+    """Turns file events into looks of the scanner, and paces the looks at everything."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._of = dispatcher
-        self._spool = dispatcher.spool
-        self._paused_since_ns: int | None = None
-        self.next_due_ns = 0
+    def __init__(
+        self,
+        context: Context,
+        watcher: DirectoryWatcher,
+        scanner: Scanner,
+        filemoves: FileMoves,
+        reservations: Reservations,
+    ) -> None:
+        self._context = context
+        self._spool = context.spool
+        self._watcher = watcher
+        self._scanner = scanner
+        self._filemoves = filemoves
+        self._reservations = reservations
+        self._timer = context.timers.timer()  # when the next look at everything is due
         self._pace = Pace(_SHARE_BESIDE_EVENTS)
         self._pause_ns = 0  # for how long the look that has begun is not to be followed by another
+        self._hints: list[tuple[str, str]] = []
+        self._rescans = True  # whether the next look is one at everything
+        self._reservations_changed = False
 
     @property
     def unfinished(self) -> bool:
         """Whether a look has given way to what can start, and is to go on."""
-        return self._of.scanner.unfinished or bool(self._of.watcher.hints)
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing is to start."""
-        return self._paused_since_ns is not None
+        return self._scanner.unfinished or bool(self._hints) or self._watcher.has_hints
 
     def open(self) -> None:
         """Begin to watch the directories."""
-        watch, at = self._of.watcher, self._spool.layout.at
+        at = self._spool.layout.at
         directories = {place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root}
-        watch.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
-        watch.also(layout.HOOKS, at(layout.HOOKS))
-        if watch.problem is not None:
-            log.warning("%s; looking every %d s or so instead", watch.problem, POLL_NS // SECOND_NS)
-        self._of.wakeup.watch_files(watch.fileno(), watch.read)
+        self._watcher.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
+        self._watcher.also(layout.HOOKS, at(layout.HOOKS))
+        if self._watcher.problem is not None:
+            log.warning("%s; looking every %d s or so instead", self._watcher.problem, POLL_NS // SECOND_NS)
 
-    def see(self) -> None:
-        """Look where there is reason to."""
-        of, now = self._of, time.monotonic_ns()
-        hints, of.watcher.hints = of.watcher.hints, []
-        reload = of.wakeup.reload_asked()
-        due_ns = of.reservations.next_due_ns()
-        booked = due_ns is not None and now >= due_ns
-        until = now + BUDGET_NS
-        for at, (place, filename) in enumerate(hints, 1):
+    def keep_room(self) -> None:
+        """Keep room on the disk for the stops of all that runs."""
+        with self._context.confinement.service("keep room for", "stops on a full disk"):
+            runs = len(self._context.state.live)
+            self._spool.keep_spares(min(max(_LEAST_SPARES, runs), _MOST_SPARES))
+
+    def rescan_soon(self) -> None:
+        """Have the next look be one at everything."""
+        self._timer.set(0)
+
+    def listen(self) -> bool:
+        """Take in the file events; return whether the configuration, the pause or the listeners may have changed."""
+        now = time.monotonic_ns()
+        reload = False
+        for place, filename in self._watcher.take_hints():
             if place == RESERVATIONS:
-                booked = True
+                self._reservations_changed = True
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:
-                of.scanner.hint(place, filename)
-                if time.monotonic_ns() >= until:
-                    of.watcher.hints[:0] = hints[at:]
-                    break
+                self._hints.append((place, filename))
             elif filename in (layout.CONFIG, layout.PAUSED):
                 reload = True
-        if reload:
-            self._reload()
-        if booked:
-            self._see_bookings()
-        looks = of.watcher.lost or (now >= self.next_due_ns and not of.scanner.unfinished)
-        if looks:
+        due = self._timer.at_ns is None or now >= self._timer.at_ns
+        self._rescans = self._watcher.take_lost() or (due and not self._scanner.unfinished)
+        return reload or self._rescans
+
+    def look(self) -> bool:
+        """Look where there is reason to; return whether that was at everything."""
+        now = time.monotonic_ns()
+        until = now + BUDGET_NS
+        hints, self._hints = self._hints, []
+        for at, (place, filename) in enumerate(hints, 1):
+            self._scanner.hint(place, filename)
+            if time.monotonic_ns() >= until:
+                self._hints = hints[at:]
+                break
+        if self._reservations_changed or self._reservations.due or self._rescans:
+            self._look_at_reservations()
+        if self._rescans:
             self._rescan(now, until)
-        elif of.scanner.unfinished:
+        elif self._scanner.unfinished:
             with self._pace:
-                of.scanner.go_on(until, busy=bool(of.watcher.hints))
+                self._scanner.go_on(until, busy=bool(self._hints))
             self._put_off(now)
-        of.scanner.due(now)
-        of.reservations.tell_again()
-        if looks:  # then the file of every run is looked at, too
+        self._scanner.due(now)
+        self._reservations.tell_again()
+        if self._rescans:  # then the file of every run is looked at, too
             with self._pace:
-                of.filemoves.see()
+                self._filemoves.see()
             self._put_off(now)
         else:
-            of.filemoves.see()
+            self._filemoves.see()
+        return self._rescans
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
-        self._of.keep_room()
-        self._of.scanner.everything(until_ns)
-        self._of.wakeup.look_at_children()
-        self.next_due_ns = time.monotonic_ns() + POLL_NS
-        self._see_bookings()
-        self._reload()
+        self.keep_room()
+        self._scanner.everything(until_ns)
+        self._timer.set(time.monotonic_ns() + POLL_NS)
 
-    def see_pause(self) -> None:
-        """See whether the spool is paused; a time paused does not count as waiting."""
-        of, paused = self._of, self._spool.paused
-        if paused and self._paused_since_ns is None:
-            now_ns = of.clock()
-            self._paused_since_ns = min(self._spool.paused_at_ns or now_ns, now_ns)  # there may have been no dispatcher
-            of.table.version += 1
-        elif not paused and self._paused_since_ns is not None:
-            since_ns, self._paused_since_ns = self._paused_since_ns, None
-            of.table.version += 1
-            for job in of.table.jobs.values():
-                spec = job.queued.spec if job.queued is not None else None
-                # Only these have a clock that somebody looks at.
-                if spec is None or spec.scheduling_timeout_ns is None or job.wait is None:
-                    continue
-                if job.wait.clock_at_ns is not None:
-                    job.wait = job.wait.without(since_ns, of.clock())
-                    of.scanner.clocks.remember(job)
-                    of.table.settle(job)
+    def look_at_first(self) -> None:
+        """Look at everything in one go, before anything starts."""
+        self.look_at_everything()
+        self._look_at_reservations()
 
-    def failed(self, name: str, why: str) -> None:
-        """Pause the spool, where it is so configured, because a job has failed for good."""
-        if self._of.settings.config.policy.on_failure == "pause" and not self.paused:
-            log.warning("job %s has failed for good: the spool is paused", name)
-            self._spool.pause(f"job {name}: {why}")
-            self.see_pause()
-
-    def _reload(self) -> None:
-        of = self._of
-        grace_ns, executor = of.settings.config.kill_grace_ns, of.settings.executor
-        reloaded = of.settings.reload()
-        if reloaded:
-            log.info("the configuration has changed")
-            if of.settings.config.kill_grace_ns != grace_ns:
-                of.scanner.configuration_changed()
-            if of.settings.executor != executor:
-                of.launcher.tell_executors_problems()
-            of.world.configuration_changed()
-            of.logs.strict = of.settings.config.durability == "strict"
-            of.table.version += 1
-        of.watcher.also(layout.HOOKS, self._spool.layout.at(layout.HOOKS))
-        of.events.look()
-        was_paused, before = self.paused, of.status.problems
-        problems = (of.settings.problem, of.watcher.problem, *of.events.problems)
-        of.status.problems = [problem for problem in problems if problem]
-        self.see_pause()
-        if reloaded or self.paused != was_paused or of.status.problems != before:
-            of.status.changed()
-        else:
-            of.status.refresh()
-
-    def _see_bookings(self) -> None:
-        if self._of.reservations.look():
-            self._of.table.version += 1
+    def _look_at_reservations(self) -> None:
+        self._reservations_changed = False
+        if self._reservations.look():
+            self._context.state.changed()
 
     def _rescan(self, now: int, until: int) -> None:
-        of = self._of
-        of.watcher.lost = False
-        of.table.unblock()
-        of.table.queue.look_again()
-        share = _SHARE_BESIDE_EVENTS if of.watcher.problem is None else _SHARE_WITHOUT_EVENTS
+        self._context.state.unblock_all()
+        self._context.state.queue.look_again()
+        share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
         self._pace, self._pause_ns = Pace(share), 0
         with self._pace:
             self.look_at_everything(until)
-            of.launcher.ask_executors_again()
         self._put_off(now)
 
     def _put_off(self, now: int) -> None:
         """Say when the next look at everything is due, by what this one has cost so far."""
-        of = self._of
         self._pause_ns += self._pace.pause_ns
-        every_ns = of.settings.config.look_every_ns if of.watcher.problem is None else POLL_NS
-        self.next_due_ns = now + max(every_ns, self._pause_ns)
+        every_ns = self._context.settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
+        self._timer.set(now + max(every_ns, self._pause_ns))
+
+
+class Pause:
+    """Whether anything is to start: a person has paused the spool, or a job that failed has."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._since_ns: int | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to start."""
+        return self._since_ns is not None
+
+    def see(self) -> bool:
+        """See whether the spool is paused; return whether that has changed. A time paused does not count as waiting."""
+        context, paused = self._context, self._context.spool.paused
+        if paused == self.paused:
+            return False
+        context.state.changed()
+        now_ns = context.clock()
+        if paused:
+            self._since_ns = min(context.spool.paused_at_ns or now_ns, now_ns)  # there may have been no dispatcher
+            return True
+        since_ns, self._since_ns = self._since_ns, None
+        for job in list(context.state.jobs.values()):
+            if since_ns is not None and context.state.discount(job, since_ns, now_ns):
+                context.journal.note_place(job)
+        return True
+
+    def failed(self, name: str, why: str) -> None:
+        """Pause the spool, where it is so configured, because a job has failed for good."""
+        if self._context.settings.config.policy.on_failure == "pause" and not self.paused:
+            log.warning("job %s has failed for good: the spool is paused", name)
+            self._context.spool.pause(f"job {name}: {why}")
+            self.see()

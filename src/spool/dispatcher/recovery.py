@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import takewhile
 
 from spool.core import layout
@@ -19,6 +19,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.executors import Executors
 from spool.formats import journal, run_records
@@ -29,9 +30,8 @@ from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array
-from spool.state.table import Live, Series, Table, Wait, presumed_grant, series_so_far
+from spool.state.table import Live, Series, presumed_grant, series_so_far
 from spool.store.arrays import ArrayStore
-from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -52,24 +52,21 @@ class Recovery:
     that the journal knows is watched and limited meanwhile, by what its job file says.
     """
 
-    def __init__(
-        self,
-        spool: LockedSpool,
-        table: Table,
-        prober: Prober,
-        memory: Memory,
-        confinement: Confinement,
-        settings: Settings,
-        executors: Executors,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, context: Context, prober: Prober, executors: Executors) -> None:
         self._executors = executors
-        self._spool = spool
-        self._table = table
+        self._settings = context.settings
+        self._spool = context.spool
+        self._state = context.state
         self._prober = prober
-        self.memory = memory
-        self._confinement = confinement
+        self.memory = Memory()
+        self._confinement = context.confinement
         self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
+
+    def open(self, memory: Memory) -> None:
+        """Begin, with what the journal says: restore the results that a power cut took."""
+        self.memory = memory
+        with self._confinement.service("restore", "the results that a power cut took"):
+            restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
 
     def unfinished_moves(self) -> None:
         """File away what had ended for good before a power cut that took the move back."""
@@ -87,7 +84,7 @@ class Recovery:
         for name in sorted({*in_running, *(name for name, _ in self.memory.open)}):
             if not self._settling(name, self._find_run):
                 self._watch_unread(name)
-        for live in self._table.live.values():
+        for live in self._state.live.values():
             self._refuse_other_hosts(live)
 
     def places(self) -> None:
@@ -95,18 +92,17 @@ class Recovery:
         waiting = set(self._spool.names(QUEUED)) | set(self._spool.names(HELD))
         ran_before = waiting & set(self._spool.jobs_with_runs())
         for name, line in self.memory.waits.items():
-            job = self._table.job(name)
+            job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
                 continue  # it waits no more: the run began, and the power went before the journal had that
-            job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
-            job.parked = line.clock_at_ns is None
+            self._state.recall_place(name, line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
     def try_again(self) -> list[str]:
         """Try again what could not be read; return the names that are settled by now."""
         settled = []
-        for name in list(self._table.unsettled):
+        for name in list(self._state.unsettled):
             if self._confinement.pauses(Thing.of_job(name), _RECOVER):
                 continue
             self.arrays.pop(name, None)
@@ -116,13 +112,17 @@ class Recovery:
 
     def unsettled_again(self, name: str) -> None:
         """Take note that what followed from the records of *name* could not be done."""
-        self._table.unsettled[name] = self._confinement.why(name)
+        self._state.unsettle(name, self._confinement.why(name))
+
+    def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
+        """Return an array that is not over, and its tasks that were not issued yet."""
+        return unfinished(self._spool, store, name, self.arrays[name], self.memory)
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return what the next dispatcher has to know of the names that are not settled."""
         lines: list[journal.Line] = []
-        known = self._table.live.keys()
-        for name in self._table.unsettled:
+        known = self._state.live.keys()
+        for name in self._state.unsettled:
             lines += [line for key, line in self.memory.open.items() if key[0] == name and key not in known]
             if (closed := self.memory.closed.get(name)) is not None:
                 lines += [closed, journal.Over(name, closed.run, True)]
@@ -134,8 +134,8 @@ class Recovery:
             step(name)
         if piece.failed:
             self.unsettled_again(name)
-        elif self._table.unsettled and step == self._find_all:
-            self._table.unsettled.pop(name, None)
+        elif self._state.unsettled and step == self._find_all:
+            self._state.unsettled.pop(name, None)
         return not piece.failed
 
     def _find_all(self, name: str) -> None:
@@ -159,44 +159,32 @@ class Recovery:
         live = self._unfinished_run(name, self.memory, in_running=in_running)
         if live is None:
             return
-        known = self._table.live.get(live.key)
+        known = self._state.live.get(live.key)
         if known is None:
-            self._table.add_run(self._table.job(name), live)
+            self._state.add_run(self._state.job(name), live)
         else:
-            self._learn(known, live)
-
-    def _learn(self, known: Live, read: Live) -> None:
-        """Take what could be read into a run that is watched already."""
-        stop, recorded, handle = known.stop, known.stop_recorded, known.handle
-        for each in fields(Live):
-            setattr(known, each.name, getattr(read, each.name))
-        if handle is not None:  # which knows what was done to it
-            known.launched(handle)
-            if read.jid is not None:
-                handle.identified(read.jid)
-        if stop is not None and known.stop is None:
-            known.stop, known.stop_recorded = stop, recorded
-        self._table.add_run(self._table.job(known.name), known)  # what it was granted was not known either
+            known.become(live)
+            self._state.add_run(self._state.job(known.name), known)  # what it was granted was not known either
 
     def _watch_unread(self, name: str) -> None:
         """Watch the run that the journal knows, as far as that can be done without its records."""
-        job, memory = self._table.job(name), self.memory
+        job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
         live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
         if live is not None and not live.spec.is_array:
-            live.started_boot_ns = _started_boot_ns(None, live.started_at_ns)
+            live.began(_started_boot_ns(None, live.started_at_ns))
             live.launched(self._executors.adopt(live.executor, name, live.run, None))
-            self._table.add_run(job, live)
+            self._state.add_run(job, live)
 
     def _find_series(self, name: str) -> None:
-        line, job = self.memory.waits.get(name), self._table.jobs.get(name)
+        line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
         if job.live is None:
-            job.series = self._series(name, line.arrived_at_ns)
+            self._state.recall_series(job, self._series(name, line.arrived_at_ns))
         elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
-            job.series = job.live.series
+            self._state.recall_series(job, job.live.series)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
@@ -355,8 +343,9 @@ class Recovery:
             inode=inode,
         )
         live.launched(self._executors.adopt(live.executor, name, run, jid))
-        live.stop_recorded = stop is not None
-        live.silent_until_ns = time.monotonic_ns() + grace_ns
+        if stop is not None:
+            live.stop_on_record(stop)
+        live.may_be_silent(time.monotonic_ns() + grace_ns)
         return live
 
     @property

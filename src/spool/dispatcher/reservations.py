@@ -10,12 +10,12 @@ from spool.core import layout
 from spool.core.errors import InvalidReservation, Problem
 from spool.core.model import Reservation
 from spool.core.reservations import settle
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
 from spool.store.stable_read import NotWhole, Seen, read_whole
 
 _TELL = "say what is wrong with"
@@ -24,23 +24,25 @@ _TELL = "say what is wrong with"
 class Reservations:
     """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
 
-    def __init__(self, spool: LockedSpool, confinement: Confinement) -> None:
-        self._spool = spool
-        self._confinement = confinement
+    def __init__(self, context: Context) -> None:
+        self._spool = context.spool
+        self._confinement = context.confinement
+        self._timer = context.timers.timer()  # when to look again at what was being written
+        self._pause_ns = 0  # after which
         self._untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or taken away
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
-        self._recheck: tuple[int, int] | None = None  # when, after how long
 
     @property
     def standing(self) -> tuple[Reservation, ...]:
         """Return the reservations that hold or will hold, earliest written first."""
         return self._standing
 
-    def next_due_ns(self) -> int | None:
-        """Return when to look again at what was being written, on the monotonic clock."""
-        return self._recheck[0] if self._recheck is not None else None
+    @property
+    def due(self) -> bool:
+        """Whether a file that was being written is to be looked at again."""
+        return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def tell_again(self) -> None:
         """Try again to write the `.error` files that could not be written."""
@@ -51,8 +53,8 @@ class Reservations:
     def look(self) -> bool:
         """Read what changed; return whether the reservations are others than before."""
         before = self._standing
-        _, last = self._recheck or (0, 0)
-        self._recheck = None
+        last, self._pause_ns = self._pause_ns, 0
+        self._timer.set(None)
         found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         names: list[str] | None = None
         with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
@@ -69,8 +71,8 @@ class Reservations:
                 found[name] = self._files[name]
             if isinstance(seen, NotWhole):
                 if seen is NotWhole.WRITING:
-                    wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-                    self._recheck = (time.monotonic_ns() + wait, wait)
+                    self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+                    self._timer.set(time.monotonic_ns() + self._pause_ns)
                     if name in self._files:
                         found[name] = self._files[name]
                 continue

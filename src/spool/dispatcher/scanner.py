@@ -19,12 +19,11 @@ from spool.core.errors import InvalidJob
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
-from spool.dispatcher.admission import HoldReasons
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.events import EventRecorder
+from spool.dispatcher.context import Context
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
-from spool.state.table import FRESH, INVALID, Job, JobFile, Table
+from spool.state.table import INVALID, Job, JobFile
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
@@ -41,27 +40,23 @@ _SHORT_TEXT = 1 << 14  # bytes: a longer one is not, for all of them must fit in
 
 
 class Scanner:
-    """The dispatcher's eyes. What they see of the places in the queue goes to `clocks`."""
+    """Sees the files of jobs. Gives jobs their places in the queue, and starts and stops their clocks."""
 
-    def __init__(
-        self, spool: LockedSpool, table: Table, settings: Settings, telling: EventRecorder, confinement: Confinement
-    ) -> None:
-        self._spool = spool
-        self._confinement = confinement
-        self._layout = spool.layout
-        self._table = table
-        self._texts = JobFileReader(spool, settings, confinement)
+    def __init__(self, context: Context) -> None:
+        self._spool = context.spool
+        self._confinement = context.confinement
+        self._layout = context.spool.layout
+        self._state = context.state
+        self._changes = context.changes
+        self._timer = context.timers.timer()
+        self._texts = JobFileReader(context.spool, context.settings, context.confinement)
         self._troubled: set[tuple[str, str]] = set()  # files that could not be looked at
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
         self._rest: Iterator[None] | None = None  # what is left of a look at everything
         self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
         self._vanished: dict[str, int] = {}
-        self.gone: dict[str, None] = {}  # waiting jobs whose files went away, until somebody has seen to that
-        self.clocks = QueueTimes(table, telling)
-        self._refusals = HoldReasons(spool)
-        self.strays: set[str] = set()  # files in running/ that belong to no live run
-        self.moved: set[str] = set()  # live runs whose file in running/ changed
-        self.arrays_moved: set[str] = set()  # arrays in progress whose file may have changed
+        self._journal = context.journal
+        self._events = context.events
 
     # What to look at.
 
@@ -103,16 +98,16 @@ class Scanner:
             if scanned is None:
                 continue
             found, marks = scanned
-            for name in [name for name in self._table.jobs if name not in found and self._known(place, name)]:
+            for name in [name for name in self._state.jobs if name not in found and self._known(place, name)]:
                 self._set(place, name, None)
             yield from self._examine_all(place, list(found), marks, in_one_go=in_one_go)
         running = set[str]()
         with self._confinement.spool("list", f"{RUNNING}/"):
             running = set(self._spool.names(RUNNING))
-        live = {live.name for live in self._table.live.values()}
-        self.strays |= running - live - self._table.arrays.keys()
-        self.arrays_moved |= self._table.arrays.keys()
-        self.moved |= live
+        live = {live.name for live in self._state.live.values()}
+        self._changes.strays.update(running - live - self._state.arrays.keys())
+        self._changes.arrays.update(self._state.arrays)
+        self._changes.runs.update(live)
 
     def hint(self, place: str, filename: str) -> None:
         """Look at what one event was about."""
@@ -121,17 +116,17 @@ class Scanner:
             return
         if place in (QUEUED, HELD):
             self.examine(place, name, may_wait=True)
-            job = self._table.jobs.get(name)
+            job = self._state.jobs.get(name)
             if job is not None and job.live is not None:
-                self.moved.add(name)
+                self._changes.runs.add(name)
         elif place == RUNNING:
-            job = self._table.jobs.get(name)
+            job = self._state.jobs.get(name)
             if job is not None and job.live is not None:
-                self.moved.add(name)
-            elif name in self._table.arrays:
-                self.arrays_moved.add(name)
+                self._changes.runs.add(name)
+            elif name in self._state.arrays:
+                self._changes.arrays.add(name)
             elif layout.job_of(filename) is not None:
-                self.strays.add(name)
+                self._changes.strays.add(name)
 
     def due(self, now_ns: int) -> None:
         """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
@@ -143,9 +138,12 @@ class Scanner:
                 self.examine(place, name)
         self._texts.say_again()
         for name, since in list(self._vanished.items()):
-            if since + FORGET_NS <= now_ns and name not in self.gone:
+            if since + FORGET_NS <= now_ns and name not in self._changes.vanished:
                 del self._vanished[name]
-                self.clocks.forget(name)
+                self.forget_place(name)
+        times = [when for when, _ in self._recheck.values()]
+        times += [since + FORGET_NS for since in self._vanished.values()]
+        self._timer.set(min(times, default=None))
 
     @property
     def awaits_writers(self) -> bool:
@@ -154,12 +152,6 @@ class Scanner:
             return True
         lasts = self._confinement.lasts
         return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
-
-    def next_due_ns(self) -> int | None:
-        """Return when :meth:`due` has something to do, on the monotonic clock."""
-        times = [when for when, _ in self._recheck.values()]
-        times += [since + FORGET_NS for since in self._vanished.values()]
-        return min(times, default=None)
 
     def examine(self, place: str, name: str, *, anew: bool = False, may_wait: bool = False) -> None:
         """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed.
@@ -234,9 +226,9 @@ class Scanner:
 
     def _is_arrays(self, name: str) -> bool:
         """Whether a file of that name is that of an array in progress, or waits for it to end."""
-        if name not in self._table.arrays:
+        if name not in self._state.arrays:
             return False
-        self.arrays_moved.add(name)
+        self._changes.arrays.add(name)
         return True
 
     def _is_new(self, place: str, name: str, edited: bool) -> bool:
@@ -258,8 +250,8 @@ class Scanner:
         )
 
     def _known(self, place: str, name: str) -> JobFile | None:
-        job = self._table.jobs.get(name)
-        return None if job is None else job.queued if place == QUEUED else job.held
+        job = self._state.jobs.get(name)
+        return None if job is None else job.file(place)
 
     # What was seen.
 
@@ -291,7 +283,7 @@ class Scanner:
     def configuration_changed(self) -> None:
         """Read every file anew: what the configuration says holds where a job says nothing."""
         self._texts.forget()
-        for job in list(self._table.jobs.values()):
+        for job in list(self._state.jobs.values()):
             for place, file in ((QUEUED, job.queued), (HELD, job.held)):
                 if file is not None:
                     self.examine(place, job.name, anew=True)
@@ -301,6 +293,7 @@ class Scanner:
             _, last = self._recheck.get((place, name), (0, 0))
             wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
             self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
+            self._timer.advance(self._recheck[place, name][0])
             self._hide(place, name)
             return
         self._recheck.pop((place, name), None)
@@ -314,62 +307,80 @@ class Scanner:
 
     def refuse(self, place: str, job: Job, text: str) -> None:
         """Take a file that could be read for invalid after all; *text* says why."""
-        file = job.queued if place == QUEUED else job.held
-        if file is not None:
-            file.spec, file.problem = None, INVALID
+        if job.file(place) is not None:
             self._texts.complain(place, job.name, text)
-            self._table.settle(job)
+            self._state.refuse_file(job, place, INVALID)
 
     def _hide(self, place: str, name: str) -> None:
         """While a file is being written its old version is not started, and its place is kept."""
-        job = self._table.jobs.get(name)
-        file = (job.queued if place == QUEUED else job.held) if job is not None else None
-        if job is not None and file is not None:
-            file.spec, file.problem = None, "being written"
-            self._table.settle(job)
+        if (job := self._state.jobs.get(name)) is not None:
+            self._state.refuse_file(job, place, "being written")
 
     def _set(self, place: str, name: str, file: JobFile | None) -> None:
-        job = self._table.job(name)
-        before = job.queued if place == QUEUED else job.held
-        if place == QUEUED:
-            job.queued = file
-        else:
+        job = self._state.job(name)
+        before = job.file(place)
+        if place == HELD:
             self._see_why_held(job, file)
-            job.held = file
+        self._state.see_file(job, place, file)
         # Whatever it was before (open in an editor, being written), it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
             self._texts.withdraw_complaint(place, name)
-        job.blocked = None  # what was in its way may have been this
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
                 self._vanished[name] = time.monotonic_ns()
-                self.gone[name] = None
+                self._timer.advance(self._vanished[name] + FORGET_NS)
+                self._changes.vanished.add(name)
         else:
             self._vanished.pop(name, None)
-            job.last_inode = (job.queued or job.held or _NO_FILE).inode
-            self.clocks.see(job, now)
-        self._table.settle(job)
+            self._see_place(job, now)
+        self._state.settle(job)
+
+    def _see_place(self, job: Job, now: int) -> None:
+        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
+        file = job.queued or job.held
+        assert file is not None
+        queued = job.queued is not None
+        was_parked = self._state.park(job, parked=not queued)
+        before = job.wait
+        new = self._state.place(job, now)
+        if new and queued:
+            self._events.file(EventName.QUEUED, job, file, now)
+        if job.wait == before and (queued or was_parked):
+            return
+        if not queued:
+            self._events.file(EventName.HELD, job, file, now, job.why_held)
+        elif was_parked:
+            self._events.file(EventName.RELEASED, job, file, now)
+        self._journal.note_place(job)
+
+    def forget_place(self, name: str) -> None:
+        """Forget the place of a job that is in no directory any more: it will not come back as the same submission."""
+        job = self._state.jobs.get(name)
+        if job is not None and job.queued is None and job.held is None and job.wait is not None:
+            self._state.forget_place(job)
+            self._journal.note(journal.Left(name))
+            self._state.settle(job)
 
     def _see_why_held(self, job: Job, file: JobFile | None) -> None:
         """See whether spool itself has held the job; edited, removed or released it is a job like any other."""
         another = file is not None and job.held is not None and file.inode != job.held.inode
-        why = self._refusals.why(job.name, file) if file is not None and not another else ""
+        why = self._spool.why_held(job.name, file.mtime_ns) if file is not None and not another else ""
         if job.why_held and not why:
             self._withdraw_reason(job.name)
         elif why:
             self._confinement.done(Thing.of_job(job.name), _WITHDRAW)
-        job.why_held = why
+        self._state.see_why_held(job, why)
 
     def _withdraw_reason(self, name: str) -> None:
         with self._confinement.of(Thing.of_job(name), _WITHDRAW):
-            self._refusals.withdraw(name)
+            self._spool.withdraw_hold_reason(name)
 
     # The disk.
 
     def _scan(self, place: str) -> tuple[dict[str, None], set[str]]:
         """Return the jobs whose files are there, and the marks of editors. Raises OSError."""
-        listed = (os.listdir if self._table.jobs else in_order_of_making)(self._layout.at(place))
+        listed = (os.listdir if self._state.jobs else in_order_of_making)(self._layout.at(place))
         found: dict[str, None] = {}
         marks, complaints, reasons = set[str](), set[str](), set[str]()
         for filename in listed:
@@ -391,7 +402,6 @@ class Scanner:
         return found, marks
 
 
-_NO_FILE = JobFile(0, 0, 0, 0, 0, None)
 _IN_EDITOR = "open in an editor"
 _LOOK_AT = "look at the file of"
 _WITHDRAW = "remove the hold reason of"
@@ -453,44 +463,3 @@ class JobFileReader:
             self._unsaid[place, name] = text
         else:
             self._unsaid.pop((place, name), None)
-
-
-class QueueTimes:
-    """Keeps `Job.wait` of every job whose file waits or is held. `lines` is what the journal is to be told."""
-
-    def __init__(self, table: Table, telling: EventRecorder) -> None:
-        self._table = table
-        self._events = telling
-        self.lines: list[journal.Line] = []
-
-    def see(self, job: Job, now: int) -> None:
-        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
-        file = job.queued or job.held
-        assert file is not None
-        runs = job.queued is not None
-        was_parked, job.parked = job.parked, not runs
-        before = job.wait
-        new = self._table.place(job, now)
-        if new and runs:
-            self._events.file(EventName.QUEUED, job, file, now)
-        if job.wait == before and (runs or was_parked):
-            return
-        if not runs:
-            self._events.file(EventName.HELD, job, file, now, job.why_held)
-        elif was_parked:
-            self._events.file(EventName.RELEASED, job, file, now)
-        self.remember(job)
-
-    def remember(self, job: Job) -> None:
-        """Note the job's place and clock for the journal."""
-        wait = job.wait
-        if wait is not None:
-            self.lines.append(journal.Waits(job.name, wait.arrived_at_ns, wait.waited_ns_before, wait.clock_at_ns))
-
-    def forget(self, name: str) -> None:
-        """Forget the place of a job that is in no directory any more: it will not come back as the same submission."""
-        job = self._table.jobs.get(name)
-        if job is not None and job.queued is None and job.held is None and job.wait is not None:
-            job.wait, job.series, job.parked = None, FRESH, False
-            self.lines.append(journal.Left(name))
-            self._table.settle(job)

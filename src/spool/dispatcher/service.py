@@ -67,7 +67,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
             held_up = dispatcher.confinement.held_up()
             told = dispatcher.wakeup.leaving
-            waiting = [(job.name, job.queued) for job in dispatcher.table.jobs.values() if job.queued is not None]
+            waiting = [(job.name, job.queued) for job in dispatcher.state.jobs.values() if job.queued is not None]
             known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
         finally:
             if dispatcher is not None:

@@ -7,13 +7,14 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
 from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.scheduler import Plan
-from spool.dispatcher.confinement import Confinement
+from spool.dispatcher.arrays import Arrays
+from spool.dispatcher.context import Context
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.timers import Pace
 from spool.formats.state import (
@@ -29,7 +30,7 @@ from spool.formats.state import (
 )
 from spool.machine import identity
 from spool.state.table import INVALID, Job, JobFile, Live, Table
-from spool.store.locked_spool import LockedSpool
+from spool.state.world import World
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -42,13 +43,17 @@ BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 
 class StatusWriter:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, spool: LockedSpool, table: Table, watch: DirectoryWatcher, confinement: Confinement) -> None:
-        self._spool = spool
-        self._confinement = confinement
-        self._table = table
-        self._watcher = watch
+    def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: World) -> None:
+        self._spool = context.spool
+        self._confinement = context.confinement
+        self._state = context.state
+        self._timer = context.timers.timer(always=True)
+        self._watcher = watcher
+        self._arrays = arrays
+        self._world = machine
         self.counts = PassCounts()
         self._written_of = (0, 0)
+        self._written_changes = 0
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
@@ -56,28 +61,36 @@ class StatusWriter:
         self._awaits_word = False  # of a run that was written down as starting, and no event tells when that is over
         self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
-        self.problems: list[str] = []
-        self.blocked: dict[str, str] = {}  # what was said of jobs that could not be started
-        self.why_not_expanded: Callable[[str], str] = lambda _: ""
-        self.gpus_at: Callable[[], int | None] = lambda: None  # when NVML was asked for what is known of the GPUs
+        self._problems: tuple[str, ...] = ()
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
         self._wanted = True
+        self._plan_next()
 
     def refresh(self) -> None:
         """Have the file written again, for what no change tells of; rarely where that takes long."""
         self._wanted |= self._awaits_word or time.monotonic_ns() >= self._refresh_ns
+        self._plan_next()
 
-    def next_due_ns(self) -> int:
-        """Return when :meth:`write` has something to do, on the monotonic clock."""
-        return min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns
+    def show_problems(self, problems: Iterable[str]) -> bool:
+        """Show these problems of the spool from now on; return whether they are others than before."""
+        before, self._problems = self._problems, tuple(problems)
+        return self._problems != before
+
+    def _plan_next(self) -> None:
+        """Be woken when :meth:`write` has something to do."""
+        self._timer.set(min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns)
 
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
         """Write the file if it is out of date and its time has come."""
+        self._write(plan, machine, paused=paused, force=force)
+        self._plan_next()
+
+    def _write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool) -> None:
         now = time.monotonic_ns()
         troubles = (self._watcher.overflows, self.counts.errors)
-        self._wanted |= troubles != self._written_of or self._confinement.changed
+        self._wanted |= troubles != self._written_of or self._confinement.changes != self._written_changes
         if not force and not (self._wanted and now >= self._next_ns):
             if now >= self._beat_ns:
                 self._beat(now)
@@ -89,7 +102,7 @@ class StatusWriter:
         if piece.failed:
             self._next_ns = self._beat_ns = now + SECOND_NS
             return
-        self._wanted, self._written_of, self._confinement.changed = False, troubles, False
+        self._wanted, self._written_of, self._written_changes = False, troubles, self._confinement.changes
         self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
         self._refresh_ns = now + _REFRESH_SHARE * self._pace.pause_ns
         self._beat_ns = now + _HEARTBEAT_NS
@@ -103,12 +116,12 @@ class StatusWriter:
 
     def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         jobs: dict[str, JobView] = {}
-        for job in self._table.jobs.values():
+        for job in self._state.jobs.values():
             if job.live is not None:
                 jobs[job.name] = self._live(job.live)
             elif (file := job.queued or job.held) is not None:
-                jobs[job.name] = self._waiting(job, file, plan)
-        jobs |= array_views(self._table)
+                jobs[job.name] = self._waiting(job, file, plan, paused=paused)
+        jobs |= array_views(self._state)
         now = time.time_ns()
         return StateView(
             version=1,
@@ -119,7 +132,7 @@ class StatusWriter:
             boot_id=identity.boot_id(),
             started_at_ns=self._started_at_ns,
             paused=paused,
-            problems=(*self.problems, *self._confinement.problems()),
+            problems=(*self._problems, *self._confinement.problems()),
             machine=self._machine(machine) if machine is not None else None,
             passes=self.counts.passes(),
             events_lost=self._watcher.overflows,
@@ -128,22 +141,22 @@ class StatusWriter:
             held_back=_held_back(plan),
             refused={
                 job.name: RefusalView(why=job.refused.why, until_ns=job.refused.until_ns)
-                for job in self._table.jobs.values()
+                for job in self._state.jobs.values()
                 if job.refused.until_ns > now and job.live is None
             },
         )
 
-    def _waiting(self, job: Job, file: JobFile, plan: Plan | None) -> JobView:
+    def _waiting(self, job: Job, file: JobFile, plan: Plan | None, *, paused: bool) -> JobView:
         state = State.QUEUED if job.queued is not None else State.HELD
         since = job.wait.arrived_at_ns if job.wait is not None else None
-        user = self._table.user_of(job)
+        user = self._state.user_of(job)
         if file.spec is None:
             state = State.INVALID if file.problem == INVALID else state
             trouble = self._confinement.why(job.name)
             return JobView(state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since)
         reason: object = plan.reason(job.name) if plan is not None else None
-        if job.name in self._table.array_files:
-            reason = self.why_not_expanded(job.name)
+        if job.name in self._state.array_files:
+            reason = self._arrays.expander.reason(job.name, paused=paused)
         if job.queued is not None and (held_up := self._confinement.held_up()):
             reason = f"refused: {held_up}"  # as the commands say it that plan with `refusal`
         else:
@@ -201,13 +214,13 @@ class StatusWriter:
     def _has_spoken(self, live: Live) -> bool:
         try:
             jid = self._spool.jid(live.name, live.run)
-            live.spoken = isinstance(jid, Jid)
+            live.has_spoken(spoken=isinstance(jid, Jid))
             return jid is not Liveness.ABSENT
         except OSError:  # told of where the run is looked at
             return True
 
     def _machine(self, machine: Machine) -> MachineView:
-        runs = self._table.runs
+        runs = self._state.runs
         on: dict[str, list[str]] = {}
         for run in runs.with_gpus.values():
             for uuid in run.grant.gpu_uuids:
@@ -219,7 +232,7 @@ class StatusWriter:
             memory_free_bytes=machine.memory_bytes - runs.counts.memory_bytes,
             gpu_problem=machine.gpu_problem,
             refusal=self._confinement.held_up() or machine.refusal,
-            gpus_at_ns=self.gpus_at(),
+            gpus_at_ns=self._world.gpus_at_ns,
             resources={
                 pool.name: PoolView(total=pool.total, granted=runs.counts.named.granted(pool.name))
                 for pool in machine.resources

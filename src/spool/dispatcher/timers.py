@@ -1,10 +1,59 @@
-"""How soon work that takes time may be done again."""
+"""Deadlines: each component sets a timer of its own, and the dispatcher sleeps until the first of them is due."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+Clock = Callable[[], int]
+"""Returns the time on one of the clocks of the machine, in nanoseconds."""
 
 _SHARE_OF_TIME = 5
+
+
+def boot_clock() -> int:
+    """Return the time since boot in nanoseconds, time asleep included: the clock of time limits."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Timer:
+    """One deadline of one component, or none. Being due early costs one pass that finds nothing to do."""
+
+    __slots__ = ("at_ns",)
+
+    def __init__(self) -> None:
+        self.at_ns: int | None = None
+
+    def set(self, at_ns: int | None) -> None:
+        """Move the deadline there, on the clock of the timer; None: there is none."""
+        self.at_ns = at_ns
+
+    def advance(self, at_ns: int) -> None:
+        """Move the deadline there unless it comes before that already."""
+        if self.at_ns is None or at_ns < self.at_ns:
+            self.at_ns = at_ns
+
+
+class Timers:
+    """The timers of a dispatcher."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[Timer, Clock, bool]] = []
+
+    def timer(self, clock: Clock = time.monotonic_ns, *, always: bool = False) -> Timer:
+        """Return a new timer on *clock*. Only those that are *always* due count while the spool cannot be used."""
+        timer = Timer()
+        self._timers.append((timer, clock, always))
+        return timer
+
+    def due_in_ns(self, *, held_up: bool = False) -> int | None:
+        """Return how long until the first deadline, 0 if one has passed; None if there is none."""
+        waits = [
+            timer.at_ns - clock()
+            for timer, clock, always in self._timers
+            if timer.at_ns is not None and (always or not held_up)
+        ]
+        return max(0, min(waits)) if waits else None
 
 
 class Pace:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
-from spool.core.layout import RUNNING
+from spool.core.layout import QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Proof, Verdict
 from spool.core.model import (
     SECOND_NS,
@@ -34,6 +34,7 @@ from spool.core.order import Past
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
 from spool.core.scheduler import View
+from spool.formats import journal
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
 from spool.machine.host import local_zone, this_user, user_name
@@ -77,6 +78,15 @@ class Wait:
             waited_ns = self.waited_ns_before + max(0, since_ns - self.clock_at_ns)
             return Wait(self.arrived_at_ns, waited_ns, None)
         return self
+
+    def line(self, name: str) -> journal.Waits:
+        """Return what the journal says of it, of the job *name*."""
+        return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)
+
+    @classmethod
+    def of_line(cls, line: journal.Waits) -> Wait:
+        """Return what a line of the journal says."""
+        return cls(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
 
     def without(self, since_ns: int, now_ns: int) -> Wait:
         """Return it when the time since then, as far as the clock ran, does not count: the job could not start."""
@@ -176,61 +186,131 @@ class Live:
 
     @property
     def jid(self) -> Jid | None:
-        """Who its wrapper is, None as long as nobody has found out."""
+        """Return who its wrapper is, None as long as nobody has found out."""
         return self.handle.jid if self.handle is not None else None
 
     @property
     def exit_status(self) -> int | None:
-        """What its wrapper, our own child, has ended with, as wait() reports it."""
+        """Return what its wrapper, our own child, has ended with, as wait() reports it."""
         return self.handle.exit_status if self.handle is not None else None
 
-    # Transitions: what the launcher does with it.
+    # Transitions: what becomes of it.
+
+    def become(self, read: Live) -> None:
+        """Learn that its records can be read now: it is *read*, and a stop that was ordered meanwhile stays ordered."""
+        stop, recorded, handle = self.stop, self.stop_recorded, self.handle
+        for each in fields(Live):
+            setattr(self, each.name, getattr(read, each.name))
+        if handle is not None:  # which knows what was done about it
+            self.handle = handle
+            if read.jid is not None:
+                handle.identified(read.jid)
+        if stop is not None and self.stop is None:
+            self.stop, self.stop_recorded = stop, recorded
+
+    def began(self, boot_ns: int) -> None:
+        """Learn when it began, on the clock since boot."""
+        self.started_boot_ns = boot_ns
+
+    def may_be_silent(self, until_ns: int) -> None:
+        """Let a missing jid prove nothing until then, monotonic."""
+        self.silent_until_ns = until_ns
+
+    def file_seen(self, inode: int, mtime_ns: int) -> None:
+        """Learn that its job file lies in `running/`."""
+        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+
+    def file_missing(self, at_ns: int) -> None:
+        """Learn that its job file is not in `running/`, seen first at *at_ns*, monotonic."""
+        self.file_missing_ns = at_ns
+
+    def file_found(self) -> None:
+        """Learn that its job file is where a retry would put it."""
+        self.file_missing_ns = None
 
     def launched(self, handle: RunHandle) -> None:
-        """Know that its wrapper is on its way."""
+        """Learn that its wrapper is on its way, or was started by an earlier dispatcher."""
         self.handle = handle
 
     def failed_to_launch(self, why: str) -> None:
-        """Know that it was not started, and never will be."""
+        """Learn that it was not started, and never will be."""
         self.failure = why
 
     def taken_back(self, refusal: str | None = None) -> None:
-        """Know that nothing was started: its missing jid proves it at once, and its job goes back. *refusal*: why."""
+        """Learn that it was not started: its missing jid proves that at once. *refusal* is what the machine says."""
         self.refusal = refusal or self.refusal
         self.silent_until_ns, self.cleared = 0, True
+
+    def stop_ordered(self, stop: Stop) -> None:
+        """Stop it from now on."""
+        self.stop, self.asking = stop, False
+
+    def stop_on_record(self, stop: Stop | None) -> None:
+        """Learn that the record `stop` says so; *stop* is what stands there if somebody else was first."""
+        self.stop = stop or self.stop
+        self.stop_recorded = True
+
+    def stop_asked(self) -> None:
+        """Let it go on while somebody is asked whether it may be cancelled."""
+        self.stop, self.asking = None, True
+
+    def stop_answered(self, kept: str = "") -> None:
+        """Learn that they have answered. *kept* says why it is not cancelled."""
+        self.asking = False
+        self.kept = kept or self.kept
+
+    def has_spoken(self, *, spoken: bool) -> None:
+        """Learn whether its jid is there, whether anybody has to know whose it is or not."""
+        self.spoken = spoken
+
+    def seen_ended(self, at_ns: int) -> None:
+        """Learn that its end was seen at *at_ns*."""
+        self.ended_at_ns = at_ns
+
+    def has_result(self, result: Result) -> None:
+        """Learn that its result is written down."""
+        self.result = result
+
+    def is_accounted(self, *, accounted: bool) -> None:
+        """Learn whether the history has its line."""
+        self.accounted = accounted
+
+    def filed(self, *, final: bool) -> None:
+        """Learn that its paperwork is done. *final*: its job has ended with it."""
+        self.final = final
 
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
-        """Know that it had so much in memory at once."""
+        """Learn that it had so much in memory at once."""
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
 
     def outlived(self) -> bool:
-        """Know that processes of it have outlived its wrapper; return whether that is news."""
+        """Learn that processes of it have outlived its wrapper; return whether that is news."""
         news, self.remains = not self.remains, True
         return news
 
     def nothing_left(self) -> None:
-        """Know that nothing of it is left: its room is free."""
+        """Learn that nothing of it is left, so that its room is free."""
         self.remains, self.cleared, self.gone = False, True, True
 
     def measured(self, usage: Usage) -> None:
-        """Know what it has used in all."""
+        """Learn what it has used in all."""
         self.oom_killed = usage.oom_killed
         self.cpu_time_ns = usage.cpu_time_ns if usage.cpu_time_ns is not None else self.cpu_time_ns
         if usage.peak_memory_bytes is not None:
             self.peak_memory_bytes = usage.peak_memory_bytes
 
     def exited(self, code: int | None) -> None:
-        """Know which exit code its wrapper has written down, None: none yet."""
+        """Learn which exit code its wrapper has written down; None: none yet."""
         self.exit_code = code
 
     def resolved(self, proof: Proof) -> None:
-        """Know that it is over, and how."""
+        """Learn that it is over, and how."""
         self.proof, self.gone = proof, True
 
     def refused_by_machine(self, why: str | None) -> None:
-        """Know that it is over and has not begun, and what the machine did not let it have, where that is known."""
+        """Learn that it is over and has not begun; *why*: the machine did not let it, where that is known."""
         self.refusal = self.refusal or why
         self.resolved(Proof(Verdict.VOID))
 
@@ -325,6 +405,10 @@ class Job:
     why_held: str = ""  # why spool itself has held it
     told_run: int | None = None  # the run of which it was told how it ended, until the paperwork is done
 
+    def file(self, place: str) -> JobFile | None:
+        """Return its file in `queued/` or `held/`."""
+        return self.queued if place == QUEUED else self.held
+
 
 @dataclass(slots=True)
 class Table:
@@ -339,6 +423,7 @@ class Table:
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
     left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
+    told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of jobs that could not be started
     version: int = 0  # moves with every change that may alter a decision
     runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
     past: Past = field(default_factory=lambda: Past(Policy()))
@@ -422,17 +507,160 @@ class Table:
         job.wait = job.wait.lying(file, now_ns, queued=queued)
         return new
 
-    def unblock(self) -> None:
+    def changed(self) -> None:
+        """Have the next plan made anew: something that decisions rest on has changed."""
+        self.version += 1
+
+    # A job's file.
+
+    def see_file(self, job: Job, place: str, file: JobFile | None) -> None:
+        """Take in the file of a job in `queued/` or `held/` as it was seen; None: it is not there. Settles nothing."""
+        if place == QUEUED:
+            job.queued = file
+        else:
+            job.held = file
+        job.blocked = None  # what was in its way may have been this
+        if (seen := job.queued or job.held) is not None:
+            job.last_inode = seen.inode
+
+    def refuse_file(self, job: Job, place: str, problem: str) -> None:
+        """Take a file for one that cannot be used after all."""
+        file = job.file(place)
+        if file is not None:
+            file.spec, file.problem = None, problem
+            self.settle(job)
+
+    def see_why_held(self, job: Job, why: str) -> None:
+        """Take in why spool itself holds a job; "": it does not."""
+        job.why_held = why
+
+    # A job's place in the queue, and its clock.
+
+    def recall_place(self, name: str, line: journal.Waits) -> None:
+        """Give a job the place back that the journal remembers."""
+        job = self.job(name)
+        job.wait, job.parked = Wait.of_line(line), line.clock_at_ns is None
+
+    def recall_series(self, job: Job, series: Series) -> None:
+        """Let a job go on where its earlier runs have brought it."""
+        job.series = series
+
+    def park(self, job: Job, *, parked: bool) -> bool:
+        """Take in whether a job is held; return whether it was."""
+        was_parked, job.parked = job.parked, parked
+        return was_parked
+
+    def issue(self, task: str, array: Array, position: int, now_ns: int) -> Job:
+        """Give a task of an array, which is issued now, its place: that of the array, and by its position."""
+        job = self.job(task)
+        job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
+        array.open.add(task)
+        return job
+
+    def discount(self, job: Job, since_ns: int, now_ns: int) -> bool:
+        """Do not count the time since then as waiting, where somebody looks at that; return whether it is so."""
+        spec = job.queued.spec if job.queued is not None else None
+        if spec is None or spec.scheduling_timeout_ns is None or job.wait is None or job.wait.clock_at_ns is None:
+            return False
+        job.wait = job.wait.without(since_ns, now_ns)
+        self.settle(job)
+        return True
+
+    def forget_place(self, job: Job) -> None:
+        """Forget the place of a job: it will not come back as the same submission."""
+        job.wait, job.series, job.parked = None, FRESH, False
+
+    # What keeps a job from starting.
+
+    def block(self, job: Job, why: str) -> bool:
+        """Keep a job that could not be started from keeping others waiting; return whether it is another reason."""
+        new = self.told_blocked.get(job.name) != why
+        job.blocked = self.told_blocked[job.name] = why
+        self.settle(job)
+        return new
+
+    def unblock(self, job: Job) -> None:
+        """Have the start of a job tried again."""
+        job.blocked = None
+        self.settle(job)
+
+    def unblock_all(self) -> None:
         """Have the start of every job tried again that could not be started."""
         for job in list(self.jobs.values()):
             if job.blocked is not None:
-                job.blocked = None
-                self.settle(job)
+                self.unblock(job)
+
+    def await_answer(self, job: Job, what: str) -> None:
+        """Take note of what the start of a job waits for; "": nothing any more."""
+        job.asked = what
+
+    # Runs.
+
+    def claimed(self, job: Job, live: Live, now_ns: int) -> None:
+        """Take in that the file of a job was claimed for a run."""
+        job.queued, job.wait, job.series, job.refused = None, None, FRESH, WELCOME
+        self.add_run(job, live)
+        if job.held is not None:  # another file of its name is held
+            self.place(job, now_ns)
+        self.settle(job)
+
+    def began(self, name: str) -> None:
+        """Take in that a job was launched."""
+        self.told_blocked.pop(name, None)
 
     def end_run(self, live: Live) -> None:
         """Take out a run whose paperwork is done."""
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
+        job = self.job(live.name)
+        job.live, job.told_run = None, None
+
+    def told(self, job: Job, run: int) -> bool:
+        """Take note that it is told how a run ended; return whether that is news."""
+        news, job.told_run = job.told_run != run, run
+        return news
+
+    def end_series(self, job: Job, live: Live) -> None:
+        """Take in that a submission has ended with *live*; another file of its name is another submission."""
+        if job.queued is None or job.queued.inode == live.inode:
+            job.series = FRESH
+
+    def go_on(self, job: Job, series: Series, wait: Wait | None) -> None:
+        """Let a submission go on: *series* says how far it has come, *wait* is its place if it has a new one."""
+        job.series, job.wait = series, wait or job.wait
+
+    def refused(self, job: Job, live: Live, now_ns: int) -> None:
+        """Take in that the machine refused what *live* was to be; without words it did not."""
+        job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
+
+    def ended_unstarted(self, job: Job) -> None:
+        """Take in that a job has ended and never started."""
+        job.queued = job.held = job.told_run = None
+        self.forget_place(job)
+        self.settle(job)
+
+    def expanded(self, job: Job, array: Array) -> None:
+        """Take in that the file of an array was claimed, and its tasks are there to be issued."""
+        self.arrays[array.name] = array
+        job.queued, job.held, job.wait, job.series = None, None, None, FRESH
+        self.settle(job)
+        self.queue.changed(array.name)
+
+    def ended(self, name: str, outcome: State) -> None:
+        """Let those that depend on *name* know that it has ended for good, and the array whose task it is."""
+        array = self.arrays.get(array_of(name))
+        if array is not None and (name in array.open or name in array.ended):
+            array.ended[name] = outcome
+        self.queue.changed(name)
+
+    def take_left(self) -> list[str]:
+        """Return the names of which nothing is left since the last call."""
+        left, self.left = self.left, []
+        return left
+
+    def unsettle(self, name: str, why: str) -> None:
+        """Start nothing of *name* until what its records say is known; *why* it is not."""
+        self.unsettled[name] = why
 
     def settle(self, job: Job) -> None:
         """Bring the planner's view of *job* up to date with its files."""

@@ -136,16 +136,18 @@ class World:
         """Whether jobs wait or run for which NVML has been asked, and it has never answered yet."""
         return self.gpus_matter() and self._gpus is not None and not self._gpus.answered
 
-    def next_due_ns(self) -> int | None:
-        """Return when a pass has to see an answer, or that one which a start waits for is late, on the monotonic clock.
+    def due_ns(self) -> int | None:
+        """Return when a pass has to look at the GPUs, on the monotonic clock; None if nobody asks for them.
 
-        One that came as soon as it was asked for wakes nobody.
+        It has to see an answer, that one which a start waits for is late, or, some time after that, how they are.
         """
-        if self._gpus is None or not self.gpus_matter():
+        if not self.gpus_matter():
             return None
-        if self._gpus.answered > self._seen_answer:
-            return 0
-        return self._doubt_at_ns if self._needed > self._gpus.answered and not self._doubts else None
+        if self._gpus is not None and self._gpus.answered > self._seen_answer:
+            return 0  # it came as soon as it was asked for, and has woken nobody
+        due_ns = time.monotonic_ns() + self._settings.config.gpu.poll_ns
+        doubtful = self._gpus is not None and self._needed > self._gpus.answered and not self._doubts
+        return min(due_ns, self._doubt_at_ns) if doubtful else due_ns
 
     def what_counts(self, machine: Machine) -> Machine:
         """Return *machine* without the numbers that no decision looks at now: they change all the time.

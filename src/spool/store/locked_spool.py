@@ -299,6 +299,26 @@ class LockedSpool(Spool):
 
     # Telling users what is wrong with a file.
 
+    def hold_because(self, name: str, why: str) -> bool:
+        """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
+        path, target = self.layout.reason_file(name), self.layout.job_file(layout.HELD, name)
+        if status_of(target) is not None:
+            return False
+        # In this order a crash leaves a reason without a job, which the next scan takes away.
+        self.disk.put(path, f"{why}\n".encode())
+        try:
+            self.disk.move(self.layout.job_file(layout.QUEUED, name), target)
+        except FileExistsError:
+            self.disk.discard(path)
+            return False
+        except FileNotFoundError:  # it was moved or deleted meanwhile
+            self.disk.discard(path)
+        return True
+
+    def withdraw_hold_reason(self, name: str) -> None:
+        """Take the reason away: spool itself holds the job no longer."""
+        self.disk.discard(self.layout.reason_file(name))
+
     def complain(self, path: str, text: str) -> None:
         """Write *text* to the `.error` file *path*, unless it says so already."""
         data = text.encode()

@@ -1,0 +1,125 @@
+"""Plan a pass: what the machine has, what is known of the jobs, and what `decide` makes of it when either changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spool.core.backfill import Holding
+from spool.core.model import Grant, Machine
+from spool.core.scheduler import Plan, Start, View, decide
+from spool.dispatcher.context import Context
+from spool.dispatcher.reservations import Reservations
+from spool.state.outcomes import ArrayNames, Outcomes
+from spool.state.past import Remembered
+from spool.state.world import World
+
+_FEW_HELD = 64  # whose dependencies are looked at by every decision
+
+
+class Planner:
+    """Makes plans. `plan` is the one that holds, `machine` what it was made for; None before the first."""
+
+    def __init__(
+        self, context: Context, world: World, reservations: Reservations, outcomes: Outcomes, arrays: ArrayNames
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._settings = context.settings
+        self._world = world
+        self._reservations = reservations
+        self._outcomes = outcomes
+        self._arrays = arrays
+        self._timer = context.timers.timer(context.clock)  # when the plan says something else by itself
+        self._gpu_timer = context.timers.timer()
+        self.past = Remembered(context.spool, context.state)
+        self.plan: Plan | None = None
+        self.machine: Machine | None = None
+        self._decided: tuple[int, object] | None = None  # what the plan was made of, once it is carried out
+        self._made_of: tuple[int, object] = (-1, None)
+        self._waits_for_gpus: list[Start] = []
+        self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the state, what
+
+    def renew(self, now_ns: int, *, paused: bool, refusal: str) -> Plan | None:
+        """Return a new plan, which is to be carried out; None if nothing has changed that it rests on.
+
+        *refusal* says what the machine refuses to everybody now, "" if nothing.
+        """
+        machine = self._world.machine(now_ns)
+        if refusal:
+            machine = replace(machine, refusal=refusal)
+        self.machine = machine
+        self._reservations.machine_has(self._world.gpu_indices)
+        self._made_of = (self._state.version, self._world.what_counts(machine))
+        plan = self.plan
+        if (
+            plan is not None
+            and self._made_of == self._decided
+            and (plan.next_at_ns is None or now_ns < plan.next_at_ns)
+            and not (self._waits_for_gpus and self._world.gpus_are_new)
+        ):
+            return None
+        self.plan = self._decide(machine, now_ns, paused=paused)
+        self._timer.set(self.plan.next_at_ns)
+        self._decided = None  # until all of it is done: after an error it is made again
+        return self.plan
+
+    def startable(self, starts: Sequence[Start], now_ns: int) -> list[Start]:
+        """Return those of *starts* that need not wait for NVML to tell who is on their GPUs."""
+        self._waits_for_gpus = [start for start in starts if not self._world.may_start_on(start.grant)]
+        if self._waits_for_gpus:
+            self._world.ask_gpus_again(now_ns)
+        return [start for start in starts if start not in self._waits_for_gpus]
+
+    def carried_out(self) -> None:
+        """Take note that all of the plan is done: it holds until something changes that it was made of."""
+        self._decided = self._made_of
+
+    def end_pass(self) -> None:
+        """Be woken when there is something to see of the GPUs."""
+        self._gpu_timer.set(self._world.due_ns())
+
+    @property
+    def awaits_gpus(self) -> bool:
+        """Whether a start waits for NVML to tell who is on its GPUs now, or anything for its first answer."""
+        return bool(self._waits_for_gpus) or self._world.gpus_are_asked
+
+    def foreseen(self, *, paused: bool) -> Start | None:
+        """Return what would start if the run that has lasted longest left its room now; None if that is not known.
+
+        The run is imagined to go on without anything, so that nothing that depends on it is thought of, and no limit
+        on how many may run.
+        """
+        if self._state.version != self._foreseen[0]:
+            self._foreseen = (self._state.version, self._imagined(paused=paused))
+        return self._foreseen[1]
+
+    def _imagined(self, *, paused: bool) -> Start | None:
+        runs = self._state.runs
+        if not runs or self.plan is None or self.machine is None:
+            return None
+        if not self._state.queue.is_simple or len(self._state.held) > _FEW_HELD:
+            return None  # it would cost more than it saves
+        now, oldest = self._context.clock(), next(iter(runs.values()))
+        runs.put(replace(oldest, grant=Grant()))
+        try:
+            return next(iter(self._decide(self.machine, now, paused=paused).starts), None)
+        finally:
+            runs.put(oldest)
+
+    def _decide(self, machine: Machine, now_ns: int, *, paused: bool) -> Plan:
+        holding = self.plan.holding if self.plan is not None else Holding()
+        view = self.view(machine, now_ns, paused=paused, holding=holding)
+        return decide(view, now_ns, self._settings.config.policy)
+
+    def view(self, machine: Machine, now_ns: int, *, paused: bool, holding: Holding) -> View:
+        """Return what the next plan is made of; *holding* is what the plan before holds back."""
+        self.past.see_to(now_ns, self._settings.config.policy)
+        return self._state.view(
+            machine,
+            ended=self._outcomes,
+            arrays=self._arrays,
+            reservations=self._reservations.standing,
+            paused=paused,
+            holding=holding,
+        )
