@@ -15,11 +15,11 @@ from crash.world import Session, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Grant, Spec, Stop, StopKind
-from spool.dispatcher import filemoves, timers
+from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Limits
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import parse_state
@@ -159,7 +159,9 @@ class Memory:
         engine.processes_of = self._walk  # type: ignore[method-assign]
         engine._census = self  # type: ignore[assignment]
         self.live.launched(engine.child("one", 1, 70))
-        self.limits = Limits(table, Executors(str, engine), self._order, Confinement("/nowhere", Timer()))
+        self.timers = Timers()
+        context: Any = SimpleNamespace(state=table, confinement=Confinement("/nowhere", Timer()), timers=self.timers)
+        self.limits = Limits(context, Executors(str, engine), self._order)
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:
@@ -216,10 +218,10 @@ def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
     group: Any = SimpleNamespace(peak_memory_bytes=lambda: None)
     watched.live.launched(LocalProcesses().child("one", 1, 70, group))
     watched.check(50)
-    assert watched.limits.next_due_ns() is not None
+    assert watched.timers.due_in_ns() is not None
     group.peak_memory_bytes = lambda: 50
     watched.check(90)
-    assert (watched.live.peak_memory_bytes, watched.limits.next_due_ns()) == (50, None)
+    assert (watched.live.peak_memory_bytes, watched.timers.due_in_ns()) == (50, None)
 
 
 def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +229,9 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(supervisor, "boot_clock", lambda: 0)
     waits = []
     for _ in range(2):
         watched.check(50)
-        waits.append(round((watched.limits.next_due_ns() or 0) / 1e9))
+        waits.append(round((watched.timers.due_in_ns() or 0) / 1e9))
     assert waits == [1, 5]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spool.dispatcher import terminator
+from spool.dispatcher.timers import Timer
 from spool.executors import local
 from spool.executors.local import LocalProcesses
 from spool.machine import identity
@@ -43,10 +44,11 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
         monkeypatch.setattr(local, "_parent", lambda process: shell.pid)
         at_ticks = unseen.start_ticks + before
         monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
-        stopper = terminator.Terminator()
+        timer = Timer()
+        stopper = terminator.Terminator(timer)
         stopper.add(live)
         for _ in range(2):
-            time.sleep(max(0, (stopper.next_due_ns() or 0) - time.monotonic_ns()) / 1e9)
+            time.sleep(max(0, (timer.at_ns or 0) - time.monotonic_ns()) / 1e9)
             stopper.tick()
         assert told == [({known}, signal.SIGTERM)] + [({unseen}, signal.SIGTERM)] * before
         for each in (shell, command):
@@ -72,7 +74,8 @@ def test_a_wrapper_that_always_has_another_child_is_killed_too(
     told: list[tuple[set[int], int]] = []
     monkeypatch.setattr(local, "send", lambda processes, number: told.append(({p.pid for p in processes}, number)))
     monkeypatch.setattr(local, "_parent", lambda process: 7)
-    stopper = terminator.Terminator()
+    timer = Timer()
+    stopper = terminator.Terminator(timer)
     stopper.add(live)
     stopper.tick()
     for after in (3_600_000_000_001, 3_601_000_000_000, 3_602_000_000_001):
@@ -93,12 +96,13 @@ def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], capl
         return found
 
     live: Any = _Live(look)
-    stopper = terminator.Terminator()
+    timer = Timer()
+    stopper = terminator.Terminator(timer)
     stopper.add(live)
     gone = []
     while seen:
         gone.append(stopper.tick())
-        clock[0] = stopper.next_due_ns() or clock[0]
+        clock[0] = timer.at_ns or clock[0]
     assert gone == [[], [], [], [live]]
     assert [record.getMessage() for record in caplog.records] == [
         "cannot see which processes are to be ended: Cannot allocate memory; trying again"

@@ -35,7 +35,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.stop_orders import StopOrders
-from spool.dispatcher.supervisor import Concluder, Limits, Supervisor
+from spool.dispatcher.supervisor import Limits, Supervisor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
@@ -100,14 +100,12 @@ class Dispatcher:
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
         self.launcher = Launcher(context, executors)
-        self.terminator = Terminator()
+        self.terminator = Terminator(self.timers.timer(always=True))
         self.monitor = Monitor(self)
         self.admission = Admission(self)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
-        self.limits = Limits(self.state, executors, self.stops.order, self.confinement)
-        self.supervisor = Supervisor(
-            self.state, Concluder(spool, self.prober), self.terminator, self.wakeup, executors, self.confinement
-        )
+        self.limits = Limits(context, executors, self.stops.order)
+        self.supervisor = Supervisor(context, self.prober, executors, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
@@ -282,12 +280,10 @@ class Dispatcher:
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
         held_up = bool(self.confinement.held_up())
-        waits = [self.timers.due_in_ns(held_up=held_up), limit_ns, self.limits.next_due_ns()]
-        moments = [self.terminator.next_due_ns(), self.supervisor.next_due_ns()]
+        waits = [self.timers.due_in_ns(held_up=held_up), limit_ns]
         if not held_up:
-            moments += [self.monitor.next_due_ns(), self.events.client.next_due_ns()]
-        now = time.monotonic_ns()
-        waits += [max(0, moment - now) for moment in moments if moment is not None]
+            now, moments = time.monotonic_ns(), (self.monitor.next_due_ns(), self.events.client.next_due_ns())
+            waits += [max(0, moment - now) for moment in moments if moment is not None]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def get_ahead(self) -> None:

@@ -14,13 +14,14 @@ from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
 from spool.core.units import format_duration, show_size
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
-from spool.dispatcher.timers import Pace
+from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors, RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
-from spool.state.table import Live, Table
+from spool.state.table import Live
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -41,20 +42,15 @@ class Supervisor:
     """Finds the runs of which nothing is left."""
 
     def __init__(
-        self,
-        table: Table,
-        concluder: Concluder,
-        terminator: Terminator,
-        wakeup: Wakeup,
-        executors: Executors,
-        confinement: Confinement,
+        self, context: Context, prober: Prober, executors: Executors, terminator: Terminator, wakeup: Wakeup
     ) -> None:
-        self.confinement = confinement
-        self.table = table
-        self.concluder = concluder
-        self.terminator = terminator
-        self.wakeup = wakeup
+        self._state = context.state
+        self._confinement = context.confinement
         self._executors = executors
+        self._terminator = terminator
+        self._wakeup = wakeup
+        self.concluder = Concluder(context.spool, prober)
+        self._timer = context.timers.timer(always=True)
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], Live] = {}  # runs of whose end no event tells
         self._ended: list[Live] = []  # found, and nobody was told of them
@@ -64,80 +60,78 @@ class Supervisor:
         """Find the end of a run from now on; call it once events tell of that, or cannot."""
         if self._unwatched(live):
             self._polled[live.key] = live
+            self._timer.set(self._poll_at_ns)
 
     def suspect(self, live: Live) -> None:
         """Have the next call of :meth:`collect` look at the evidence of *live*."""
         self._suspects.add(live.key)
 
-    def next_due_ns(self) -> int | None:
-        """Return when the next poll is due, on the monotonic clock; None if every end raises an event."""
-        return self._poll_at_ns if self._polled else None
-
     def collect(self) -> list[Live]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        if self.wakeup.children_ended():
+        if self._wakeup.children_ended():
             self._suspects |= {run.key for run in self._executors.local.reap()}
-        self._suspects |= self.wakeup.ended_runs()
+        self._suspects |= self._wakeup.ended_runs()
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
         gone: list[Live] = []
-        with self.confinement.service("look at", "the processes of runs that are stopped"):
-            gone = self.terminator.tick()
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            gone = self._terminator.tick()
         for live in gone:
-            self.terminator.forget(live)
+            self._terminator.forget(live)
             self._nothing_left(live)
             self._suspects.add(live.key)
         for key in list(self._suspects):
-            if self.confinement.pauses(Thing.of_run(key), _FIND_OUT):
+            if self._confinement.pauses(Thing.of_run(key), _FIND_OUT):
                 continue
-            with self.confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
+            with self._confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
                 self._look_at(key)
             if not piece.failed:  # else it is looked at again
                 self._suspects.discard(key)
+        self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
 
     def _look_at(self, key: tuple[str, int]) -> None:
-        run = self.table.live.get(key)
+        run = self._state.live.get(key)
         if run is None or run.proof is not None or run.unread:
             if run is None or run.proof is not None:
                 self._polled.pop(key, None)
             return
         if self._over(run):
             self._ended.append(run)
-            self.wakeup.forget(run)
-            self.terminator.forget(run)
+            self._wakeup.forget(run)
+            self._terminator.forget(run)
             if run.handle is not None:
                 run.handle.close()
-            self.table.recount(run)
+            self._state.recount(run)
         elif self._unwatched(run):
-            self.wakeup.watch_run(run)  # its jid may be known by now
+            self._wakeup.watch_run(run)  # its jid may be known by now
         if not self._unwatched(run):
             self._polled.pop(key, None)
 
     def _unwatched(self, live: Live) -> bool:
         """Whether no event tells of the end of a run."""
-        return live.proof is None and not self.wakeup.watches(live)
+        return live.proof is None and not self._wakeup.watches(live)
 
     def _nothing_left(self, live: Live) -> None:
         """Free what a run was granted, of which nothing is left: it can be given to the next."""
         live.nothing_left()
-        self.table.recount(live)
+        self._state.recount(live)
 
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
         handle = live.handle
         if handle is not None and live.failure is None and not live.cleared:
             gone = self._wrapper_gone(live, handle)
-            if live.adopted and live.jid is None and live not in self.terminator and handle.left_behind():
+            if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             if gone:
-                if live in self.terminator or handle.left_behind():
+                if live in self._terminator or handle.left_behind():
                     if live.outlived():
-                        self.table.recount(live)  # when it ends is known better now
-                    self.terminator.hurry(live)
+                        self._state.recount(live)  # when it ends is known better now
+                    self._terminator.hurry(live)
                     return False
                 self._nothing_left(live)
         if live.cleared and handle is not None:
@@ -168,8 +162,9 @@ class Concluder:
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
             code = self._spool.exit_code(live.name, live.run)
-            if not live.asking:
-                live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
+            stop = None if live.asking else self._spool.stop(live.name, live.run)
+            if stop is not None:  # ordered by a person this very moment
+                live.stop_on_record(stop)
             if code is not None:
                 live.exited(code)
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
@@ -296,13 +291,13 @@ class _Moment:
 class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(
-        self, table: Table, executors: Executors, order: Callable[[Live, Stop], None], confinement: Confinement
-    ) -> None:
-        self._confinement = confinement
-        self._table = table
+    def __init__(self, context: Context, executors: Executors, order: Callable[[Live, Stop], None]) -> None:
+        self._confinement = context.confinement
+        self._state = context.state
         self._executors = executors
         self._order = order
+        self._timer = context.timers.timer(boot_clock, always=True)
+        self._memory_timer = context.timers.timer(always=True)
         self._moments: list[_Moment] = []
         self._with_memory: set[tuple[str, int]] = set()
         self._pace = Pace(_SHARE)
@@ -320,32 +315,27 @@ class Limits:
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
-
-    def next_due_ns(self) -> int | None:
-        """Return how long until :meth:`check` has something to do."""
-        waits = []
-        if self._moments:
-            waits.append(self._moments[0].at_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        if self._with_memory:
-            waits.append(self._memory_at_ns - time.monotonic_ns())
-        return max(0, min(waits)) if waits else None
+            self._memory_timer.set(self._memory_at_ns)
+        self._timer.set(self._moments[0].at_ns if self._moments else None)
 
     def check(self) -> None:
         """Warn and stop what is over a limit."""
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now = boot_clock()
         while self._moments and self._moments[0].at_ns <= now:
             moment = heapq.heappop(self._moments)
-            live = self._table.live.get(moment.key)
+            live = self._state.live.get(moment.key)
             if live is None or not live.holds_room or live.stop is not None:
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)
             if piece.failed:
                 heapq.heappush(self._moments, replace(moment, at_ns=now + _AGAIN_NS))
+        self._timer.set(self._moments[0].at_ns if self._moments else None)
         if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
             with self._confinement.service("watch", "the memory of runs"), self._pace:
                 self._check_memory()
             self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
+            self._memory_timer.set(self._memory_at_ns if self._with_memory else None)
 
     def _enforce(self, live: Live, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
@@ -362,7 +352,7 @@ class Limits:
         """Stop what is over its memory limit."""
         runs: dict[Any, Live] = {}  # all of this machine: those elsewhere are held to their memory there
         for key in self._with_memory:
-            live = self._table.live.get(key)
+            live = self._state.live.get(key)
             if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
                 runs[live.handle] = live
         self._with_memory = {live.key for live in runs.values()}

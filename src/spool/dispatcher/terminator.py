@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spool.core.model import SECOND_NS
+from spool.dispatcher.timers import Timer
 from spool.executors import Engine, RunHandle
 from spool.state.table import Live
 
@@ -31,9 +32,10 @@ class _Terminating:
 
 
 class Terminator:
-    """The runs that are being ended. Call :meth:`tick` when it is due."""
+    """The runs that are being ended. *timer* tells when :meth:`tick` is due."""
 
-    def __init__(self) -> None:
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
         self._runs: dict[tuple[str, int], _Terminating] = {}
         self._blind = False  # said so, and nothing was seen since
 
@@ -44,23 +46,22 @@ class Terminator:
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
         kill_at = time.monotonic_ns() + max(0, live.spec.kill_grace_ns - elapsed)
         self._runs[live.key] = _Terminating(live, live.handle, kill_at)
+        self._timer.set(0)
 
     def hurry(self, live: Live) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been the last of it."""
         self.add(live)
         run = self._runs[live.key]
         run.look_at_ns, run.pause_ns = 0, _FIRST_LOOK_NS
+        self._timer.set(0)
 
     def forget(self, live: Live) -> None:
         """Let go of a run that is over."""
-        self._runs.pop(live.key, None)
+        if self._runs.pop(live.key, None) is not None:
+            self._set_timer()
 
     def __contains__(self, live: Live) -> bool:
         return live.key in self._runs
-
-    def next_due_ns(self) -> int | None:
-        """Return when :meth:`tick` has something to do, on the monotonic clock."""
-        return min((run.look_at_ns for run in self._runs.values()), default=None)
 
     def tick(self) -> list[Live]:
         """Go on with every run that is due; return those of which nothing is left."""
@@ -69,7 +70,12 @@ class Terminator:
         for run in self._runs.values():
             if run.look_at_ns <= now:
                 due.setdefault(run.handle.engine, []).append(run)
-        return [live for engine, runs in due.items() for live in self._go_on(engine, runs, now)]
+        gone = [live for engine, runs in due.items() for live in self._go_on(engine, runs, now)]
+        self._set_timer()
+        return gone
+
+    def _set_timer(self) -> None:
+        self._timer.set(min((run.look_at_ns for run in self._runs.values()), default=None))
 
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[Live]:
         """Go on with the runs of one engine; return those of which nothing is left."""
