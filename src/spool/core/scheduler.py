@@ -31,9 +31,9 @@ from spool.core.backfill import (
     foretell,
 )
 from spool.core.constraints import Rules
-from spool.core.dependencies import Cycles, Names, Verdict, judge
+from spool.core.dependencies import Cycles, DependencyStatus, Names, judge
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
-from spool.core.order import Order, Past, Standing
+from spool.core.order import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
@@ -155,11 +155,11 @@ class Plan:
             return None
         if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
             return None
-        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not DependencyStatus.SATISFIED:
             return None
         return expect(job, self._rules.room)
 
-    def in_order(self) -> list[tuple[Waiting, Standing]]:
+    def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
         """Return every waiting job in the order in which they are considered, and why it stands there."""
         for demand in self._view.queue.demands:
             for shape in demand.shapes.values():
@@ -413,7 +413,7 @@ def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
         judgement = watch.judged[name] = judge(job, names)
         watch.doomed.discard(name)
         watch.unseen.discard(name)
-        if judgement.verdict is Verdict.SATISFIED:
+        if judgement.verdict is DependencyStatus.SATISFIED:
             satisfied[name] = None
             continue
         satisfied.pop(name, None)
@@ -421,7 +421,7 @@ def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
             queue.close_dependency(name)
         if judgement.unseen:
             watch.unseen.add(name)
-        if judgement.verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+        if judgement.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
             watch.doomed.add(name)  # to be found again, as long as nobody has ended it
             names.end(name, State.CANCELLED)
             ending.append(name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
@@ -27,7 +27,6 @@ from spool.dispatcher.timers import Timer
 from spool.executors import Executor, Executors, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
-from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, umask, user_name
@@ -178,7 +177,7 @@ class Launcher:
                 self._state.settle(self._state.job(job.name))
 
     def start(
-        self, starts: Sequence[tuple[Start, Reply | None]], now_ns: int
+        self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
     ) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
@@ -210,7 +209,7 @@ class Launcher:
 
     def _prepare_all(
         self,
-        starts: Sequence[tuple[Start, Reply | None]],
+        starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
         prepared: dict[Live, _Prepared],
         blocked: list[Blocked],
@@ -273,7 +272,7 @@ class Launcher:
         return job
 
     def _prepare(
-        self, job: Job, file: JobFile, grant: Grant, texts: Reply | None, now_ns: int
+        self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int
     ) -> dict[Live, _Prepared]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
@@ -317,7 +316,7 @@ class Launcher:
         self._state.claimed(job, live, now_ns)
         return {live: made}
 
-    def _write(self, live: Live, texts: Reply | None) -> _Prepared:
+    def _write(self, live: Live, texts: Answer | None) -> _Prepared:
         """Write the wrapper of a run, and make the control group that holds it to its memory, if there can be one."""
         groups, group = self._executors.groups(live.executor), None
         if groups is not None and live.grant.memory_bytes is not None:
@@ -461,7 +460,7 @@ class WrapperWriter:
         self._umask = umask()
 
     def render(
-        self, live: Live, executor: Executor, texts: Reply | None = None, group: RunGroup | None = None
+        self, live: Live, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
     ) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins, *group* is the control group that it enters.
 

@@ -71,8 +71,8 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.state = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement)
-        self.journal = Journal(self.logs, self._write_events)
+        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
+        self.journal = Journal(self.logs, self.events.flush)
         self.context = context = Context(
             spool=spool,
             settings=self.settings,
@@ -101,8 +101,8 @@ class Dispatcher:
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
         self.launcher = Launcher(context, executors)
         self.terminator = Terminator(self.timers.timer(always=True))
-        self.monitor = Monitor(self)
-        self.admission = Admission(self)
+        self.monitor = Monitor(context, self.reservations, self.world)
+        self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = Limits(context, executors, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, executors, self.terminator, self.wakeup)
@@ -116,10 +116,6 @@ class Dispatcher:
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self.busy_at_ns = time.monotonic_ns()
-
-    def _write_events(self) -> None:
-        self.events.flush()
-        self.journal.note(*self.events.take_notes())
 
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading how a job has ended."""
@@ -139,9 +135,10 @@ class Dispatcher:
             self.spool.sweep_staging()
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
-        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
+        self.wakeup.watch_files(self.events.fileno(), self.events.read)
         memory = recall(self.journal.read())
-        self.events.open(memory.told)
+        self.events.open()
+        self.monitor.open(memory.told)
         self.recovery.open(memory)
         self.recovery.unfinished_moves()
         self.recovery.runs()
@@ -208,7 +205,8 @@ class Dispatcher:
         self.events.begin_pass()
         self._step("look at", "the spool", self._observe)
         with confinement.service("take in", "the answers of hooks"):
-            self.admission.hear()
+            for live, stop in self.admission.take_answers():
+                self.stops.order(live, stop)
         self._recover()
         ended = self._collect_ended()
         self.limits.check()
@@ -227,7 +225,7 @@ class Dispatcher:
             self.monitor.turn(self.planner.machine)
         self._step("write", "the journal", self._write_journal)
         with confinement.service("serve", "the listeners"):
-            self.events.tick()
+            self.events.end_pass()
         confinement.end_pass()
         changed = bool(ended) or self.state.version != version
         if started or changed:
@@ -263,7 +261,7 @@ class Dispatcher:
 
     def _compact(self) -> None:
         lines = all_lines(self.state, self.prober.boot_id()) + self.recovery.worth_remembering()
-        self.journal.compact(lines + self.events.worth_remembering())
+        self.journal.compact(lines + self.monitor.worth_remembering())
 
     def _write_status(self, *, force: bool = False) -> None:
         self.status.write(self.planner.plan, self.planner.machine, paused=self.pause.paused, force=force)
@@ -279,12 +277,8 @@ class Dispatcher:
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
-        held_up = bool(self.confinement.held_up())
-        waits = [self.timers.due_in_ns(held_up=held_up), limit_ns]
-        if not held_up:
-            now, moments = time.monotonic_ns(), (self.monitor.next_due_ns(), self.events.client.next_due_ns())
-            waits += [max(0, moment - now) for moment in moments if moment is not None]
-        return min((wait for wait in waits if wait is not None), default=None)
+        due = self.timers.due_in_ns(held_up=bool(self.confinement.held_up()))
+        return min((wait for wait in (due, limit_ns) if wait is not None), default=None)
 
     def get_ahead(self) -> None:
         """Make the start that will probably be the next ready; for when there is nothing else to do."""
