@@ -212,7 +212,7 @@ PRINTS = {
 SAYS = {
     "cli/render.py": "say, tables, JSON",
     "cli/group.py": "tell",
-    "cli/quick.py": "the name of a job that it has submitted, without importing the rest",
+    "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script of click's",
 }
 

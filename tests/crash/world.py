@@ -283,7 +283,7 @@ def abandon(made: Dispatcher) -> None:
     made.watcher.close()
     made.wakeup.close()
     made.logs.events.close()
-    made.events.client.close()
+    made.events._client.close()
     for fd in (made.logs._journal, made.logs._history):
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -11,7 +11,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, opened
 from spool.cli.completing import complete_names
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.executors import by_name

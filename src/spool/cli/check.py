@@ -9,7 +9,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem
 from spool.core.names import why_not_name

@@ -12,7 +12,6 @@ import click
 from spool.cli import render
 from spool.cli.completing import complete_names
 from spool.cli.group import tell
-from spool.client.requests import Act
 from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
@@ -124,11 +123,6 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
         if done:
             render.say(done)
     return worst
-
-
-def acted(name: str, act: Act) -> str:
-    """Return what was done to a job, and what was left alone: where a name has several files."""
-    return "; ".join([act.told(name), *(f"that in {place}/ is as it was" for place in act.beside)])
 
 
 names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from spool.cli import group
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 
 _HOW = {
     "bash": '# in ~/.bashrc:  eval "$(spool completion bash)"\n',

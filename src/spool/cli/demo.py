@@ -10,8 +10,7 @@ import click
 
 from spool.cli import render
 from spool.cli.gantt import Look, chart
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.core.model import SECOND_NS, Result, State
 from spool.query.demo import Demonstration, Happened, went_well
 

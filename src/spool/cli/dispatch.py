@@ -7,7 +7,7 @@ import os
 import click
 
 from spool.cli.common import made
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.errors import LockHeld, UsageError
 from spool.core.units import parse_duration
 

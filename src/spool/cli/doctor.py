@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import sys
 
 import click
 
 from spool.cli import render
 from spool.cli.common import json_option
-from spool.cli.verb import Verb
-from spool.query.doctor import Finding, Level, examine, examine_machine
+from spool.cli.group import Verb
+from spool.query.doctor import Finding, Level, examine
 
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
@@ -27,17 +25,13 @@ def command(root: str, fix: bool, quiet: bool, as_json: bool) -> int:
     One line for each check, with what to do. Exits with 1 if something must be mended.
     """
     findings: list[Finding] = []
-    for finding in itertools.chain(examine(root, fix=fix), _machine(root)):
+    for finding in examine(root, fix=fix):
         findings.append(finding)
         if not as_json and not (quiet and finding.level is Level.OK):
             _print(finding)
     if as_json:
         render.as_json({"version": 1, "spool": root, "checks": findings})
     return int(any(finding.level is Level.FAIL and not finding.fixed for finding in findings))
-
-
-def _machine(root: str) -> list[Finding]:
-    return list(examine_machine(root)) if os.path.isdir(root) else []
 
 
 def _print(finding: Finding) -> None:

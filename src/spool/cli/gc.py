@@ -9,8 +9,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, opened
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.client.gc import Keep, Removal, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size

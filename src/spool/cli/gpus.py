@@ -6,8 +6,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, viewed
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.core.gpus import stranger
 from spool.query.machine import GpuUse, Holder, gpus
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: the verbs, each imported when it is used, and how errors are told."""
+"""The command line as a whole: the verbs, each imported when it is used, their help, and how errors are told."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
+from typing import Any
 
 import click
 
 from spool import __version__
-from spool.cli.verb import unfilled
 from spool.client import submit
 from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot, shown
 from spool.store.disk import remedy_for
@@ -64,6 +65,7 @@ SECTIONS = (
     ),
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
+_CONTROL = frozenset({"cancel", "hold", "release", "requeue", "pause", "resume"})  # of one shape, so in one module
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
@@ -84,6 +86,41 @@ _EXPECTED = frozenset(
 )  # fmt: skip
 
 
+class Verb(click.Command):
+    """A verb. In its help a paragraph with an indented line is printed as it stands, not filled."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unfilled(self.help or "")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; whatever is wrong with it is said to be so of this verb."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out where an option lacks its value
+            raise
+
+
+class WordsVerb(Verb):
+    """A verb whose words may stand after `--`; tells those apart from words without it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take note of a `--` before the first word."""
+        before = list(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params.get("words", ())
+        start = len(before) - len(words)
+        ctx.meta["spool.dashes"] = bool(words) and start > 0 and before[start - 1] == "--"
+        return rest
+
+
+def unfilled(text: str) -> str:
+    """Return *text* with the mark of click before each paragraph that has an indented line."""
+    paragraphs = cleandoc(text).split("\n\n")
+    return "\n\n".join(f"\b\n{part}" if "\n  " in f"\n{part}" else part for part in paragraphs)
+
+
 class Verbs(click.Group):
     """The group of all verbs; a verb's module is imported when the verb is used."""
 
@@ -95,7 +132,8 @@ class Verbs(click.Group):
         """Return the verb's command, None if there is none of that name."""
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"spool.cli.{cmd_name}").command
+        module, command_name = ("control", cmd_name) if cmd_name in _CONTROL else (cmd_name, "command")
+        command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)
         command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text
         return command

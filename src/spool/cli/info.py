@@ -6,7 +6,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, viewed
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 from spool.query.machine import Overview, overview

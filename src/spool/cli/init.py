@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.client.submit import make_spool
 from spool.core.errors import SpoolUnusable, cannot
 from spool.store.disk import remedy_for

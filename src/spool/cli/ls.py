@@ -11,8 +11,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, json_option, natural, viewed
 from spool.cli.completing import complete_names
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State
 from spool.core.units import show_duration

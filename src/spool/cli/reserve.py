@@ -10,8 +10,7 @@ import click
 
 from spool.cli import render, timeline
 from spool.cli.common import for_each, json_option, made, natural, opened, this_user, viewed
-from spool.cli.group import tell
-from spool.cli.verb import Verb, unfilled
+from spool.cli.group import Verb, tell, unfilled
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.model import Reservation

@@ -9,7 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, json_option, opened
 from spool.cli.completing import complete_names
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.efficiency import Advice, Run, Spread, Summary
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size

@@ -9,7 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, json_option, opened
 from spool.cli.completing import complete_names
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size

@@ -11,8 +11,7 @@ import click
 
 from spool.cli import blocks, plotting, render
 from spool.cli.common import json_option, opened
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.model import SECOND_NS, Machine, Policy

@@ -12,8 +12,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, viewed
-from spool.cli.group import tell
-from spool.cli.verb import Verb
+from spool.cli.group import Verb, tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import InvalidValue, UsageError
 from spool.core.model import OUTCOMES, State

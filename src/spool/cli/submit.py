@@ -9,8 +9,8 @@ import click
 
 from spool.cli import render, submission
 from spool.cli.common import made
+from spool.cli.group import WordsVerb
 from spool.cli.keyoptions import key_options, values_of
-from spool.cli.verb import WordsVerb
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError
 

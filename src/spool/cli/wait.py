@@ -10,9 +10,8 @@ import click
 from spool.cli.codes import TIMED_OUT, code_of, told
 from spool.cli.common import named, natural, opened
 from spool.cli.completing import complete_names
-from spool.cli.group import tell
+from spool.cli.group import Verb, tell
 from spool.cli.holding import Holds
-from spool.cli.verb import Verb
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
 from spool.core.layout import QUEUED, RUNNING

@@ -7,7 +7,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, json_option, viewed
 from spool.cli.completing import complete_names
-from spool.cli.verb import Verb
+from spool.cli.group import Verb
 from spool.core.units import show_duration
 from spool.query.explain import Answer, why
 

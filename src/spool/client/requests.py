@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,6 +34,8 @@ class Done(StrEnum):
     STOPPED_AND_QUEUED = "is stopped and queued again"
     CANCELLED = "cancelled"
     STOPPING = "is being stopped"
+    WOULD_BE_CANCELLED = "would be cancelled"
+    WOULD_BE_STOPPED = "would be stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,12 @@ class Act:
     place: str
     beside: tuple[str, ...] = ()
 
-    def told(self, name: str, words: str | None = None) -> str:
-        """Return what was done, or *words* for it, for people: of which file, where the name has several."""
-        what = f"{name} ({self.place}/)" if self.beside else name
-        return f"{what} {words or self.done}"
+
+def told(name: str, acts: Sequence[Act]) -> str:
+    """Return what was done to a job, for people; of one with several files to which, and which are as they were."""
+    words = [f"{name} ({act.place}/) {act.done}" if act.beside else f"{name} {act.done}" for act in acts]
+    left = {place for act in acts for place in act.beside} - {act.place for act in acts}
+    return "; ".join([*words, *(f"that in {place}/ is as it was" for place in layout.PLACES if place in left)])
 
 
 class Requests:
@@ -91,7 +96,9 @@ class Requests:
                     return _acts({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
-                return _acts({place: Done.STOPPING if place == RUNNING else Done.CANCELLED for place in places})
+                return _acts(
+                    {place: Done.WOULD_BE_STOPPED if place == RUNNING else Done.WOULD_BE_CANCELLED for place in places}
+                )
             files.update((place, self._inode(place, name)) for place in places)
             for place in (QUEUED, HELD):
                 if place in places and self._file_away(name, place):

@@ -69,8 +69,8 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.state = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement)
-        self.journal = Journal(self.logs, self._write_events)
+        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
+        self.journal = Journal(self.logs, self.events.flush)
         self.context = context = Context(
             spool=spool,
             settings=self.settings,
@@ -95,8 +95,8 @@ class Dispatcher:
         self.launcher = Launcher(context, self.groups)
         self.state.executor_problem = self.launcher.problem
         self.terminator = Terminator(spool.root)
-        self.monitor = Monitor(self)
-        self.admission = Admission(self)
+        self.monitor = Monitor(context, self.reservations, self.world)
+        self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = Limits(self.state, self.terminator, self.stops.order, self.confinement)
         self.supervisor = Supervisor(
@@ -112,10 +112,6 @@ class Dispatcher:
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self.busy_at_ns = time.monotonic_ns()
-
-    def _write_events(self) -> None:
-        self.events.flush()
-        self.journal.note(*self.events.take_notes())
 
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading how a job has ended."""
@@ -135,9 +131,10 @@ class Dispatcher:
             self.spool.sweep_staging()
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
-        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
+        self.wakeup.watch_files(self.events.fileno(), self.events.read)
         memory = recall(self.journal.read())
-        self.events.open(memory.told)
+        self.events.open()
+        self.monitor.open(memory.told)
         self.recovery.open(memory)
         self.recovery.unfinished_moves()
         self.recovery.runs()
@@ -204,7 +201,8 @@ class Dispatcher:
         self.events.begin_pass()
         self._step("look at", "the spool", self._observe)
         with confinement.service("take in", "the answers of hooks"):
-            self.admission.hear()
+            for live, stop in self.admission.take_answers():
+                self.stops.order(live, stop)
         self._recover()
         ended = self._collect_ended()
         self.limits.check()
@@ -223,7 +221,7 @@ class Dispatcher:
             self.monitor.turn(self.planner.machine)
         self._step("write", "the journal", self._write_journal)
         with confinement.service("serve", "the listeners"):
-            self.events.tick()
+            self.events.end_pass()
         confinement.end_pass()
         changed = bool(ended) or self.state.version != version
         if started or changed:
@@ -259,7 +257,7 @@ class Dispatcher:
 
     def _compact(self) -> None:
         lines = all_lines(self.state, self.prober.boot_id()) + self.recovery.worth_remembering()
-        self.journal.compact(lines + self.events.worth_remembering())
+        self.journal.compact(lines + self.monitor.worth_remembering())
 
     def _write_status(self, *, force: bool = False) -> None:
         self.status.write(self.planner.plan, self.planner.machine, paused=self.pause.paused, force=force)
@@ -278,8 +276,6 @@ class Dispatcher:
         held_up = bool(self.confinement.held_up())
         waits = [self.timers.due_in_ns(held_up=held_up), limit_ns, self.limits.next_due_ns()]
         moments = [self.terminator.next_due_ns(), self.supervisor.next_due_ns()]
-        if not held_up:
-            moments += [self.monitor.next_due_ns(), self.events.client.next_due_ns()]
         now = time.monotonic_ns()
         waits += [max(0, moment - now) for moment in moments if moment is not None]
         return min((wait for wait in waits if wait is not None), default=None)

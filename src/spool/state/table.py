@@ -598,6 +598,14 @@ class Table:
         self.forget_place(job)
         self.settle(job)
 
+    def add_array(self, array: Array) -> None:
+        """Take in an array that is in progress."""
+        self.arrays[array.name] = array
+
+    def end_array(self, array: Array) -> None:
+        """Take out an array whose paperwork is done."""
+        del self.arrays[array.name]
+
     def expanded(self, job: Job, array: Array) -> None:
         """Take in that the file of an array was claimed, and its tasks are there to be issued."""
         self.arrays[array.name] = array
