@@ -75,7 +75,7 @@ class Ours:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUsers:
     """Who uses one GPU. The fields are those of `spool.core.model.Gpu`."""
 
     foreign: tuple[ForeignProcess, ...] = ()
@@ -132,7 +132,7 @@ class UseReader:
         self._who = who
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
-    def read(self, device: Device, ours: Ours, asked: Ours) -> GpuUse:
+    def read(self, device: Device, ours: Ours, asked: Ours) -> GpuUsers:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
@@ -141,7 +141,7 @@ class UseReader:
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
-    ) -> GpuUse:
+    ) -> GpuUsers:
         foreign: list[ForeignProcess] = []
         ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
@@ -164,22 +164,22 @@ class UseReader:
             if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
-        return GpuUse(self._counted(foreign), tuple(sorted(taken.items())))
+        return GpuUsers(self._counted(foreign), tuple(sorted(taken.items())))
 
-    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> GpuUse:
+    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> GpuUsers:
         used = device.used_bytes
         if now or asked:  # a run that has just left was still there when NVML was asked
             if used is None:
-                return GpuUse()
-            return GpuUse(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
+                return GpuUsers()
+            return GpuUsers(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
         if used is not None:
             self._others_bytes[device.uuid] = used
         elif device.processes is None:
-            return GpuUse(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
+            return GpuUsers(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
         foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
-        return GpuUse(self._counted(foreign))
+        return GpuUsers(self._counted(foreign))
 
     def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
         return tuple(process for process in processes if not self.ignore.covers(process))
@@ -245,7 +245,7 @@ class Roster:
         """Return whether a GPU that was seen is not listed now."""
         return bool(self._absent)
 
-    def update(self, sample: Sample, use_of: Callable[[Device], GpuUse]) -> tuple[str, ...]:
+    def update(self, sample: Sample, use_of: Callable[[Device], GpuUsers]) -> tuple[str, ...]:
         """Take in what NVML said. Return notes on GPUs that are there but never told their UUID."""
         listed = {device.uuid for device in sample.devices}
         errors = dict(sample.unreadable)
@@ -264,7 +264,7 @@ class Roster:
         indices = {known.gpu.index for known in self._known.values()}
         return tuple(f"GPU {index}: {why}" for index, why in sample.unreadable if index not in indices)
 
-    def _gpu(self, device: Device, use: GpuUse, before: Gpu | None) -> Gpu:
+    def _gpu(self, device: Device, use: GpuUsers, before: Gpu | None) -> Gpu:
         return Gpu(
             uuid=device.uuid,
             index=self._free_index(device.index) if before is None else before.index,
