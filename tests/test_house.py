@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "executors": {"machine", "formats", "core"},
     "listeners": {"machine", "store", "formats", "core"},
     "client": {"store", "formats", "core"},
-    "state": {"machine", "store", "formats", "core"},
+    "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
