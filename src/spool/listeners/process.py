@@ -291,7 +291,7 @@ class _Reviewer:
         def begin(within_ns: int) -> None:
             self._say(render(StepBegun(within_ns, number)))
 
-        texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
+        texts = Answer()
         for kind, gate in list(self._listeners.items()):
             if not isinstance(gate, Gate) or not gate.asks(event.name):
                 continue
@@ -305,10 +305,8 @@ class _Reviewer:
             if no is not None:
                 self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
                 return
-            for key, text in (("init", answer.init), ("prep", answer.prep), ("end", answer.end)):
-                if text:
-                    texts[key].append(text)
-        self._say(render(Reply(number, Answer(**{key: "\n".join(found) for key, found in texts.items()}))))
+            texts = texts.joined(answer)
+        self._say(render(Reply(number, texts)))
 
 
 class _CurrentConfig:
