@@ -21,7 +21,6 @@ from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
-from spool.executors import Executors
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
 from spool.formats.journal import Memory
@@ -52,8 +51,8 @@ class Recovery:
     that the journal knows is watched and limited meanwhile, by what its job file says.
     """
 
-    def __init__(self, context: Context, prober: Prober, executors: Executors) -> None:
-        self._executors = executors
+    def __init__(self, context: Context, prober: Prober) -> None:
+        self._executors = context.executors
         self._settings = context.settings
         self._spool = context.spool
         self._state = context.state

@@ -19,7 +19,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
-from spool.executors import Executors, RunHandle
+from spool.executors import RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.table import Live
 from spool.store.disk import status_of
@@ -41,12 +41,10 @@ _AGAIN_NS = SECOND_NS // 4  # after an error
 class Supervisor:
     """Finds the runs of which nothing is left."""
 
-    def __init__(
-        self, context: Context, prober: Prober, executors: Executors, terminator: Terminator, wakeup: Wakeup
-    ) -> None:
+    def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
         self._confinement = context.confinement
-        self._executors = executors
+        self._executors = context.executors
         self._terminator = terminator
         self._wakeup = wakeup
         self.concluder = Concluder(context.spool, prober)
@@ -291,10 +289,10 @@ class _Moment:
 class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(self, context: Context, executors: Executors, order: Callable[[Live, Stop], None]) -> None:
+    def __init__(self, context: Context, order: Callable[[Live, Stop], None]) -> None:
         self._confinement = context.confinement
         self._state = context.state
-        self._executors = executors
+        self._executors = context.executors
         self._order = order
         self._timer = context.timers.timer(boot_clock, always=True)
         self._memory_timer = context.timers.timer(always=True)
