@@ -358,7 +358,7 @@ class Session:
 
     def _hear_of_errors(self, now: Dispatcher) -> None:
         """Keep every error that a dispatcher confines; one that nobody expects is a bug, and ends the test."""
-        failed = now.confinement._failed
+        failed = now.confinement.failed
 
         def hear(thing: confinement.Thing, verb: str, error: Exception) -> None:
             if not isinstance(error, OSError):
@@ -366,7 +366,7 @@ class Session:
             self.errors.append(error)
             failed(thing, verb, error)
 
-        now.confinement._failed = hear  # type: ignore[method-assign]
+        now.confinement.failed = hear  # type: ignore[method-assign]
 
     def _turn(self) -> bool:
         if self.now is None:

@@ -18,7 +18,7 @@ from spool.cli.codes import code_of, told
 from spool.cli.common import made, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.holding import Holds
-from spool.cli.keyoptions import key_options
+from spool.cli.joboptions import key_options
 from spool.cli.submit import asked
 from spool.cli.wait import POLL_S
 from spool.client.output import Follower, Piece, Stream

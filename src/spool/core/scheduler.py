@@ -228,6 +228,10 @@ class Placed:
     holding: Holding = field(default_factory=Holding)
     exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
 
+    def hold_for(self, holding: Holding, exhausted_at_ns: int | None) -> None:
+        """Take in what is held back for the protected job, and when guesses may hold nothing more for it."""
+        self.holding, self.exhausted_at_ns = holding, exhausted_at_ns
+
 
 class Placement:
     """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
@@ -249,7 +253,7 @@ class Placement:
 
     def run(self) -> Placed:
         """Walk."""
-        self._placed.holding = Holding(self._held)
+        self._placed.hold_for(Holding(self._held), None)
         if self._line_up():
             self._walk()
             self._hold()
@@ -371,9 +375,9 @@ class Placement:
             return
         job, now_ns = protection.job, self._rules.now_ns
         rate = self._room.held_back(job.spec.request, self._refused)
-        self._placed.holding = Holding(self._held, job.name, rate, now_ns)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
-        self._placed.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)
+        holding = Holding(self._held, job.name, rate, now_ns)
+        self._placed.hold_for(holding, exhausted_at_ns(left_s, rate, part, now_ns))
 
 
 def settle(

@@ -23,9 +23,9 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
+from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
-from spool.formats.run_records import GrantRecord
-from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array

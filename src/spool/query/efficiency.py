@@ -11,7 +11,7 @@ from spool.core.efficiency import Efficiency, Run, Summary, efficiency, summary
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Jid, Result, Spec, State
-from spool.formats.tasks import ArrayRecord
+from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.processes import MachineProber
 from spool.store.spool import Spool

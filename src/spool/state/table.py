@@ -166,11 +166,11 @@ class Live:
     final: bool = False  # its job has ended with it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
+    key: tuple[str, int] = field(init=False)  # what names this run
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return what names this run."""
-        return self.name, self.run
+    def __post_init__(self) -> None:
+        """Name it."""
+        self.key = self.name, self.run
 
     @property
     def holds_room(self) -> bool:
