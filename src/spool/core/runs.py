@@ -95,7 +95,8 @@ class Runs(Mapping[str, Running]):
     def learn_from(self, run_times: RunTimes) -> None:
         """Guess anew how long each runs, from now on by what *run_times* has learnt."""
         self.run_times = run_times
-        self.elsewhere = {}
+        for there in self.elsewhere.values():
+            there.learn_from(run_times)
         runs = list(self._runs.values())
         for run in runs:
             self.remove(run.name)

@@ -122,10 +122,14 @@ class Supervisor:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
         handle = live.handle
         if handle is not None and live.failure is None and not live.cleared:
-            gone = self._wrapper_gone(live, handle)
+            found = self._liveness(live, handle)
+            if found is Liveness.ALIVE and live.elsewhere is not None:
+                return False  # however long it waits there before it says who it is
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-            if gone:
+            # One that never said who it is: whoever carries the run's mark may be it.
+            silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns
+            if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
                     if live.outlived():
                         self._state.recount(live)  # when it ends is known better now
@@ -136,13 +140,12 @@ class Supervisor:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _wrapper_gone(self, live: Live, handle: RunHandle) -> bool:
+    def _liveness(self, live: Live, handle: RunHandle) -> Liveness:
         found = handle.liveness()
         if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
             handle.identified(jid)
             found = handle.liveness()
-        # One that never said who it is: whoever carries the run's mark may be it.
-        return found is Liveness.GONE or (found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns)
+        return found
 
 
 class Concluder:
@@ -169,6 +172,8 @@ class Concluder:
                 live.resolved(self._explained(live, prove(ended)))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
+        if evidence.liveness is Liveness.ELSEWHERE and live.handle is not None:
+            evidence = replace(evidence, liveness=live.handle.liveness())
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:

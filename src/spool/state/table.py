@@ -183,6 +183,11 @@ class Live:
         return self.stop.kind if self.stop is not None else None
 
     @property
+    def elsewhere(self) -> str | None:
+        """Return on which other machine it runs, None if on this one."""
+        return None if self.executor in LOCAL_EXECUTORS else self.executor
+
+    @property
     def jid(self) -> Jid | None:
         """Return who its wrapper is, None as long as nobody has found out."""
         return self.handle.jid if self.handle is not None else None
@@ -325,7 +330,7 @@ class Live:
             self.started_at_ns,
             self.series.attempt,
             stopping,
-            elsewhere=None if self.executor in LOCAL_EXECUTORS else self.executor,
+            elsewhere=self.elsewhere,
         )
 
     @classmethod
