@@ -24,7 +24,7 @@ from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.timers import Timer
-from spool.executors import Executor, Executors, Launch
+from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
@@ -147,14 +147,14 @@ class Shortage:
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, context: Context, executors: Executors) -> None:
+    def __init__(self, context: Context) -> None:
         self._confinement = context.confinement
         self._events = context.events
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
         self._settings = context.settings
-        self._executors = executors
+        self._executors = context.executors
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
         self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
