@@ -10,8 +10,7 @@ import click
 
 from spool.cli import render
 from spool.cli.codes import told
-from spool.cli.common import job_name, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, opened
 from spool.cli.group import Verb, tell
 from spool.cli.wait import POLL_S
 from spool.client.output import Follower, Gathering, Stream, Tail, outputs

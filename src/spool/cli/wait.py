@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import click
 
 from spool.cli.codes import TIMED_OUT, code_of, told
-from spool.cli.common import named, natural, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, named, natural, opened
 from spool.cli.group import Verb, tell
 from spool.cli.holding import Holds
 from spool.client.waiting import Awaited, End
