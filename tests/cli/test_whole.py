@@ -14,7 +14,7 @@ import pytest
 
 from calling import Command, put_job, start
 from shell import Home, home_of_test
-from spool.cli import gantt, group, reserve
+from spool.cli import charts, group, reserve
 from spool.core.model import Result, State
 from spool.store.spool import Spool
 from support import ROOT
@@ -217,13 +217,13 @@ def test_the_picture_shows_waits_runs_and_retries() -> None:
         ],
         "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * second)],
     }
-    lines = gantt.chart(runs, 0, 10 * second, gantt.Look(width=40, blocks=False))
+    lines = charts.chart(runs, 0, 10 * second, charts.Look(width=40, blocks=False))
     row = lines[0].split("  ")[1]
     assert row.startswith("..")
     assert row.index("#") < row.index("x") < row.rindex("#")
     assert "x" in lines[1]
     assert "+0 s" in lines[2]
-    assert "\x1b[" in gantt.chart(runs, 0, 10 * second, gantt.Look(colour=True))[0]
+    assert "\x1b[" in charts.chart(runs, 0, 10 * second, charts.Look(colour=True))[0]
 
 
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import click
 
 from spool.cli import render
-from spool.cli.gantt import Look, chart
+from spool.cli.charts import Look, chart
 from spool.cli.group import Verb, tell
 from spool.core.model import SECOND_NS, Result, State
 from spool.query.demo import Demonstration, Happened, went_well
