@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spool.core.accounting import nearest_rank
 from spool.core.model import SECOND_NS, State
-from spool.core.simulation import nearest_rank
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
