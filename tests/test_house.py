@@ -91,7 +91,7 @@ HOMES = {
 ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
-    ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
+    ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
 

@@ -217,13 +217,13 @@ def test_the_picture_shows_waits_runs_and_retries() -> None:
         ],
         "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * second)],
     }
-    lines = charts.chart(runs, 0, 10 * second, charts.Look(width=40, blocks=False))
+    lines = charts.gantt(runs, 0, 10 * second, charts.Style(width=40, blocks=False))
     row = lines[0].split("  ")[1]
     assert row.startswith("..")
     assert row.index("#") < row.index("x") < row.rindex("#")
     assert "x" in lines[1]
     assert "+0 s" in lines[2]
-    assert "\x1b[" in charts.chart(runs, 0, 10 * second, charts.Look(colour=True))[0]
+    assert "\x1b[" in charts.gantt(runs, 0, 10 * second, charts.Style(colour=True))[0]
 
 
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:

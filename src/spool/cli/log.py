@@ -9,11 +9,10 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.codes import told
 from spool.cli.common import job_name, opened
 from spool.cli.completing import complete_names
 from spool.cli.group import Verb, tell
-from spool.cli.wait import POLL_S
+from spool.cli.wait import POLL_S, told
 from spool.client.output import Follower, Gathering, Stream, Tail, outputs
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.model import State

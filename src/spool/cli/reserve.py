@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli import render, timeline
+from spool.cli import charts, render
 from spool.cli.common import for_each, json_option, made, natural, opened, this_user, viewed
 from spool.cli.group import Verb, tell, unfilled
 from spool.core import layout
@@ -127,7 +127,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     lines = _lines(found)
     if lines:
         render.say()
-        for line in timeline.picture(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
+        for line in charts.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
             render.say(line)
     if found.gpu_problem is not None:
         tell(f"what the machine has is unknown: {found.gpu_problem}")
@@ -190,19 +190,18 @@ def _row(one: Booked) -> list[str]:
     ]
 
 
-def _lines(found: Bookings) -> Sequence[timeline.Line]:
+def _lines(found: Bookings) -> Sequence[charts.Line]:
     """Return a row for each reservation that stands, and one for each GPU that one of them names."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
     lines = [
-        timeline.Line(one.name, [timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)])
-        for one, said in standing
+        charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing
     ]
     for index in found.gpus:
         bars = [
-            timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
+            charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
             for one, said in standing
             if index in said.gpu_indices
         ]
         if bars:
-            lines.append(timeline.Line(f"GPU {index}", bars))
+            lines.append(charts.Line(f"GPU {index}", bars))
     return lines

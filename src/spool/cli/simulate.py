@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from spool.cli import blocks, plotting, render
+from spool.cli import charts, render
 from spool.cli.common import json_option, opened
 from spool.cli.group import Verb, tell
 from spool.client.submit import is_spool
@@ -134,7 +134,7 @@ def command(
         raise UsageError("cannot simulate: give a trace, or --history, one of the two")
     if no_limits and limits is not None:
         raise UsageError("cannot simulate: --no-limits and --limits contradict each other; give one of the two")
-    figure = plotting.ready(plot) if plot is not None else None
+    figure = charts.figure_for(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
     rules = config.policy
@@ -157,7 +157,7 @@ def command(
     if figure is not None and plot is not None:
         title = f"{count_of(len(imagined.coming), 'job')} of {workload.source.rpartition('/')[2]}, {_in_words(machine)}"
         waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-        plotting.draw(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
+        charts.plot(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
         tell(f"drew {plot}")
     return 0
 
@@ -290,15 +290,15 @@ def _picture(machine: Machine, done: Sequence[Study]) -> None:
     found = curves(done, machine, width)
     render.say("processors in use")
     for policy, each in found.items():
-        render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
+        render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.utilisation, 1.0)}".rstrip())
     if machine.gpus:
         render.say("GPUs in use")
         for policy, each in found.items():
-            render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
+            render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
     render.say("jobs that wait")
     for policy, each in found.items():
         highest = max(each.queue, default=0.0)
-        render.say(f"{policy.value:6}{highest:6.0f}  {blocks.curve(each.queue, highest)}".rstrip())
+        render.say(f"{policy.value:6}{highest:6.0f}  {charts.curve(each.queue, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
