@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,6 +97,110 @@ ABROAD = {
 }
 
 MAX_LINES = 800  # beyond that, look again whether the module still hides one decision
+MAX_FUNCTION = 60  # lines
+MAX_PARAMETERS = 5  # without `self`
+MIN_MODULE = 150  # lines of a module that only one other imports
+
+BEING_REBUILT = "being rebuilt"
+
+# Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
+LONG_FUNCTIONS: dict[str, str] = {
+    "cli.simulate.command": BEING_REBUILT,
+}
+MANY_PARAMETERS: dict[str, str] = {
+    "client.Follower.__init__": BEING_REBUILT,
+    "client._look": BEING_REBUILT,
+    "core.Names.__init__": BEING_REBUILT,
+    "core.Order.__init__": BEING_REBUILT,
+    "core.Plan.__init__": BEING_REBUILT,
+    "core.Room.__init__": BEING_REBUILT,
+    "core.Rules.__init__": BEING_REBUILT,
+    "core._moment": BEING_REBUILT,
+    "core.again": BEING_REBUILT,
+    "core.moments": BEING_REBUILT,
+    "core.why_reserved": BEING_REBUILT,
+    "dispatcher.Arrays.__init__": BEING_REBUILT,
+    "dispatcher.Expander.__init__": BEING_REBUILT,
+    "dispatcher.FileMoves.__init__": BEING_REBUILT,
+    "dispatcher.Finalizer.__init__": BEING_REBUILT,
+    "dispatcher.Finalizer.end_unstarted": BEING_REBUILT,
+    "dispatcher.Launcher.__init__": BEING_REBUILT,
+    "dispatcher.Recovery.__init__": BEING_REBUILT,
+    "dispatcher.Supervisor.__init__": BEING_REBUILT,
+    "dispatcher.of_file": BEING_REBUILT,
+    "dispatcher.of_run": BEING_REBUILT,
+    "formats.check_together": BEING_REBUILT,
+    "formats.job_environment": BEING_REBUILT,
+    "formats.render": BEING_REBUILT,
+    "machine.members": BEING_REBUILT,
+    "state.Live.of_records": BEING_REBUILT,
+    "state.Table.view": BEING_REBUILT,
+    "testing.FaultyDisk.__init__": BEING_REBUILT,
+}
+SMALL_MODULES: dict[str, str] = {
+    "cli/gantt.py": BEING_REBUILT,
+    "cli/main.py": "the entry of the program, which pyproject.toml names",
+    "cli/paramfile.py": BEING_REBUILT,
+    "cli/plotting.py": BEING_REBUILT,
+    "cli/quick.py": "a plain `spool submit` loads it, and little else",
+    "cli/timeline.py": BEING_REBUILT,
+    "core/passing.py": BEING_REBUILT,
+    "core/shares.py": BEING_REBUILT,
+    "dispatcher/dues.py": BEING_REBUILT,
+    "dispatcher/journal.py": BEING_REBUILT,
+    "dispatcher/reservations.py": BEING_REBUILT,
+    "dispatcher/scheduling.py": BEING_REBUILT,
+    "formats/directives.py": BEING_REBUILT,
+    "formats/editing.py": BEING_REBUILT,
+    "formats/schema.py": BEING_REBUILT,
+    "query/accounting.py": BEING_REBUILT,
+    "query/efficiency.py": BEING_REBUILT,
+    "store/history.py": BEING_REBUILT,
+}
+SAME_NAMES: dict[str, str] = {
+    "Answer": BEING_REBUILT,
+    "Dispatcher": BEING_REBUILT,
+    "Hooks": BEING_REBUILT,
+    "JobFile": BEING_REBUILT,
+    "Limits": BEING_REBUILT,
+    "Piece": BEING_REBUILT,
+    "Started": BEING_REBUILT,
+    "Waits": BEING_REBUILT,
+}
+# A circle is named by its first module.
+CIRCLES: dict[str, str] = {
+    "dispatcher/admission.py": BEING_REBUILT,
+}
+DEEP_ASSIGNMENTS: dict[str, str] = {
+    "core: self._placed.exhausted_at_ns": BEING_REBUILT,
+    "core: self._placed.holding": BEING_REBUILT,
+    "dispatcher: cancel.live.asking": BEING_REBUILT,
+    "dispatcher: of.logs.strict": BEING_REBUILT,
+    "dispatcher: of.status.problems": BEING_REBUILT,
+    "dispatcher: of.table.version": BEING_REBUILT,
+    "dispatcher: of.watcher.hints": BEING_REBUILT,
+    "dispatcher: of.watcher.lost": BEING_REBUILT,
+    "dispatcher: self._confinement.changed": BEING_REBUILT,
+    "dispatcher: self._of.table.version": BEING_REBUILT,
+    "dispatcher: self._scanner.arrays_moved": BEING_REBUILT,
+    "dispatcher: self._table.left": BEING_REBUILT,
+    "dispatcher: self._table.version": BEING_REBUILT,
+    "dispatcher: self.events.notes": BEING_REBUILT,
+    "dispatcher: self.finalizer.lines": BEING_REBUILT,
+    "dispatcher: self.scanner.clocks.lines": BEING_REBUILT,
+    "dispatcher: self.scanner.moved": BEING_REBUILT,
+    "dispatcher: self.status.gpus_at": BEING_REBUILT,
+    "dispatcher: self.status.why_not_expanded": BEING_REBUILT,
+    "dispatcher: self.table.executor_problem": BEING_REBUILT,
+    "machine: self._uses.ignore": BEING_REBUILT,
+}
+CHILDREN_WITH_MAKERS: dict[str, str] = {
+    "Admission takes Dispatcher": BEING_REBUILT,
+    "Monitor takes Dispatcher": BEING_REBUILT,
+    "Observer takes Dispatcher": BEING_REBUILT,
+    "Scheduling takes Dispatcher": BEING_REBUILT,
+    "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
+}
 
 WRITES = {
     "store/disk.py": "the one place",
@@ -107,7 +212,7 @@ PRINTS = {
 SAYS = {
     "cli/render.py": "say, tables, JSON",
     "cli/group.py": "tell",
-    "cli/quick.py": "the name of a job that it has submitted, without importing the rest",
+    "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script of click's",
 }
 
@@ -196,6 +301,214 @@ def _public_definitions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Asyn
                 stack += node.body
         elif isinstance(node, ast.If | ast.Try):
             stack += node.body
+
+
+@cache
+def functions() -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, ast.AST], ...]:
+    """Return every function with the node that it stands in, named LAYER.CLASS.FUNCTION."""
+    found = []
+
+    def walk(node: ast.AST, names: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = names
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = (*names, child.name)
+                if not isinstance(child, ast.ClassDef):
+                    found.append((".".join(inner), child, node))
+            walk(child, inner)
+
+    for module in modules():
+        # Verbs are all called `command`.
+        own = module.path.removesuffix(".py").replace("/", ".") if _is_verb(module) else module.layer
+        walk(module.tree, (own,))
+    return tuple(found)
+
+
+@cache
+def imported_by() -> dict[str, set[str]]:
+    """Return the path of each module -> the paths of those that import it, lazily and for types too."""
+    paths = {_dotted(module.path): module.path for module in modules()}
+    importers: dict[str, set[str]] = {path: set() for path in paths.values()}
+    for module in modules():
+        for name in _imported_names(module):
+            target = paths.get(name) or paths.get(name.rpartition(".")[0])
+            if target is not None and target != module.path:
+                importers[target].add(module.path)
+    return importers
+
+
+def _imported_names(module: Module) -> Iterator[str]:
+    """Yield `spool.core.model.Job` for `from spool.core.model import Job`: the name may be a module's or in one."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("spool."):
+            yield node.value  # of a table of plugs
+
+
+def _dotted(path: str) -> str:
+    return ".".join(["spool", *path.removesuffix(".py").split("/")]).removesuffix(".__init__")
+
+
+def _is_verb(module: Module) -> bool:
+    """Whether the module is a command of the command line, found by its name."""
+    assigned = {target for node in module.tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    names = {target.id for target in assigned if isinstance(target, ast.Name)}
+    names |= {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
+    return module.layer == "cli" and "command" in names
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, parent: ast.AST) -> int:
+    """Count the parameters of a function, without `self` or `cls`."""
+    arguments = function.args
+    count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+    static = any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in function.decorator_list)
+    return count - (isinstance(parent, ast.ClassDef) and not static)
+
+
+def _is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    calls = [mark.func for mark in function.decorator_list if isinstance(mark, ast.Call)]
+    return any(isinstance(call, ast.Attribute) and call.attr in ("command", "option") for call in calls)
+
+
+def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach each other."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            new = arrows[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reached = {node: reach(node) for node in arrows}
+    groups = {frozenset(other for other in reached[node] if node in reached[other]) for node in arrows}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def _unlisted(found: Iterable[str], exceptions: dict[str, str]) -> list[str]:
+    """Return what breaks a rule and is no exception to it; and the exceptions that break it no more."""
+    names = set(found)
+    stale = {name for name, why in exceptions.items() if why != BEING_REBUILT} - names
+    return sorted(names - set(exceptions)) + [f"{name} is no exception any more" for name in sorted(stale)]
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """A function has at most 60 lines, or is listed with the reason."""
+    long = {name for name, function, _ in functions() if _length(function) > MAX_FUNCTION}
+    assert _unlisted(long, LONG_FUNCTIONS) == []
+
+
+def test_no_function_asks_for_more_than_five_things() -> None:
+    """A function has at most five parameters, or is listed with the reason.
+
+    A command has one for each option, and a builder of test data one for each field.
+    """
+    wide = {
+        name
+        for name, function, parent in functions()
+        if _parameters(function, parent) > MAX_PARAMETERS
+        and not _is_command(function)
+        and not name.startswith("testing.a_")
+    }
+    assert _unlisted(wide, MANY_PARAMETERS) == []
+
+
+def test_a_module_is_shared_or_deep_or_a_plug() -> None:
+    """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener."""
+    importers = imported_by()
+    small = {
+        module.path
+        for module in modules()
+        if module.text.count("\n") < MIN_MODULE
+        and len(importers[module.path]) < 2
+        and not module.path.endswith(("__init__.py", "__main__.py"))
+        and not _is_verb(module)
+        and not any(path.endswith("/__init__.py") for path in importers[module.path])  # where the plugs are named
+    }
+    assert _unlisted(small, SMALL_MODULES) == []
+
+
+def test_a_class_name_exists_once() -> None:
+    """Whoever searches for a class finds one."""
+    defined = Counter(
+        node.name for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
+    )
+    assert _unlisted([name for name, times in defined.items() if times > 1], SAME_NAMES) == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """There is no import circle, neither of lazy imports nor of those for types."""
+    assert _unlisted([circle[0] for circle in _circles(imported_by())], CIRCLES) == []
+
+
+def test_state_is_changed_by_its_owner() -> None:
+    """Nobody assigns `a.b.c = …`: whoever has a part calls a method of it."""
+    deep = [
+        f"{module.layer}: {ast.unparse(target)}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        for target in _targets(node)
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Attribute)
+    ]
+    assert _unlisted(deep, DEEP_ASSIGNMENTS) == []
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a statement assigns to, also inside of tuples."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
+        targets = [node.target]
+    elif isinstance(node, ast.With):
+        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
+    else:
+        return
+    for target in targets:
+        yield from (part for part in ast.walk(target) if isinstance(getattr(part, "ctx", None), ast.Store | ast.Del))
+
+
+def test_no_component_takes_its_maker() -> None:
+    """What a class makes is given neither the maker (`Part(self)`) nor a parameter of the maker's type."""
+    classes = [node for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    named = defaultdict(list)
+    for node in classes:
+        named[node.name].append(node)
+    wrong = set()
+    for maker in classes:
+        for call in ast.walk(maker):
+            if not isinstance(call, ast.Call) or _called(call) == maker.name:
+                continue
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            gives_itself = any(isinstance(value, ast.Name) and value.id == "self" for value in given)
+            for made in named[_called(call)]:
+                if gives_itself or maker.name in _constructor_types(made):
+                    wrong.add(f"{made.name} takes {maker.name}")
+    assert _unlisted(wrong, CHILDREN_WITH_MAKERS) == []
+
+
+def _constructor_types(made: ast.ClassDef) -> Iterator[str]:
+    """Yield each name in the annotations of a class's constructor, or of its fields."""
+    for node in made.body:
+        if isinstance(node, ast.AnnAssign):
+            annotations: list[ast.expr | None] = [node.annotation]
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            arguments = node.args
+            annotations = [a.annotation for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+        else:
+            continue
+        for annotation in annotations:
+            if annotation is not None:
+                yield from (name.id for name in ast.walk(annotation) if isinstance(name, ast.Name))
 
 
 def test_arrows_go_down_only() -> None:

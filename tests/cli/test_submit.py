@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
-from spool.cli import main, naming, options, quick
-from spool.cli.options import OPTIONS, UnclearError
+from spool.cli import fastsubmit, joboptions, main, naming
+from spool.cli.joboptions import OPTIONS, UnclearError
 from spool.core import layout
 from spool.formats import jobfile
 from spool.formats.schema import schema
@@ -324,13 +324,13 @@ QUICK_OPTIONS = st.lists(
 def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]
-    values, _, _ = options.read(arguments)
+    values, _, _ = joboptions.read(arguments)
     command = naming.command_of(words)
-    text = quick.job_text(command, values)
+    text = fastsubmit.job_text(command, values)
     if text is None:
         return
     spec = jobfile.parse(text.encode(), name="a")
-    keys = {"command": command, "workdir": os.getcwd(), **options.keys_of(values)}
+    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
     assert spec == jobfile.parse(jobfile.dump(keys), name="a")
 
 
@@ -358,7 +358,7 @@ def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
 def test_the_table_reader_refuses_what_it_does_not_know(words: list[str]) -> None:
     """An option that is not in the table, or without its value, is unclear."""
     with pytest.raises(UnclearError):
-        options.read(words)
+        joboptions.read(words)
 
 
 def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.accounting import By, Days, Intervals, Ledger, Peak, Statistics, Totals, Wanted, utc_day
+from spool.core.accounting import By, Days, Intervals, Ledger, Peak, RunFilter, Statistics, Totals, utc_day
 from spool.core.model import SECOND_NS as S
 from spool.core.model import State
 
@@ -52,7 +52,7 @@ def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: 
 
 def added(*runs: Run, by: By | None = None, **wanted: Any) -> Statistics:
     """Return what the runs add up to."""
-    ledger = Ledger(Wanted(**wanted), by)
+    ledger = Ledger(RunFilter(**wanted), by)
     ledger.add(runs)
     return ledger.statistics()
 

@@ -19,12 +19,12 @@ from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import filemoves, launcher
-from spool.dispatcher.events import Kind, Lasting, lasting
-from spool.formats.listening import Reply
+from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
+from spool.formats.listener_protocol import Reply
 from spool.listeners import discovery
 from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
@@ -203,15 +203,20 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monke
             session.end()
 
 
-@given(st.from_regex(rf"\A{layout.NAME_PATTERN}\Z"), st.sampled_from(Kind), st.integers(), st.sampled_from(EventName))
+@given(
+    st.from_regex(rf"\A{layout.NAME_PATTERN}\Z"),
+    st.sampled_from(ConditionKind),
+    st.integers(),
+    st.sampled_from(EventName),
+)
 def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
-    name: str, kind: Kind, since_ns: int, event: EventName
+    name: str, kind: ConditionKind, since_ns: int, event: EventName
 ) -> None:
     """The journal gives back of each kind what it was given, whatever else stands there; ids have no slash."""
-    written = [Lasting(kind, named, since_ns) for named in (name, "", f"MIG-GPU-1:{name}")]
+    written = [OngoingCondition(kind, named, since_ns) for named in (name, "", f"MIG-GPU-1:{name}")]
     keys = [*(each.key for each in written), f"{name}:1:{event}", f"{kind}:1:{event}", "/", "/gpu:", f"/{kind}:x"]
-    assert lasting(keys, kind) == written
-    assert [found for other in Kind if other is not kind for found in lasting(keys, other)] == []
+    assert conditions(keys, kind) == written
+    assert [found for other in ConditionKind if other is not kind for found in conditions(keys, other)] == []
     assert not any("/" in each.id for each in written)
 
 
@@ -231,9 +236,9 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             assert now is not None
             assert now.asking
             assert now.filemoves._timer.at_ns is None
-            assert len(now.events.client._questions) == 1
+            assert len(now.events._client._reviews._all) == 1
             assert world.pids("long")
-            now.events.replies.append(Reply(1, no="not yet"))
+            now.events._answered(Reply(1, Answer(no="not yet")))
             session.turns(4)
             assert not now.asking
             assert now.filemoves._timer.at_ns is None
@@ -263,9 +268,10 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                 session.turns(4)
             now = session.now
             assert now is not None
-            asked = sorted(now.events.client._questions)
+            asked = sorted(now.events._client._reviews._all)
             assert len(asked) == 2
-            now.events.replies += [Reply(number, no="not yet") for number in asked]
+            for number in asked:
+                now.events._answered(Reply(number, Answer(no="not yet")))
             disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
             session.turns(6)
             assert len(session.errors) == 1

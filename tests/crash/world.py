@@ -283,7 +283,7 @@ def abandon(made: Dispatcher) -> None:
     made.watcher.close()
     made.wakeup.close()
     made.logs.events.close()
-    made.events.client.close()
+    made.events._client.close()
     for fd in (made.logs._journal, made.logs._history):
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -355,7 +355,7 @@ class Session:
 
     def _hear_of_errors(self, now: Dispatcher) -> None:
         """Keep every error that a dispatcher confines; one that nobody expects is a bug, and ends the test."""
-        failed = now.confinement._failed
+        failed = now.confinement.failed
 
         def hear(thing: confinement.Thing, verb: str, error: Exception) -> None:
             if not isinstance(error, OSError):
@@ -363,7 +363,7 @@ class Session:
             self.errors.append(error)
             failed(thing, verb, error)
 
-        now.confinement._failed = hear  # type: ignore[method-assign]
+        now.confinement.failed = hear  # type: ignore[method-assign]
 
     def _turn(self) -> bool:
         if self.now is None:

@@ -10,10 +10,9 @@ from threading import Thread
 import pytest
 
 from end_to_end.plugging import MARKER, install
-from spool.core.events import Event, EventName
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.listeners.base import Answer
 from spool.listeners.plugins import Plugins
 from support import wait_for
 

@@ -437,7 +437,7 @@ def test_a_process_whose_memory_is_not_available_has_unknown_memory(
     fake_nvml.gpu("GPU-a")
     fake_nvml.process("GPU-a", 4711, None)
     watch = watching()
-    watch.watcher.ignore = Ignore(below_bytes=GIB)
+    watch.watcher.ignoring(Ignore(below_bytes=GIB))
     assert [process.memory_bytes for process in only(watch()).foreign] == [None]
 
 
@@ -529,7 +529,7 @@ def test_what_the_configuration_ignores_does_not_count(
     fake_nvml.process("GPU-a", 4712, 642 << 20)
     fake_nvml.process("GPU-a", 4713, GIB)
     watch = watching()
-    watch.watcher.ignore = ignore
+    watch.watcher.ignoring(ignore)
     assert [process.pid for process in only(watch()).foreign] == left
 
 

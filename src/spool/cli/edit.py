@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from spool.cli import options, render
+from spool.cli import joboptions, render
 from spool.cli.common import job_name, opened, this_user
 from spool.cli.completing import complete_names
 from spool.cli.group import Verb, tell
@@ -50,7 +50,7 @@ def command(
     spool = opened(ctx.obj)
     name = job_name(name)
     place, text = _file(spool, name)
-    changes = options.keys_of(values_of(ctx.params))
+    changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
         changes["command"] = shell_command
     if changes or unset:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from spool.cli.completing import complete_names
-from spool.cli.options import FLAG, OPTIONS, WORD, Option, Values
+from spool.cli.joboptions import FLAG, OPTIONS, WORD, Option, Values
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -60,10 +60,10 @@ def _open_missing() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line *arguments* and return the exit code."""
-    from spool.cli import quick
+    from spool.cli import fastsubmit
 
     try:
-        code = quick.submit(arguments)
+        code = fastsubmit.submit(arguments)
         if code is None:
             from spool.cli import group
 

@@ -16,7 +16,7 @@ from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
-from spool.core.simulation import Discipline, Waits, distribution
+from spool.core.simulation import Discipline, WaitSummary, distribution
 from spool.core.units import parse_size
 from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
@@ -41,7 +41,7 @@ _MARGIN = 14  # columns before a curve on the terminal
 _NO_LIMIT_BYTES = 1 << 60
 _FEW = 5  # users, unless all are asked for
 _SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # what a narrow terminal does not show of a group
-_Told = tuple[str, Callable[[Waits], str]]
+_Told = tuple[str, Callable[[WaitSummary], str]]
 _WAITS: tuple[_Told, ...] = (
     ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
     ("median wait", lambda each: render.duration(each.median_wait_ns)),

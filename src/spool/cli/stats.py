@@ -13,7 +13,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb, tell
-from spool.core.accounting import By, Statistics, Totals, Wanted
+from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import InvalidValue, UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
@@ -53,7 +53,7 @@ def command(
     By hand: the lines of history.jsonl
     """
     now_ns = time.time_ns()
-    wanted = Wanted(_moment("--since", since, now_ns), _moment("--until", until, now_ns), user, project)
+    wanted = RunFilter(_moment("--since", since, now_ns), _moment("--until", until, now_ns), user, project)
     if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
@@ -61,7 +61,7 @@ def command(
     if as_json:
         _print_json(found, wanted, key)
     elif not found.statistics.total.runs and not found.statistics.groups:
-        tell("no run has ended" + (" that is wanted" if wanted != Wanted() else ""))
+        tell("no run has ended" + (" that is wanted" if wanted != RunFilter() else ""))
     elif key is None:
         render.pairs(_pairs(found.statistics))
     else:
@@ -92,7 +92,7 @@ def _remark(found: Report) -> None:
         tell(problem)
 
 
-def _print_json(found: Report, wanted: Wanted, by: By | None) -> None:
+def _print_json(found: Report, wanted: RunFilter, by: By | None) -> None:
     statistics = found.statistics
     render.as_json(
         {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spool.cli import jobtext, naming, options
+from spool.cli import joboptions, jobtext, naming
 from spool.cli.group import tell
 from spool.client import autostart, submit
 from spool.core import layout
@@ -22,7 +22,7 @@ from spool.store.stable_read import MAX_BYTES
 class Asked:
     """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them."""
 
-    values: options.Values = field(default_factory=dict)
+    values: joboptions.Values = field(default_factory=dict)
     name: str | None = None
     shell_command: str | None = None
     plain: Sequence[str] = ()
@@ -50,7 +50,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
             asked = Asked(values, asked.name or directive_values["name"][-1])
     else:
         raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
-    keys: dict[str, object] = {"command": command, "workdir": _here(), **options.keys_of(values)}
+    keys: dict[str, object] = {"command": command, "workdir": _here(), **joboptions.keys_of(values)}
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
@@ -129,7 +129,7 @@ def _here() -> str:
         raise UsageError("cannot submit a job: the current directory was removed; give --workdir") from None
 
 
-def _loose(words: Sequence[str]) -> tuple[str | list[str], options.Values, str | None]:
+def _loose(words: Sequence[str]) -> tuple[str | list[str], joboptions.Values, str | None]:
     """Return what to run for words without `--` before them: a script, its `#SPOOL` lines read; `-`; or a program."""
     first, *rest = words
     if first == "-":
@@ -157,11 +157,11 @@ def _loose(words: Sequence[str]) -> tuple[str | list[str], options.Values, str |
     return [*_interpreter(head, path), path, *rest], _directives(head, first), naming.stem_of([path])
 
 
-def _directives(script: bytes, what: str) -> options.Values:
+def _directives(script: bytes, what: str) -> joboptions.Values:
     words = directives.words(script, what)
     try:
-        values, rest, _ = options.read(words, {"-n": ("name", True), "--name": ("name", True)})
-    except options.UnclearError as error:
+        values, rest, _ = joboptions.read(words, {"-n": ("name", True), "--name": ("name", True)})
+    except joboptions.UnclearError as error:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
     if rest:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
@@ -170,7 +170,7 @@ def _directives(script: bytes, what: str) -> options.Values:
     return values
 
 
-def _text_of(data: bytes) -> tuple[str, options.Values]:
+def _text_of(data: bytes) -> tuple[str, joboptions.Values]:
     """Return the script as a text for the shell, and the shell if its `#!` line names one. Raises UsageError."""
     try:
         text = data.decode()

@@ -372,7 +372,7 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunFilter:
     """Which runs are counted: those that ended from `since` up to, not including, `until`, of that user and project."""
 
     since_at_ns: int | None = None
@@ -400,7 +400,7 @@ class Ledger:
     peaks, and a number to know it again by.
     """
 
-    def __init__(self, wanted: Wanted, by: By | None = None, look: Callable[[int], Day] = utc_day) -> None:
+    def __init__(self, wanted: RunFilter, by: By | None = None, look: Callable[[int], Day] = utc_day) -> None:
         self._wanted = wanted
         self._by = by
         self._days = Days(look)
@@ -519,7 +519,7 @@ class Ledger:
                 return lambda run: (groups[key(run)],)
 
 
-def _is_of(run: Account, wanted: Wanted) -> bool:
+def _is_of(run: Account, wanted: RunFilter) -> bool:
     return wanted.user in (None, run.user) and wanted.project in (None, run.project)
 
 

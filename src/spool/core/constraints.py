@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from datetime import tzinfo
 
 from spool.core.backfill import FULL, Halt, Protection, foretell
-from spool.core.dependencies import Cycles, Names, Verdict
+from spool.core.dependencies import Cycles, DependencyStatus, Names
 from spool.core.model import Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
@@ -63,7 +63,7 @@ class Rules:
         opens = opens_at_ns(job)
         if opens is not None and opens > self.now_ns:
             return False
-        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not DependencyStatus.SATISFIED:
             return False
         return not self.counts_queued or self.queued_quota(job) is None
 
@@ -94,7 +94,7 @@ class Rules:
             yield Reason("running", "another run of this name is running")
         if job.spec.depends_on is not None:
             judgement = self._names.judgement(job)
-            if judgement.verdict is not Verdict.SATISFIED:
+            if judgement.verdict is not DependencyStatus.SATISFIED:
                 yield Reason("dependency", f"dependency: {self._circle(job) or judgement.text}")
 
     def queued_quota(self, job: Waiting) -> Reason | None:

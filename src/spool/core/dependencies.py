@@ -23,7 +23,7 @@ _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
 _ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
 
 
-class Verdict(Enum):
+class DependencyStatus(Enum):
     """What the dependencies of a job come to."""
 
     SATISFIED = "satisfied"
@@ -35,13 +35,13 @@ class Verdict(Enum):
 class Judgement:
     """A verdict, and in words what is still missing or what has made it impossible."""
 
-    verdict: Verdict
+    verdict: DependencyStatus
     text: str = ""
     unseen: bool = False  # waits for a name that does nothing yet
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class NameProgress:
     """How far one name (a job, or an array with all its tasks) has come."""
 
     name: str
@@ -107,7 +107,7 @@ class Names:
         self._arrays = arrays
         self._watch = watch
         self._settled = False
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, NameProgress] = {}
         self.ended_now: dict[str, State] = {}
 
     def doing(self, name: str) -> State | None:
@@ -150,7 +150,7 @@ class Names:
             return judge(job, self)
         return self._watch.judged.get(job.name) or judge(job, self)
 
-    def tally(self, name: str) -> Tally:
+    def tally(self, name: str) -> NameProgress:
         """Return how far *name* has come."""
         known = self._tallies.get(name)
         if known is None:
@@ -162,7 +162,7 @@ class Names:
             self._tallies[name] = known
         return known
 
-    def _count(self, name: str, members: tuple[str, ...]) -> Tally:
+    def _count(self, name: str, members: tuple[str, ...]) -> NameProgress:
         finished = bad = 0
         unseen = False
         pending: tuple[str, State | None] | None = None
@@ -177,14 +177,14 @@ class Names:
             else:
                 pending = pending or (member, state)
                 unseen = unseen or state is None
-        return Tally(name, len(members), finished, bad, pending, worst, unseen)
+        return NameProgress(name, len(members), finished, bad, pending, worst, unseen)
 
 
 def judge(job: Waiting, names: Names) -> Judgement:
     """Return what the dependencies of *job* come to. A job with several clauses needs every one of them."""
     depends = job.spec.depends_on
     if depends is None:
-        return Judgement(Verdict.SATISFIED)
+        return Judgement(DependencyStatus.SATISFIED)
     must = depends.all if depends.each is None else (*depends.all, twin(job, depends))
     found = []
     unseen = False
@@ -193,49 +193,49 @@ def judge(job: Waiting, names: Names) -> Judgement:
             tallies = [names.tally(name) for name in listed]
             found.append(clause(tallies))
             unseen = unseen or any(tally.unseen for tally in tallies)
-    for verdict in (Verdict.IMPOSSIBLE, Verdict.NOT_YET):
+    for verdict in (DependencyStatus.IMPOSSIBLE, DependencyStatus.NOT_YET):
         for judgement in found:
             if judgement.verdict is verdict:
                 return Judgement(verdict, judgement.text, unseen)
-    return Judgement(Verdict.SATISFIED)
+    return Judgement(DependencyStatus.SATISFIED)
 
 
-def _all(tallies: list[Tally]) -> Judgement:
+def _all(tallies: list[NameProgress]) -> Judgement:
     for tally in tallies:
         if tally.worst is not None:
-            return Judgement(Verdict.IMPOSSIBLE, _ended_as(*tally.worst))
+            return Judgement(DependencyStatus.IMPOSSIBLE, _ended_as(*tally.worst))
     return _until(tallies, lambda tally: tally.is_finished, sum(tally.finished for tally in tallies))
 
 
-def _any(tallies: list[Tally]) -> Judgement:
+def _any(tallies: list[NameProgress]) -> Judgement:
     if any(tally.is_finished for tally in tallies):
-        return Judgement(Verdict.SATISFIED)
+        return Judgement(DependencyStatus.SATISFIED)
     if all(tally.worst is not None for tally in tallies):
         name, outcome = next(tally.worst for tally in tallies if tally.worst is not None)
         more = f", and {len(tallies) - 1} more did not finish" if len(tallies) > 1 else ""
-        return Judgement(Verdict.IMPOSSIBLE, _ended_as(name, outcome) + more)
+        return Judgement(DependencyStatus.IMPOSSIBLE, _ended_as(name, outcome) + more)
     first = next(tally.pending for tally in tallies if tally.pending is not None and tally.worst is None)
-    return Judgement(Verdict.NOT_YET, f"{_does(*first)} (0 of {len(tallies)} done, 1 is enough)")
+    return Judgement(DependencyStatus.NOT_YET, f"{_does(*first)} (0 of {len(tallies)} done, 1 is enough)")
 
 
-def _ended(tallies: list[Tally]) -> Judgement:
+def _ended(tallies: list[NameProgress]) -> Judgement:
     return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
 
 
-def _failed(tallies: list[Tally]) -> Judgement:
+def _failed(tallies: list[NameProgress]) -> Judgement:
     for tally in tallies:
         if tally.is_ended and not tally.bad:
-            return Judgement(Verdict.IMPOSSIBLE, f"{tally.name} finished, and was to fail")
+            return Judgement(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, and was to fail")
     return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
 
 
-def _until(tallies: list[Tally], satisfied: Callable[[Tally], bool], done: int) -> Judgement:
+def _until(tallies: list[NameProgress], satisfied: Callable[[NameProgress], bool], done: int) -> Judgement:
     for tally in tallies:
         if not satisfied(tally):
             missing = tally.pending or (tally.name, None)
             total = sum(each.total for each in tallies)
-            return Judgement(Verdict.NOT_YET, f"{_does(*missing)} ({done} of {total} done)")
-    return Judgement(Verdict.SATISFIED)
+            return Judgement(DependencyStatus.NOT_YET, f"{_does(*missing)} ({done} of {total} done)")
+    return Judgement(DependencyStatus.SATISFIED)
 
 
 def _does(name: str, state: State | None) -> str:
@@ -271,7 +271,7 @@ class Progress:
         if self._unseen:
             self._changed.update(at for at, state in enumerate(self._states) if state is None)
 
-    def tally(self, doing: Callable[[str], State | None]) -> Tally:
+    def tally(self, doing: Callable[[str], State | None]) -> NameProgress:
         """Return how far it has come, by what *doing* says of those that have changed."""
         for at in self._changed:
             self._set(at, doing(self.members[at]))
@@ -288,7 +288,7 @@ class Progress:
         if self._worst:
             at = self._worst[0]
             worst = (self.members[at], states[at] or State.FAILED)
-        return Tally(self._name, len(states), self._finished, self._bad, pending, worst, self._unseen > 0)
+        return NameProgress(self._name, len(states), self._finished, self._bad, pending, worst, self._unseen > 0)
 
     def _set(self, at: int, state: State | None) -> None:
         before = self._states[at]
@@ -507,7 +507,7 @@ def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
     All jobs that wait are taken to be stuck, and set free one after the other: first those that wait for something
     which is not among them, then those that wait for nothing but these, and so on.
     """
-    stuck = {job.name: job for job in jobs if names.judgement(job).verdict is Verdict.NOT_YET}
+    stuck = {job.name: job for job in jobs if names.judgement(job).verdict is DependencyStatus.NOT_YET}
     missing: dict[str, int] = {}  # how many clauses of each job are not met yet
     waiters: dict[str, list[str]] = {}  # unit -> jobs with a clause that needs it
     choices: dict[str, list[str]] = {}  # unit -> jobs for which it would be enough

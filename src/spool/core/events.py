@@ -73,6 +73,16 @@ class Event:
     gpu: str | None = None  # UUID
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said when a start or a cancel was asked about."""
+
+    no: str | None = None  # why not, in the words of whoever objects
+    init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
+    prep: str = ""
+    end: str = ""
+
+
 ENDS = frozenset(EventName(outcome) for outcome in OUTCOMES)
 """The events that say that a job is over."""
 

@@ -76,7 +76,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OrderFactors:
     """Why a job stands where it does. `score` is None where the order is another one than that of the slowdown."""
 
     waited_ns: int
@@ -185,7 +185,7 @@ class Order:
             if self._now_ns - arrived_at_ns <= LONG_NS:
                 return  # those behind it have been passed by less
 
-    def of_job(self, job: Waiting) -> tuple[OrderKey, Standing]:
+    def of_job(self, job: Waiting) -> tuple[OrderKey, OrderFactors]:
         """Return where *job* stands, and why; all shapes were asked for."""
         expected = self._run_times.of_job(job)
         spec = job.spec
@@ -194,9 +194,9 @@ class Order:
         waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
         if self._order != SLOWDOWN:
             key: OrderKey = (where[0], 1, where[1] if self._order == ARRIVAL else expected.ns, where[1], where[2])
-            return key, Standing(waited_ns, expected, factor, None, was_passed=False)
+            return key, OrderFactors(waited_ns, expected, factor, None, was_passed=False)
         key = self.placed(self._score(where, expected.ns, job.user, spec.project))
-        return key, Standing(waited_ns, expected, factor, -key[2] if key[1] else None, was_passed=not key[1])
+        return key, OrderFactors(waited_ns, expected, factor, -key[2] if key[1] else None, was_passed=not key[1])
 
     def placed(self, key: OrderKey) -> OrderKey:
         """Return *key*, or where its job stands that goes first."""

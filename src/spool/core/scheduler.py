@@ -31,9 +31,9 @@ from spool.core.backfill import (
     foretell,
 )
 from spool.core.constraints import Rules
-from spool.core.dependencies import Cycles, Names, Verdict, judge
+from spool.core.dependencies import Cycles, DependencyStatus, Names, judge
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
-from spool.core.order import Order, Past, Standing
+from spool.core.order import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
@@ -155,11 +155,11 @@ class Plan:
             return None
         if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
             return None
-        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not Verdict.SATISFIED:
+        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not DependencyStatus.SATISFIED:
             return None
         return expect(job, self._rules.room)
 
-    def in_order(self) -> list[tuple[Waiting, Standing]]:
+    def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
         """Return every waiting job in the order in which they are considered, and why it stands there."""
         for demand in self._view.queue.demands:
             for shape in demand.shapes.values():
@@ -225,6 +225,10 @@ class Placed:
     holding: Holding = field(default_factory=Holding)
     exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
 
+    def hold_for(self, holding: Holding, exhausted_at_ns: int | None) -> None:
+        """Take in what is held back for the protected job, and when guesses may hold nothing more for it."""
+        self.holding, self.exhausted_at_ns = holding, exhausted_at_ns
+
 
 class Placement:
     """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
@@ -246,7 +250,7 @@ class Placement:
 
     def run(self) -> Placed:
         """Walk."""
-        self._placed.holding = Holding(self._held)
+        self._placed.hold_for(Holding(self._held), None)
         if self._line_up():
             self._walk()
             self._hold()
@@ -363,9 +367,9 @@ class Placement:
             return
         job, now_ns = protection.job, self._rules.now_ns
         rate = self._room.held_back(job.spec.request, self._refused)
-        self._placed.holding = Holding(self._held, job.name, rate, now_ns)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
-        self._placed.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)
+        holding = Holding(self._held, job.name, rate, now_ns)
+        self._placed.hold_for(holding, exhausted_at_ns(left_s, rate, part, now_ns))
 
 
 def settle(
@@ -413,7 +417,7 @@ def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
         judgement = watch.judged[name] = judge(job, names)
         watch.doomed.discard(name)
         watch.unseen.discard(name)
-        if judgement.verdict is Verdict.SATISFIED:
+        if judgement.verdict is DependencyStatus.SATISFIED:
             satisfied[name] = None
             continue
         satisfied.pop(name, None)
@@ -421,7 +425,7 @@ def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
             queue.close_dependency(name)
         if judgement.unseen:
             watch.unseen.add(name)
-        if judgement.verdict is Verdict.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+        if judgement.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
             watch.doomed.add(name)  # to be found again, as long as nobody has ended it
             names.end(name, State.CANCELLED)
             ending.append(name)

@@ -229,7 +229,7 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitSummary:
     """How long jobs waited, and how much of the machine they had. None where there is nothing to take a mean of.
 
     Waits are of jobs that started; `left` counts those that never did. Utilisation is between 0 and 1, of the time
@@ -249,7 +249,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures(Waits):
+class Figures(WaitSummary):
     """A whole schedule in numbers. The queue's mean is over the makespan: the first submission to the last end."""
 
     max_queue: int
@@ -281,7 +281,9 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
     )
 
 
-def grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0) -> dict[Key, Waits]:
+def grouped(
+    outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0
+) -> dict[Key, WaitSummary]:
     """Return the figures of each group of jobs, in the order in which *key* names them first."""
     start, end = span(outcomes)
     members: dict[Key, list[Outcome]] = {}
@@ -337,7 +339,7 @@ def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
 
 
-def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> Waits:
+def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary:
     """Return the waits of some jobs; *room* is processors times ns, *gpu_room* the same of GPUs."""
     waits = []
     slowdown = 0.0
@@ -353,7 +355,7 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> Waits:
         used += each.grant.cpus * ran
         gpu_used += len(each.grant.gpu_uuids) * ran
     waits.sort()
-    return Waits(
+    return WaitSummary(
         len(outcomes),
         len(outcomes) - len(waits),
         sum(waits) // len(waits) if waits else None,

@@ -141,12 +141,12 @@ class Arrays:
             issue = Issue.TAKEN if known else self.store.issue(array.name, array.run, task)
             array.to_issue.popleft()
             if issue is Issue.TAKEN:
-                array.taken[task] = position
+                array.taken_by_another(task, position)
                 continue
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: somebody removed its task %s", array.name, task)
-                array.ended[task] = State.CANCELLED
+                array.task_ended(task, State.CANCELLED)
                 self._state.queue.changed(task)
                 continue
             # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
@@ -191,24 +191,18 @@ class Arrays:
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
-            array.ended[name] = State.CANCELLED  # that is of an earlier submission: this one never ran
+            array.task_ended(name, State.CANCELLED)  # that is of an earlier submission: this one never ran
         else:
-            array.ended[name] = result.outcome
+            array.task_ended(name, result.outcome)
 
     # Cancelling.
 
     def _cancel(self, array: Array, stop: Stop) -> None:
-        array.unrecorded = stop
-        self._record_cancel(array)
-        array.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
-        array.missing_ns = None
-        array.unissued.clear()
-        array.to_issue.clear()
-        array.taken.clear()
-        array.to_cancel.extend(name for name in array.names if name in array.open)
-        log.info("array %s run %d: %s", array.name, array.run, array.cancelled)
+        words = array.cancel(stop)
+        log.info("array %s run %d: %s", array.name, array.run, words)
         self._state.changed()
         self._state.queue.changed()  # of the array, and of every task that was not issued
+        self._record_cancel(array)
 
     def _record_cancel(self, array: Array) -> None:
         """Write down that an array is cancelled, and throw away what was not issued; what fails is tried again."""
@@ -217,7 +211,7 @@ class Arrays:
             with self._confinement.of(thing, _RECORD):
                 self._spool.order_stop(array.name, array.run, stop)
                 self.store.drop(array.name, array.run)
-                array.unrecorded = None
+                array.cancel_recorded()
 
     def _cancel_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
         """End the tasks that wait and stop those that run."""
@@ -266,17 +260,17 @@ class Arrays:
     def _conclude(self, array: Array, now_ns: int) -> None:
         """Do the paperwork of an array that is over; what an error leaves undone is done by the next call."""
         spool, name, run = self._spool, array.name, array.run
+        result = array.result or _result(array, now_ns)
+        outcome = result.outcome
         if array.result is None:
-            result = _result(array, now_ns)
             self._context.events.end(result, array.spec)
-            array.result = result
-        result, outcome = array.result, array.result.outcome
+            array.conclude(result)
         self._context.events.flush()
         spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
         self._context.journal.write([journal.Over(name, run, True, outcome)])
-        del self._state.arrays[name]
+        self._state.end_array(array)
         self._finalizer.outcomes.record(name, outcome)
         self.names.forget(name)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
@@ -290,9 +284,8 @@ class Arrays:
 
     def resume(self, array: Array, unissued: set[str]) -> None:
         """Take in an array that an earlier dispatcher expanded, before the first look."""
-        array.unissued = unissued
-        array.to_issue.extend(at for at, name in enumerate(array.names) if name in unissued)
-        self._state.arrays[array.name] = array
+        array.resume(unissued)
+        self._state.add_array(array)
 
     def count(self, now_ns: int) -> None:
         """After the first look: find out what the tasks of every array that was resumed are doing."""
@@ -368,26 +361,24 @@ class ArrayFiles:
     def _see_one(self, array: Array, now_ns: int) -> None:
         spool, name = self._spool, array.name
         if (inode := self._regular(RUNNING, name)) is not None:
-            array.inode, array.missing_ns = inode, None
+            array.file_seen(inode)
             self._release(array, now_ns)
             return
         in_held = self._regular(HELD, name)
         if in_held is not None and (array.held_since_ns is not None or in_held == array.inode):
-            array.inode, array.missing_ns = in_held, None
-            if array.held_since_ns is None:
-                array.held_since_ns = now_ns
+            array.file_seen(in_held)
+            if array.hold(now_ns):
                 self._changed(array, "held")
             return
         stop = spool.stop(name, array.run)
         if stop is None and spool.holds(array.inode, name, QUEUED):
             spool.put_forward(name, QUEUED)
-            array.missing_ns = None
+            array.file_found()
             self._release(array, now_ns)
             return
-        if array.missing_ns is None:
-            array.missing_ns = time.monotonic_ns()
+        missing_ns = array.file_missing(time.monotonic_ns())
         if stop is None and not spool.holds(array.inode, name, DONE):
-            deleted_ns = array.missing_ns + MISSING_NS
+            deleted_ns = missing_ns + MISSING_NS
             if time.monotonic_ns() < deleted_ns:
                 self._timer.advance(deleted_ns)
                 return
@@ -404,10 +395,9 @@ class ArrayFiles:
         return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def _release(self, array: Array, now_ns: int) -> None:
-        since = array.held_since_ns
+        since = array.release()
         if since is None:
             return
-        array.held_since_ns = None
         for name in array.open:
             job = self._state.jobs.get(name)
             if job is not None and self._state.discount(job, since, now_ns):
@@ -580,8 +570,7 @@ class Expander:
             self._store.withdraw(name, run)
             return
         array = new_array(spec, record, file.inode, user)
-        array.unissued = set(array.names)
-        array.to_issue = deque(range(len(array.names)))
+        array.resume(set(array.names))
         self._state.expanded(job, array)
         log.info("array %s run %d: expanded into %d tasks", name, run, len(array.names))
 

@@ -72,6 +72,7 @@ class Confinement:
         self._timer = timer
         self._clock = clock
         self._troubles: dict[tuple[Thing, str], Trouble] = {}
+        self.troubled = False  # whether anything is
         self.changes = 0  # moves with every change of what there is to tell
 
     # Work.
@@ -109,14 +110,14 @@ class Confinement:
                 trouble.again_at_ns = now + trouble.pause_ns
                 if now - trouble.met_at_ns > _FORGET_NS:
                     del self._troubles[key]
-                    self.changes += 1
+                    self._changed()
         self._timer.set(min((trouble.again_at_ns for trouble in self._troubles.values()), default=None))
 
     def forget(self, *things: Thing) -> None:
         """Forget the troubles of things that are no more."""
         for key in [key for key in self._troubles if key[0] in things] if self._troubles else ():
             del self._troubles[key]
-            self.changes += 1
+            self._changed()
 
     def keep(self, kind: str, names: set[str]) -> None:
         """Forget the troubles of all things of a *kind* but those called *names*."""
@@ -148,9 +149,14 @@ class Confinement:
         more = len(texts) - _MOST_TOLD
         return texts[:_MOST_TOLD] + ([f"{more} more things have such troubles: see the log"] if more > 0 else [])
 
+    def _changed(self) -> None:
+        self.changes += 1
+        self.troubled = bool(self._troubles)
+
     # What a piece of work comes to.
 
-    def _failed(self, thing: Thing, verb: str, error: Exception) -> None:
+    def failed(self, thing: Thing, verb: str, error: Exception) -> None:
+        """Take note that *error* has ended this work, and when it is done again."""
         text = self._text(thing, verb, error)
         known = self._troubles.get((thing, verb))
         pause_ns = min(2 * known.pause_ns, LONGEST_PAUSE_NS) if known is not None else FIRST_PAUSE_NS
@@ -158,14 +164,14 @@ class Confinement:
         self._troubles[thing, verb] = Trouble(text, pause_ns, now + pause_ns, now)
         self._timer.advance(now + pause_ns)
         if known is None or known.text != text:
-            self.changes += 1
+            self._changed()
             expected = isinstance(error, OSError | SpoolError)
             log.error("%s", text, exc_info=None if expected else error)
 
     def done(self, thing: Thing, verb: str) -> None:
         """Take note that this work is done, or that there is none."""
         if self._troubles.pop((thing, verb), None) is not None:
-            self.changes += 1
+            self._changed()
             log.info("can %s %s again", verb, thing)
 
     def _text(self, thing: Thing, verb: str, error: Exception) -> str:
@@ -203,7 +209,7 @@ class Piece:
     ) -> bool:
         """End it; an error goes no further, unless it is of the spool as a whole and the thing is not."""
         if error is None:
-            if self._confinement._troubles and not self._partly:
+            if self._confinement.troubled and not self._partly:
                 self._confinement.done(self._thing, self._verb)
             return False
         if not isinstance(error, Exception) or (
@@ -211,5 +217,5 @@ class Piece:
         ):
             return False
         self.failed = True
-        self._confinement._failed(self._thing, self._verb, error)
+        self._confinement.failed(self._thing, self._verb, error)
         return True

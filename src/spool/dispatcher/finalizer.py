@@ -114,9 +114,10 @@ class Finalizer:
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
         if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
             spool.file_away(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
-        self._journal.note(journal.Over(name, live.run, final, result.outcome))
+        over = journal.Over(name, live.run, final, result.outcome)
         live.filed(final=final)
         if final:
+            self._journal.note(over)
             self._state.end_series(job, live)
             self._ended(name, result.outcome)
         self._state.end_run(live)
@@ -128,8 +129,9 @@ class Finalizer:
         try:
             self.revisit(job)
         finally:  # whether its file could be seen or not
-            if not final:
+            if not final:  # its place comes first: a job whose run is over and that has no place begins anew
                 self._journal.note_place(job)
+                self._journal.note(over)
 
     def revisit(self, job: Job) -> None:
         """See what the name of a job whose run is over has in store."""
@@ -157,9 +159,12 @@ class Finalizer:
             self._state.go_on(job, live.series, Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
             self._end_taken_back(job, live, now_ns)
-        self._journal.note(journal.Over(live.name, live.run, False))
         self._state.end_run(live)
-        self.revisit(job)
+        try:
+            self.revisit(job)
+        finally:
+            self._journal.note_place(job)
+            self._journal.note(journal.Over(live.name, live.run, False))
 
     def _end_taken_back(self, job: Job, live: Live, now_ns: int) -> None:
         """End a job whose start was taken back and which cannot wait on: deleted, or a newer one of its name waits."""

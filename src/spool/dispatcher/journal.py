@@ -71,7 +71,7 @@ class Journal:
 
     def configuration_changed(self, config: Config) -> None:
         """Sync as often as *config* says from now on."""
-        self._logs.strict = config.durability == "strict"
+        self._logs.keep_strict(strict=config.durability == "strict")
 
     def check(self) -> None:
         """Raise SpoolTrouble if the last grouped sync failed."""

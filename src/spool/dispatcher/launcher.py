@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
@@ -27,7 +27,6 @@ from spool.dispatcher.timers import Timer
 from spool.executors import Executor, Launch, by_name, problem_with
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
-from spool.formats.listening import Reply
 from spool.machine import identity
 from spool.machine.cgroups import RunGroups
 from spool.machine.host import local_zone, umask, user_name
@@ -183,7 +182,7 @@ class Launcher:
                 self._state.settle(self._state.job(job.name))
 
     def start(
-        self, starts: Sequence[tuple[Start, Reply | None]], now_ns: int
+        self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
     ) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
@@ -212,7 +211,7 @@ class Launcher:
 
     def _prepare_all(
         self,
-        starts: Sequence[tuple[Start, Reply | None]],
+        starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
         prepared: dict[Live, bytes],
         blocked: list[Blocked],
@@ -275,7 +274,7 @@ class Launcher:
             return None
         return job
 
-    def _prepare(self, job: Job, file: JobFile, grant: Grant, texts: Reply | None, now_ns: int) -> dict[Live, bytes]:
+    def _prepare(self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int) -> dict[Live, bytes]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
@@ -450,7 +449,7 @@ class WrapperWriter:
         self._settings = settings
         self._umask = umask()
 
-    def render(self, live: Live, executor: Executor, texts: Reply | None = None) -> bytes:
+    def render(self, live: Live, executor: Executor, texts: Answer | None = None) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins.
 
         Raises SpoolError for what no process can be given.

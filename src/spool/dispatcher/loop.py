@@ -55,6 +55,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Task = tuple[Thing, str]
+"""What a step of a pass is done to, and the verb: "cannot VERB THING"."""
+
+_LOCK: Task = Thing("service", "the spool anew"), "lock"
+_OBSERVE: Task = Thing("spool", "the spool"), "look at"
+_TAKE_ANSWERS: Task = Thing("service", "the answers of hooks"), "take in"
+_GO_ON: Task = Thing("service", "the arrays"), "go on with"
+_START: Task = Thing("spool", "jobs"), "start"
+_FILE: Task = Thing("spool", "what has ended"), "file"
+_TELL: Task = Thing("service", "the listeners"), "tell"
+_JOURNAL: Task = Thing("spool", "the journal"), "write"
+_LISTENERS: Task = Thing("service", "the listeners"), "serve"
 _END = "end"
 
 
@@ -69,8 +81,8 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.state = Table()
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
-        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement)
-        self.journal = Journal(self.logs, self._write_events)
+        self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
+        self.journal = Journal(self.logs, self.events.flush)
         self.context = context = Context(
             spool=spool,
             settings=self.settings,
@@ -95,8 +107,8 @@ class Dispatcher:
         self.launcher = Launcher(context, self.groups)
         self.state.executor_problem = self.launcher.problem
         self.terminator = Terminator(spool.root)
-        self.monitor = Monitor(self)
-        self.admission = Admission(self)
+        self.monitor = Monitor(context, self.reservations, self.world)
+        self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = Limits(self.state, self.terminator, self.stops.order, self.confinement)
         self.supervisor = Supervisor(
@@ -112,10 +124,6 @@ class Dispatcher:
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self.busy_at_ns = time.monotonic_ns()
-
-    def _write_events(self) -> None:
-        self.events.flush()
-        self.journal.note(*self.events.take_notes())
 
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading how a job has ended."""
@@ -135,9 +143,10 @@ class Dispatcher:
             self.spool.sweep_staging()
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
-        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
+        self.wakeup.watch_files(self.events.fileno(), self.events.read)
         memory = recall(self.journal.read())
-        self.events.open(memory.told)
+        self.events.open()
+        self.monitor.open(memory.told)
         self.recovery.open(memory)
         self.recovery.unfinished_moves()
         self.recovery.runs()
@@ -200,56 +209,74 @@ class Dispatcher:
         the limits and the stops.
         """
         self._keep_lock()
-        confinement = self.confinement
         self.events.begin_pass()
-        self._step("look at", "the spool", self._observe)
-        with confinement.service("take in", "the answers of hooks"):
-            self.admission.hear()
+        self._step(_OBSERVE, self._observe)
+        self._serve(_TAKE_ANSWERS, self._take_answers)
         self._recover()
         ended = self._collect_ended()
         self.limits.check()
         self.stops.record_again()
         version = self.state.version
         more = started = False
-        if not confinement.held_up():
-            with confinement.service("go on with", "the arrays"):
-                more = self.arrays.work(self.clock(), paused=self.pause.paused)
+        if not self._held_up():
+            more = bool(self._serve(_GO_ON, self._work_on_arrays))
         if self.settings.config.policy.on_failure == "pause":
             self._file()  # nothing is to start after the first that failed
-        if not confinement.held_up(besides="start"):
-            started = bool(self._step("start", "jobs", self._plan))
+        if not self._held_up(besides="start"):
+            started = bool(self._step(_START, self._plan))
         self._file()
-        with confinement.service("tell", "the listeners"):
-            self.monitor.turn(self.planner.machine)
-        self._step("write", "the journal", self._write_journal)
-        with confinement.service("serve", "the listeners"):
-            self.events.tick()
-        confinement.end_pass()
+        self._serve(_TELL, self._tell)
+        self._step(_JOURNAL, self._write_journal)
+        self._serve(_LISTENERS, self.events.end_pass)
+        self.confinement.end_pass()
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
             self.status.changed()
         self._write_status()
         self.planner.end_pass()
-        return (more or self.observer.unfinished or changed) and not confinement.held_up()
+        return (more or self.observer.unfinished or changed) and not self._held_up()
+
+    def _step(self, task: Task, step: Callable[[], T]) -> T | None:
+        """Do a step of a pass that holds up the starts while it cannot be done; None where that is now."""
+        if self.confinement.troubled and self.confinement.pauses(*task):
+            return None
+        return self._serve(task, step)
+
+    def _serve(self, task: Task, step: Callable[[], T]) -> T | None:
+        """Do a step of a pass; an error ends that step alone, and None is returned."""
+        try:
+            result = step()
+        except Exception as error:
+            self.confinement.failed(*task, error)
+            return None
+        if self.confinement.troubled:
+            self.confinement.done(*task)
+        return result
+
+    def _held_up(self, besides: str = "") -> bool:
+        """Whether nothing starts because of what is wrong with the spool as a whole."""
+        return self.confinement.troubled and bool(self.confinement.held_up(besides))
 
     def _keep_lock(self) -> None:
-        due = not self.confinement.pauses(Thing("service", "the spool anew"), "lock")
+        due = not (self.confinement.troubled and self.confinement.pauses(*_LOCK))
         if self.spool.keep(renew=due):
             log.warning("%s was deleted or replaced; it is made anew", self.spool.layout.at(layout.LOCK))
         trouble = self.spool.lock_trouble
-        if due or trouble is None:
-            with self.confinement.service("lock", "the spool anew"):
-                if trouble is not None:
-                    raise trouble
+        if trouble is not None and due:
+            self.confinement.failed(*_LOCK, trouble)
+        elif trouble is None and self.confinement.troubled:
+            self.confinement.done(*_LOCK)
 
-    def _step(self, verb: str, what: str, step: Callable[[], T]) -> T | None:
-        """Do a step of a pass that holds up the starts while it cannot be done."""
-        if self.confinement.pauses(Thing("spool", what), verb):
-            return None
-        with self.confinement.spool(verb, what):
-            return step()
-        return None
+    def _take_answers(self) -> None:
+        for live, stop in self.admission.take_answers():
+            self.stops.order(live, stop)
+
+    def _work_on_arrays(self) -> bool:
+        return self.arrays.work(self.clock(), paused=self.pause.paused)
+
+    def _tell(self) -> None:
+        self.monitor.turn(self.planner.machine)
 
     def _write_journal(self) -> None:
         self.journal.commit()
@@ -259,7 +286,7 @@ class Dispatcher:
 
     def _compact(self) -> None:
         lines = all_lines(self.state, self.prober.boot_id()) + self.recovery.worth_remembering()
-        self.journal.compact(lines + self.events.worth_remembering())
+        self.journal.compact(lines + self.monitor.worth_remembering())
 
     def _write_status(self, *, force: bool = False) -> None:
         self.status.write(self.planner.plan, self.planner.machine, paused=self.pause.paused, force=force)
@@ -275,11 +302,9 @@ class Dispatcher:
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
-        held_up = bool(self.confinement.held_up())
+        held_up = self._held_up()
         waits = [self.timers.due_in_ns(held_up=held_up), limit_ns, self.limits.next_due_ns()]
         moments = [self.terminator.next_due_ns(), self.supervisor.next_due_ns()]
-        if not held_up:
-            moments += [self.monitor.next_due_ns(), self.events.client.next_due_ns()]
         now = time.monotonic_ns()
         waits += [max(0, moment - now) for moment in moments if moment is not None]
         return min((wait for wait in waits if wait is not None), default=None)
@@ -434,7 +459,7 @@ class Dispatcher:
         """Do the paperwork of what has ended; what an error leaves undone is done by a later call."""
         if not self._unfiled:
             return
-        filed = self._step("file", "what has ended", self._do_paperwork)
+        filed = self._step(_FILE, self._do_paperwork)
         if filed:
             gone = {live.key for live in filed}
             self._unfiled = [live for live in self._unfiled if live.key not in gone]

@@ -1,134 +1,165 @@
-"""What no step of the dispatcher's makes happen, and listeners want to hear of: it is noticed in passing.
+"""Notice what no step of the dispatcher makes happen, and listeners want to hear of.
 
 That wrappers have begun, that runs go on, that reservations begin and end, that GPUs are free again, and that there is
-a dispatcher. What lasts is noted in the journal, so that the next dispatcher neither leaves it out nor tells it anew.
+a dispatcher. What goes on is noted in the journal, so that the next dispatcher neither leaves it out nor tells it anew.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from spool.core.events import EventName
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
 from spool.core.reservations import is_active
-from spool.dispatcher import events
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.events import Kind, Lasting, lasting
+from spool.dispatcher.context import Context
+from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
+from spool.dispatcher.reservations import Reservations
+from spool.formats import journal
 from spool.state.table import Live
-
-if TYPE_CHECKING:
-    from spool.dispatcher.loop import Dispatcher
+from spool.state.world import World
 
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
 _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
+_OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
 
 
 class Monitor:
-    """The part of a dispatcher that notices. Where nobody listens it does nothing."""
+    """Notices, and remembers what was told. Where nobody listens it does nothing."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._of = dispatcher
-        self._events = dispatcher.events
-        self._root = dispatcher.spool.root
+    def __init__(self, context: Context, reservations: Reservations, world: World) -> None:
+        self._context = context
+        self._events = context.events
+        self._journal = context.journal
+        self._state = context.state
+        self._clock = context.clock
+        self._reservations = reservations
+        self._world = world
+        self._timer = context.timers.timer()
+        self._reservations_timer = context.timers.timer(context.clock)
+        self._told: set[str] = set()  # what the journal remembers, or is to remember
         self._silent: dict[tuple[str, int], Live] = {}  # runs that are to be told as started, and have no jid yet
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
 
-    def next_due_ns(self) -> int | None:
-        """Return when there is something to look for, on the monotonic clock."""
-        due = [self._look_at_ns] if self._silent else []
-        if EventName.POLLING in self._events.wanted and self._of.state.live:
-            due.append(self._poll_at_ns)
-        if self._wants_reservations:
-            at = self._of.clock()
-            turns = [moment for one in self._of.reservations.standing for moment in (one.start_at_ns, one.end_at_ns)]
-            due += [time.monotonic_ns() + moment - at for moment in turns if moment > at]
-        return min(due, default=None)
+    def open(self, told: Iterable[str]) -> None:
+        """Take in what the journal remembers of what was told."""
+        self._told = set(told)
 
     def turn(self, machine: Machine | None) -> None:
         """Tell of what is so now and was not before."""
+        try:
+            self._turn(machine)
+        finally:
+            self._set_timers()
+
+    def _turn(self, machine: Machine | None) -> None:
         self._see_started()
         wanted = self._events.wanted
-        self._of.world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._of.reservations.ask_for_gpus)
+        self._world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._reservations.ask_for_gpus)
         if not wanted:
             return
         if EventName.POLLING in wanted:
             self._see_going_on()
-        if self._wants_reservations:
-            self._see_reservations(self._of.clock())
+        if wanted & _OF_RESERVATIONS:
+            self._see_reservations(self._clock())
         if EventName.GPU_FREE in wanted and machine is not None and machine.gpu_problem is None:
-            self._see_gpus(machine, self._of.clock())
+            self._see_gpus(machine, self._clock())
+
+    def _set_timers(self) -> None:
+        self._timer.set(self._look_at_ns if self._silent else None)
+        if EventName.POLLING in self._events.wanted and self._state.live:
+            self._timer.advance(self._poll_at_ns)
+        moments: list[int] = []
+        if self._events.wanted & _OF_RESERVATIONS:
+            moments = [at for one in self._reservations.standing for at in (one.start_at_ns, one.end_at_ns)]
+        now = self._clock() if moments else 0
+        self._reservations_timer.set(min((at for at in moments if at > now), default=None))
+
+    # What the journal remembers.
+
+    def has_told(self, name: EventName, live: Live) -> bool:
+        """Whether the journal remembers that this was told of a run."""
+        return _key(live, name) in self._told
+
+    def worth_remembering(self) -> list[journal.Line]:
+        """Return what the next dispatcher has to know."""
+        return [journal.Told(key) for key in self._told]
+
+    def _note(self, key: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._journal.note(journal.Told(key))
+
+    def _forget(self, key: str) -> None:
+        if key in self._told:
+            self._told.discard(key)
+            self._journal.note(journal.Told(key, True))
 
     # The dispatcher.
 
     def begins(self) -> None:
         """Tell that the dispatcher serves, and that the one before it was killed."""
-        telling, now = self._events, self._of.clock()
+        now = self._clock()
         self._forget_the_gone()
-        for before in lasting(telling.known, Kind.DISPATCHER):
-            if telling.wants(EventName.DISPATCHER_STOPPED):
-                why = "it was killed, or the machine went down"
-                telling.tell(events.of_spool(EventName.DISPATCHER_STOPPED, before, self._root, now, why))
-            telling.forget(before.key)
-        this = Lasting(Kind.DISPATCHER, "", now)
-        if telling.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
+        for before in conditions(self._told, ConditionKind.DISPATCHER):
+            why = "it was killed, or the machine went down"
+            self._events.condition(EventName.DISPATCHER_STOPPED, before, now, why)
+            self._forget(before.key)
+        this = OngoingCondition(ConditionKind.DISPATCHER, "", now)
+        if self._events.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
             # Noted first: whoever is told of a dispatcher will be told that it is no more.
-            telling.note(this.key)
-            self._of.journal.write(telling.take_notes())
-        if telling.wants(EventName.DISPATCHER_STARTED):
-            telling.tell(events.of_spool(EventName.DISPATCHER_STARTED, this, self._root, now))
+            self._note(this.key)
+            self._journal.commit()
+        self._events.condition(EventName.DISPATCHER_STARTED, this, now)
 
     def _forget_the_gone(self) -> None:
         """Forget what was told of runs that are over, where a power cut took the line that says so."""
-        live = {_key(each, name) for each in self._of.state.live.values() for name in _OF_RUNS}
-        for key in [key for key in self._events.known if key.endswith(_OF_RUNS) and key not in live]:
-            self._events.forget(key)
+        live = {_key(each, name) for each in self._state.live.values() for name in _OF_RUNS}
+        for key in [key for key in self._told if key.endswith(_OF_RUNS) and key not in live]:
+            self._forget(key)
 
     def leaves(self) -> None:
         """Tell that the dispatcher leaves."""
-        telling = self._events
-        for this in lasting(telling.known, Kind.DISPATCHER):
-            if telling.wants(EventName.DISPATCHER_STOPPED):
-                telling.tell(events.of_spool(EventName.DISPATCHER_STOPPED, this, self._root, self._of.clock()))
-            telling.forget(this.key)
+        for this in conditions(self._told, ConditionKind.DISPATCHER):
+            self._events.condition(EventName.DISPATCHER_STOPPED, this, self._clock())
+            self._forget(this.key)
 
     # Runs.
 
     def watch_run(self, live: Live) -> None:
         """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
-        telling = self._events
         if live.adopted:
-            with self._of.confinement.of(Thing.of_run(live.key), "read the record kept of"):
-                live.kept = self._of.spool.why_kept(live.name, live.run)
-        if telling.wants(EventName.STARTED, live.spec) and _key(live, EventName.STARTED) not in telling.known:
+            with self._context.confinement.of(Thing.of_run(live.key), "read the record kept of"):
+                live.stop_answered(self._context.spool.why_kept(live.name, live.run))
+        if self._events.wants(EventName.STARTED, live.spec) and not self.has_told(EventName.STARTED, live):
             self._silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
 
     def stopping(self, live: Live, stop: Stop) -> None:
         """Tell that a run is about to be cancelled, before that is on record."""
-        telling, key = self._events, _key(live, EventName.CANCELLING)
-        if stop.kind is not StopKind.CANCEL or key in telling.known:
+        if stop.kind is not StopKind.CANCEL or self.has_told(EventName.CANCELLING, live):
             return
-        if telling.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in telling.asked:
-            telling.run(EventName.CANCELLING, live, self._of.clock(), _by(stop))
-            telling.note(key)
-            telling.flush()
+        if self._events.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in self._events.asked:
+            self._events.cancelling(live, stop, self._clock())
+            self._note(_key(live, EventName.CANCELLING))
+            self._events.flush()
 
     def ended(self, lives: list[Live]) -> None:
         """Tell that those have started of which that was not noticed before they were over."""
-        if not self._silent and not self._events.known:
+        if not self._silent and not self._told:
             return
         for live in lives:
             void = live.proof is not None and live.proof.verdict is Verdict.VOID  # its wrapper may have begun
             if self._silent.pop(live.key, None) is not None and not void and self._has_begun(live):
-                self._events.run(EventName.STARTED, live, self._of.clock())
+                self._events.run(EventName.STARTED, live, self._clock())
         for live in lives:
             for name in _OF_RUNS:
-                self._events.forget(_key(live, name))
+                self._forget(_key(live, name))
 
     def _has_begun(self, live: Live) -> bool:
         if live.jid is not None or live.exit_code is not None:
@@ -137,8 +168,8 @@ class Monitor:
 
     def _jid(self, live: Live) -> Jid | Liveness:
         """Return who the wrapper is; what cannot be read now has not been said yet."""
-        with self._of.confinement.of(Thing.of_run(live.key), "see the start of"):
-            return self._of.spool.jid(live.name, live.run)
+        with self._context.confinement.of(Thing.of_run(live.key), "see the start of"):
+            return self._context.spool.jid(live.name, live.run)
         return Liveness.ABSENT
 
     def _see_started(self) -> None:
@@ -148,8 +179,8 @@ class Monitor:
         for live in list(self._silent.values()):
             found = self._jid(live)
             if isinstance(found, Jid):
-                self._events.run(EventName.STARTED, live, self._of.clock())
-                self._events.note(_key(live, EventName.STARTED))
+                self._events.run(EventName.STARTED, live, self._clock())
+                self._note(_key(live, EventName.STARTED))
             if found is not Liveness.ABSENT:
                 self._silent.pop(live.key)
         self._pause_ns = min(2 * self._pause_ns, _LATER_NS)
@@ -160,52 +191,41 @@ class Monitor:
         if now < self._poll_at_ns:
             return
         self._poll_at_ns = now + _POLL_NS
-        at_ns = self._of.clock()
-        for live in self._of.state.live.values():
+        at_ns = self._clock()
+        for live in self._state.live.values():
             if live.holds_room and live.key not in self._silent:
                 minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
                 self._events.run(EventName.POLLING, live, at_ns, part=str(minutes))
 
     # Reservations and GPUs.
 
-    @property
-    def _wants_reservations(self) -> bool:
-        return bool(self._events.wanted & {EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
-
     def _see_reservations(self, now: int) -> None:
-        telling = self._events
         standing = {
-            Lasting(Kind.RESERVATION, one.name, one.created_at_ns): one for one in self._of.reservations.standing
+            OngoingCondition(ConditionKind.RESERVATION, one.name, one.created_at_ns): one
+            for one in self._reservations.standing
         }
         for this, one in standing.items():
-            if this.key not in telling.known and is_active(one, now):
-                if telling.wants(EventName.RESERVATION_STARTED):
-                    telling.tell(events.of_reservation(EventName.RESERVATION_STARTED, this, self._root, now, one))
-                telling.note(this.key)
-        for this in lasting(telling.known, Kind.RESERVATION):
+            if this.key not in self._told and is_active(one, now):
+                self._events.reservation(EventName.RESERVATION_STARTED, this, now, one)
+                self._note(this.key)
+        for this in conditions(self._told, ConditionKind.RESERVATION):
             left = standing.get(this)
             if left is None or not is_active(left, now):
-                if telling.wants(EventName.RESERVATION_ENDED):
-                    telling.tell(events.of_reservation(EventName.RESERVATION_ENDED, this, self._root, now, left))
-                telling.forget(this.key)
+                self._events.reservation(EventName.RESERVATION_ENDED, this, now, left)
+                self._forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
-        telling = self._events
-        granted = {uuid for run in self._of.state.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
-        taken = {this.name: this for this in lasting(telling.known, Kind.GPU)}
+        granted = {uuid for run in self._state.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
+        taken = {this.name: this for this in conditions(self._told, ConditionKind.GPU)}
         for gpu in machine.gpus:
             is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None
             this = taken.get(gpu.uuid)
             if is_taken and this is None:
-                telling.note(Lasting(Kind.GPU, gpu.uuid, now).key)
+                self._note(OngoingCondition(ConditionKind.GPU, gpu.uuid, now).key)
             elif not is_taken and this is not None:
-                telling.tell(events.of_spool(EventName.GPU_FREE, this, self._root, now))
-                telling.forget(this.key)
+                self._events.condition(EventName.GPU_FREE, this, now)
+                self._forget(this.key)
 
 
 def _key(live: Live, name: EventName) -> str:
     return f"{live.name}:{live.run}:{name}"
-
-
-def _by(stop: Stop) -> str:
-    return f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")

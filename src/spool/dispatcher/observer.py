@@ -151,30 +151,26 @@ class Observer:
 
 
 class Pause:
-    """Whether anything is to start: a person has paused the spool, or a job that failed has."""
+    """Whether anything is to start: a person may have paused the spool, or a job that failed. `paused` says it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._since_ns: int | None = None
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing is to start."""
-        return self._since_ns is not None
+        self._since_ns = 0
+        self.paused = False
 
     def see(self) -> bool:
         """See whether the spool is paused; return whether that has changed. A time paused does not count as waiting."""
         context, paused = self._context, self._context.spool.paused
         if paused == self.paused:
             return False
+        self.paused = paused
         context.state.changed()
         now_ns = context.clock()
         if paused:
             self._since_ns = min(context.spool.paused_at_ns or now_ns, now_ns)  # there may have been no dispatcher
             return True
-        since_ns, self._since_ns = self._since_ns, None
         for job in list(context.state.jobs.values()):
-            if since_ns is not None and context.state.discount(job, since_ns, now_ns):
+            if context.state.discount(job, self._since_ns, now_ns):
                 context.journal.note_place(job)
         return True
 

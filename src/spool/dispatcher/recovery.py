@@ -500,7 +500,7 @@ def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
         # Edited or saved by an editor since, it is the array's file all the same.
         status = status_of(spool.layout.job_file(place, name))
         if status is not None:
-            array.inode = status.st_ino
+            array.file_seen(status.st_ino)
             break
     return array
 

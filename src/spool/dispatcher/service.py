@@ -75,7 +75,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
                 logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             spool.release()
         if once or until_idle:
-            dispatcher.events.client.join(_TELLING_S)  # so that what was to be told has been, where that is possible
+            dispatcher.events.join(_TELLING_S)  # so that what was to be told has been, where that is possible
         # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
         # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
         if once and held_up:

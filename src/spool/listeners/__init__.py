@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import Any
 
 from spool.formats.config import Config
-from spool.listeners.base import Answer, Gate, Listener
+from spool.listeners.base import Gate, Listener
 
-__all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Answer", "Gate", "Listener", "by_kind"]
+__all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind"]
 
 _WHERE = {
     "hooks": ("spool.listeners.hooks", "Hooks"),

@@ -7,10 +7,9 @@ pass: the dispatcher writes events down, and that process reads them from there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from spool.core.events import Event, EventName
+from spool.core.events import Answer, Event, EventName
 
 Begin = Callable[[int], None]
 """Called before a step of what somebody waits for, with the nanoseconds that the step may take."""
@@ -37,16 +36,6 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Leave soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What was said when a start or a cancel was asked about."""
-
-    no: str | None = None  # why not, in the words of whoever objects
-    init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
-    prep: str = ""
-    end: str = ""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from spool.core.events import Event
 from spool.listeners.base import Listener
-from spool.store.eventlog import Found, Inbox
+from spool.store.eventlog import EventLine, Inbox
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Delivery:
             told = True
         return told
 
-    def _tell(self, one: Found) -> None:
+    def _tell(self, one: EventLine) -> None:
         event = one.event
         if event is not None and self._listener.wants(event.name):
             if self._careful and not self._may_be_told(event, one.at):

@@ -1,7 +1,7 @@
 """The executables in `hooks/` of the spool: told of events, asked before a start and before a cancel (docs/HOOKS.md).
 
 Each runs in a session of its own and is given the facts, a limited time, and a limited say. What it leaves behind is
-ended.
+ended by the mark of the hook, and reaped: it comes to the process of the listeners, its nearest subreaper.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ import itertools
 import logging
 import os
 import select
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS
+from spool.core.events import Answer, Event, EventName
+from spool.core.model import SECOND_NS, Jid
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
-from spool.listeners import orphans
-from spool.listeners.base import Answer, Begin
+from spool.listeners.base import Begin
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
-from spool.machine import identity
-from spool.machine.processes import HOOK_MARK
+from spool.machine import identity, processes
+from spool.machine.processes import HOOK_MARK, Process, Wanted, send
 
 log = logging.getLogger(__name__)
 
 _MOST_OUTPUT = 64 << 10
 _CUT_OFF = b"\n[the rest of its output was cut off]\n"
+_WALKS, _PAUSE_S = 40, 0.005  # until nothing is left of a hook
+_ORPHAN_S = 5.0  # of one that has just ended, a plugin may be the parent
+
 _marks = itertools.count(1)
+_mutex = threading.Lock()
+_running: dict[int, str] = {}  # the hooks whose end somebody waits for: pid -> mark
 
 
 class Hooks:
@@ -129,16 +135,18 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
         hint = " (has it a #! line?)" if error.errno == 8 else ""
         return _HookResult(f"it cannot be executed: {error.strerror}{hint}")
     jid = identity.of_process(process.pid)
-    orphans.begun(process.pid, mark)
+    with _mutex:
+        _running[process.pid] = mark
     output, code = b"", None
     left = 0
     try:
         output, ended = _attend(process, stdin, limit_ns)
         # The hook itself is not waited for before that, so that nothing else can have its pid.
-        left = orphans.end_tree(root, mark, jid) - (not ended)
+        left = end_tree(root, mark, jid) - (not ended)
         code = process.wait()
     finally:
-        orphans.ended(process.pid)
+        with _mutex:
+            _running.pop(process.pid, None)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -212,3 +220,53 @@ def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
     if len(data) <= room:
         return taken + data, bool(data)
     return (taken + data[:room] + _CUT_OFF if room >= 0 else taken), True
+
+
+def end_tree(root: str, mark: str, jid: Jid | None) -> int:
+    """Kill what a hook has started, and the hook itself if it lives; return how many processes that were.
+
+    *jid* is who it is or was, where that is known.
+    """
+    killed: set[Process] = set()
+    for _ in range(_WALKS):
+        wanted = Wanted(mark, 0, root, jid, frozenset(killed))
+        left = processes.scan([wanted])[wanted.key]
+        if not left:
+            break
+        killed |= send(left, signal.SIGKILL).signalled
+        time.sleep(_PAUSE_S)
+    return len(killed)
+
+
+class OrphanReaper:
+    """Looks after what hooks leave to this process."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._dead: dict[int, float] = {}  # children that have ended, and since when that is known
+
+    def end_strangers(self) -> None:
+        """Kill the hooks that an earlier process of the same spool left when it was killed."""
+        mine = f"{os.getpid()}."
+        for pid, mark in processes.hooks_of(self._root):
+            if not mark.startswith(mine):
+                end_tree(self._root, mark, identity.of_process(pid))
+
+    def end_all(self) -> None:
+        """Kill the hooks that still run."""
+        with _mutex:
+            running = list(_running.items())
+        for pid, mark in running:
+            end_tree(self._root, mark, identity.of_process(pid))
+
+    def reap(self) -> None:
+        """Take away the orphans that ended a while ago."""
+        now = time.monotonic()
+        dead = {
+            pid
+            for pid in processes.children_of_self() or ()
+            if (stat := identity.read_stat(pid)) is not None and stat.dead
+        }
+        self._dead = {pid: self._dead.get(pid, now) for pid in dead}
+        with _mutex:
+            processes.reap(pid for pid, since in self._dead.items() if pid not in _running and now - since > _ORPHAN_S)

@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.counting import COUNTED, Sums
 from spool.core.events import Event, EventName
 from spool.core.layout import Layout
-from spool.core.model import SECOND_NS
+from spool.core.metrics import COUNTED, RunUsage, Sums
+from spool.core.model import SECOND_NS, Jid, State
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
 from spool.listeners.message import MESSAGES
-from spool.listeners.usage import RunUsage, UsageMeter
+from spool.machine import processes
+from spool.machine.processes import Wanted
 from spool.store.disk import Disk
-from spool.store.spool import read_bytes
+from spool.store.spool import Spool, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ EVERY_S = 15.0
 NOT_INSTALLED = "metrics need prometheus_client; pip install 'spool-scheduler[metrics]'"
 _MODE = 0o644  # whoever runs node_exporter reads it
 _MOST_BYTES = 1 << 30
+_RUNS = (State.STARTING, State.RUNNING, State.STOPPING)
 _ALIVE_NS = 60 * SECOND_NS  # without a sign of life for so long, a dispatcher is none
 
 
@@ -107,3 +109,33 @@ class Metrics:
         if words != self._complaint:
             log.error("%s", words)
         self._complaint = words
+
+
+class UsageMeter:
+    """Measures what all runs of a spool together use, by one walk over `/proc`."""
+
+    def __init__(self, root: str) -> None:
+        self._spool = Spool(root)
+        self._cpu_ns: dict[tuple[str, int], int] = {}
+        self._at_ns: int | None = None
+
+    def look(self, view: StateView) -> RunUsage:
+        """Return what the runs that *view* says are alive use."""
+        wanted = []
+        for name, job in view.jobs.items():
+            if job.state in _RUNS and job.run is not None and not job.array:
+                jid = self._spool.jid(name, job.run)
+                wanted.append(Wanted(name, job.run, self._spool.root, jid if isinstance(jid, Jid) else None))
+        now = time.monotonic_ns()
+        used_bytes, busy_ns = 0, 0
+        seen: dict[tuple[str, int], int] = {}
+        for key, members in processes.scan(wanted).items():
+            pids = [process.pid for process in members]
+            used_bytes += processes.rss_bytes(pids)
+            seen[key] = processes.cpu_time_ns(pids)
+            # What ends takes its time along, unless its parent has waited for it.
+            if self._at_ns is not None:
+                busy_ns += max(0, seen[key] - self._cpu_ns.get(key, 0))
+        since_ns = now - self._at_ns if self._at_ns is not None else 0
+        self._cpu_ns, self._at_ns = seen, now
+        return RunUsage(used_bytes, busy_ns / since_ns if since_ns > SECOND_NS // 100 else 0.0)

@@ -1,6 +1,6 @@
 """Python plugins: what a package may provide through the entry point group `spool`, and the listener that calls it.
 
-A plugin is a module, or any object, with some of the functions of `Hooks`, each marked with `hookimpl`:
+A plugin is a module, or any object, with some of the functions of `HookSpecs`, each marked with `hookimpl`:
 
     from spool.listeners.plugins import Event, hookimpl
 
@@ -25,25 +25,25 @@ from typing import Any
 
 import pluggy
 
-from spool.core.events import Event, EventName
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.listeners.base import Answer, Begin
+from spool.listeners.base import Begin
 from spool.listeners.discovery import GROUP
 
-__all__ = ["Event", "EventName", "Hooks", "Plugins", "hookimpl"]
+__all__ = ["Event", "EventName", "HookSpecs", "Plugins", "hookimpl"]
 
 log = logging.getLogger(__name__)
 
 hookimpl = pluggy.HookimplMarker(GROUP)
-"""Marks a function of a plugin as one of those of `Hooks`."""
+"""Marks a function of a plugin as one of those of `HookSpecs`."""
 
 _hookspec = pluggy.HookspecMarker(GROUP)
 _MOST_HANGS = 3
 _TEXTS = ("init", "prep", "end")
 
 
-class Hooks:
+class HookSpecs:
     """What a plugin may have, all of it optional. An event may be told twice; its `id` is the same then."""
 
     @_hookspec
@@ -87,7 +87,7 @@ class Plugins:
     def __init__(self, root: str, config: Callable[[], Config], begin: Begin = lambda _: None) -> None:
         self._config = config
         self._manager = pluggy.PluginManager(GROUP)
-        self._manager.add_hookspecs(Hooks)
+        self._manager.add_hookspecs(HookSpecs)
         self._turn = threading.Lock()
         self._unfit: list[pluggy.HookImpl] = []
         self._hangs: Counter[str] = Counter()

@@ -1,8 +1,12 @@
-"""The process of the listeners: a thread for each, one that hears what the dispatcher says, some for its questions.
+"""The process of the listeners: a thread for each, one that hears what the dispatcher says, some for its reviews.
 
 Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and goes on from the
 cursors. While one of an earlier dispatcher still tells the last events, this one waits with telling, not with
 answering whether a start or a cancel may be. It reads the configuration by itself.
+
+What the dispatcher says comes on its standard input, a socket, and its answers go back on that. Where the standard
+input is no socket (started by hand), it tells of what is there and leaves when that input ends. What plugins start
+finds nothing on its standard input, and does not have the socket.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,17 +28,28 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.events import EventName
+from spool.core.events import Answer, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import config
 from spool.formats.config import Config
-from spool.formats.listening import AT_ONCE, Ask, Busy, Hello, Kinds, More, Reply, read_told, render
+from spool.formats.listener_protocol import (
+    AT_ONCE,
+    Available,
+    Progress,
+    Ready,
+    Reply,
+    Review,
+    Subscribe,
+    read_by_listeners,
+    render,
+)
 from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind
 from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
-from spool.listeners.orphans import OrphanReaper
+from spool.listeners.hooks import OrphanReaper
+from spool.listeners.logformat import set_up_logging
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
 from spool.store.eventlog import Inbox, cursors
@@ -45,14 +61,32 @@ _LEAVE_S = 10.0  # and as long as one hook may take: how long after its dispatch
 _BEAT_S = 1.0
 _LOCK = ".lock"  # beside the cursors: held by who tells
 _LONGEST_NO = 500  # characters
+_FIRST_OWN = 3  # of the descriptors: those before it are everybody's
 
 
-def serve(root: str, channel: int) -> int:
-    """Tell the listeners of the spool at *root* of its events until *channel* ends; return the exit code."""
-    return _Process(root, channel).run()
+def main() -> None:
+    """Serve the spool named by the one argument, and end this process."""
+    if len(sys.argv) == 2:
+        set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
+        _ListenerProcess(os.path.realpath(sys.argv[1]), _own_input()).run()
+        code = 0
+    else:
+        sys.stderr.write("usage: python -m spool.listeners SPOOL\n")
+        code = 2
+    sys.stderr.flush()
+    os._exit(code)  # a plugin that hangs in a thread keeps nobody here
 
 
-class _Process:
+def _own_input() -> int:
+    """Take the standard input away from all that this process will start; return where it is now."""
+    channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return channel
+
+
+class _ListenerProcess:
     def __init__(self, root: str, channel: int) -> None:
         self._root = root
         self._layout = Layout(root)
@@ -72,10 +106,10 @@ class _Process:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._admission = _Admission(self._listeners, self._say, self._catch_up)
+        self._reviewer = _Reviewer(self._listeners, self._say, self._catch_up)
         self._text = b""
 
-    def run(self) -> int:
+    def run(self) -> None:
         become_subreaper()  # what hooks leave behind comes to us, and not to the dispatcher
         stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -92,7 +126,6 @@ class _Process:
                     leaving = True
             self._go_on()
         self._leave()
-        return 0
 
     # What the dispatcher says.
 
@@ -106,14 +139,14 @@ class _Process:
             return False
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
-            match read_told(line):
-                case Kinds(kinds):
+            match read_by_listeners(line):
+                case Subscribe(kinds):
                     self._wanted |= set(kinds)
                     self._make()
-                case Ask() as question:
+                case Review() as review:
                     self._go_on()  # whoever is asked is told of the job first
-                    self._admission.ask(question)
-                case More(position):
+                    self._reviewer.ask(review)
+                case Available(position):
                     self._position = position
                 case None:
                     pass
@@ -151,9 +184,9 @@ class _Process:
         others = [listener for kind, listener in self._listeners.items() if kind != "hooks"]
         self._say(
             render(
-                Hello(
+                Ready(
                     wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
-                    asks=tuple(name for name in EventName if self._admission.asks(name, others)),
+                    asks=tuple(name for name in EventName if self._reviewer.asks(name, others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -177,7 +210,7 @@ class _Process:
         return None
 
     def _begin(self, within_ns: int) -> None:
-        self._say(render(Busy(within_ns)))
+        self._say(render(Progress(within_ns)))
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
@@ -224,7 +257,7 @@ class _Process:
         self._orphans.end_all()
 
 
-class _Admission:
+class _Reviewer:
     """Asks whether a start or a cancel may be: everybody among *listeners* who has a say, several questions at a time.
 
     Each answer is handed to *say*. *catch_up* returns when one has been told of all about a job that stands before a
@@ -246,36 +279,36 @@ class _Admission:
         """Whether one of *listeners* wants to be asked about such an event."""
         return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
 
-    def ask(self, question: Ask) -> None:
+    def ask(self, review: Review) -> None:
         """Answer a question in the background."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
-        self._pool.submit(self._answer, question)
+        self._pool.submit(self._answer, review)
 
-    def _answer(self, question: Ask) -> None:
-        number, event = question.number, question.event
+    def _answer(self, review: Review) -> None:
+        number, event = review.number, review.event
 
         def begin(within_ns: int) -> None:
-            self._say(render(Busy(within_ns, number)))
+            self._say(render(Progress(within_ns, number)))
 
         texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
         for kind, gate in list(self._listeners.items()):
             if not isinstance(gate, Gate) or not gate.asks(event.name):
                 continue
             try:
-                self._catch_up(kind, event.job, question.after, begin)
+                self._catch_up(kind, event.job, review.after, begin)
                 answer = gate.ask(event, begin)
                 no = answer.no
             except Exception as error:
                 log.exception("a plugin failed when it was asked about %s", event.id)
                 no = f"{type(error).__name__}: {error}"
             if no is not None:
-                self._say(render(Reply(number, no=" ".join(no.split())[:_LONGEST_NO] or "no reason given")))
+                self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
                 return
             for key, text in (("init", answer.init), ("prep", answer.prep), ("end", answer.end)):
                 if text:
                     texts[key].append(text)
-        self._say(render(Reply(number, **{key: "\n".join(found) for key, found in texts.items()})))
+        self._say(render(Reply(number, Answer(**{key: "\n".join(found) for key, found in texts.items()}))))
 
 
 class _CurrentConfig:

@@ -14,10 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from spool import __version__
-from spool.core.counting import Histogram, Sums
+from spool.core.metrics import Histogram, RunUsage, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
-from spool.listeners.usage import RunUsage
 
 _WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
 _AGAIN = ("retry", "requeue", "hold")

@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Queued:
     message: Message
     done: Callable[[], None]
     since: float  # when it came, or the receiver began to fail after that
@@ -52,9 +52,9 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Work:
-    batch: list[_Waiting] = field(default_factory=list)  # to be sent together
-    stale: list[_Waiting] = field(default_factory=list)  # to be given up
+class _Due:
+    batch: list[_Queued] = field(default_factory=list)  # to be sent together
+    stale: list[_Queued] = field(default_factory=list)  # to be given up
 
 
 class SendQueue:
@@ -64,8 +64,8 @@ class SendQueue:
         self.transport = transport
         self._patience = patience or Patience()
         self._change = Condition()
-        self._fresh: deque[_Waiting] = deque()  # never tried, the oldest first
-        self._tried: list[_Waiting] = []
+        self._fresh: deque[_Queued] = deque()  # never tried, the oldest first
+        self._tried: list[_Queued] = []
         self._thread: Thread | None = None
         self._failures = 0  # of the receiver, in a row
         self._failing_since = 0.0
@@ -76,7 +76,7 @@ class SendQueue:
         """Send *message* in the background, and call *done* once it has arrived or is given up."""
         with self._change:
             dropped = self._too_many()
-            self._fresh.append(_Waiting(message, done, time.monotonic()))
+            self._fresh.append(_Queued(message, done, time.monotonic()))
             if self._thread is None and not self._closing:
                 self._thread = Thread(target=self._run, name=f"to {self.transport.shown}", daemon=True)
                 self._thread.start()
@@ -96,12 +96,12 @@ class SendQueue:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while self._next(work := _Work()):
+        while self._next(work := _Due()):
             self._give_up(work.stale, "it could not be told in time")
             if work.batch:
                 self._deliver(work.batch)
 
-    def _next(self, work: _Work) -> bool:
+    def _next(self, work: _Due) -> bool:
         """Wait for messages that are due or too old, and put them into *work*. False: leave."""
         with self._change:
             idle_since = time.monotonic()
@@ -120,7 +120,7 @@ class SendQueue:
                     until = max(soonest, self._rests_until)
                 self._change.wait(max(0.001, until - now))
 
-    def _take(self, now: float, work: _Work) -> None:
+    def _take(self, now: float, work: _Due) -> None:
         too_old = now - self._patience.for_s
         work.stale = [waiting for waiting in self._tried if waiting.since < too_old]
         if self._failures and self._failing_since < too_old:
@@ -140,7 +140,7 @@ class SendQueue:
         work.batch += others[: room - len(work.batch)]
         self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
 
-    def _deliver(self, batch: list[_Waiting]) -> None:
+    def _deliver(self, batch: list[_Queued]) -> None:
         messages = [waiting.message for waiting in batch]
         try:
             self.transport.send(messages[0] if len(messages) == 1 else digest(messages))
@@ -156,7 +156,7 @@ class SendQueue:
             for waiting in batch:
                 waiting.done()
 
-    def _failed(self, batch: list[_Waiting], error: UndeliveredError) -> None:
+    def _failed(self, batch: list[_Queued], error: UndeliveredError) -> None:
         MESSAGES.add("failed", len(batch))
         if error.for_good:
             self._give_up(batch, str(error))
@@ -180,14 +180,14 @@ class SendQueue:
             dropped = self._too_many()
         self._give_up(dropped, _TOO_MANY)
 
-    def _too_many(self) -> list[_Waiting]:
+    def _too_many(self) -> list[_Queued]:
         """Take out the oldest of what waits for a receiver that is away: nobody else is to wait for want of room."""
         most = self._patience.most_waiting
         if self._failures < _AWAY or len(self._fresh) < most:
             return []
         return [self._fresh.popleft() for _ in range(len(self._fresh) - most + 1 + most // 10)]
 
-    def _give_up(self, given_up: list[_Waiting], why: str) -> None:
+    def _give_up(self, given_up: list[_Queued], why: str) -> None:
         if not given_up:
             return
         more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""

@@ -1,6 +1,6 @@
 """The GPUs of the machine as NVML shows them, watched over time, and whose each one's use is.
 
-Nothing that NVML does stops the asker: a process of its own asks (`nvml_helper`), a look waits a moment for the
+Nothing that NVML does stops the asker: a process of its own asks (`nvml`), a look waits a moment for the
 answer and then goes on with what is known. What is known is never taken for more than it is:
 
 * no NVML on the machine: there are no GPUs;
@@ -29,8 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
 from spool.machine import identity
-from spool.machine.nvml import IDLE_SECONDS, Device, Sample
-from spool.machine.nvml_helper import NvmlHelper
+from spool.machine.nvml import IDLE_SECONDS, Device, NvmlHelper, Sample
 
 QUIET_BYTES = 256 << 20
 """Used memory that no process accounts for is somebody's above this: drivers and displays hold a little always."""
@@ -76,7 +75,7 @@ class Ours:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuUse:
     """Who uses one GPU. The fields are those of `spool.core.model.Gpu`."""
 
     foreign: tuple[ForeignProcess, ...] = ()
@@ -133,7 +132,11 @@ class UseReader:
         self._who = who
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
-    def read(self, device: Device, ours: Ours, asked: Ours) -> Use:
+    def ignoring(self, ignore: Ignore) -> None:
+        """Say which processes of others do not count from now on."""
+        self.ignore = ignore
+
+    def read(self, device: Device, ours: Ours, asked: Ours) -> GpuUse:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
@@ -142,7 +145,7 @@ class UseReader:
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
-    ) -> Use:
+    ) -> GpuUse:
         foreign: list[ForeignProcess] = []
         ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
@@ -165,22 +168,22 @@ class UseReader:
             if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
-        return Use(self._counted(foreign), tuple(sorted(taken.items())))
+        return GpuUse(self._counted(foreign), tuple(sorted(taken.items())))
 
-    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> Use:
+    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> GpuUse:
         used = device.used_bytes
         if now or asked:  # a run that has just left was still there when NVML was asked
             if used is None:
-                return Use()
-            return Use(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
+                return GpuUse()
+            return GpuUse(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
         if used is not None:
             self._others_bytes[device.uuid] = used
         elif device.processes is None:
-            return Use(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
+            return GpuUse(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
         foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
-        return Use(self._counted(foreign))
+        return GpuUse(self._counted(foreign))
 
     def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
         return tuple(process for process in processes if not self.ignore.covers(process))
@@ -246,7 +249,7 @@ class Roster:
         """Return whether a GPU that was seen is not listed now."""
         return bool(self._absent)
 
-    def update(self, sample: Sample, use_of: Callable[[Device], Use]) -> tuple[str, ...]:
+    def update(self, sample: Sample, use_of: Callable[[Device], GpuUse]) -> tuple[str, ...]:
         """Take in what NVML said. Return notes on GPUs that are there but never told their UUID."""
         listed = {device.uuid for device in sample.devices}
         errors = dict(sample.unreadable)
@@ -265,7 +268,7 @@ class Roster:
         indices = {known.gpu.index for known in self._known.values()}
         return tuple(f"GPU {index}: {why}" for index, why in sample.unreadable if index not in indices)
 
-    def _gpu(self, device: Device, use: Use, before: Gpu | None) -> Gpu:
+    def _gpu(self, device: Device, use: GpuUse, before: Gpu | None) -> Gpu:
         return Gpu(
             uuid=device.uuid,
             index=self._free_index(device.index) if before is None else before.index,
@@ -325,7 +328,7 @@ class GpuWatcher:
         self._helper = NvmlHelper(environment, idle_seconds)
         self._uses = uses or UseReader(pids_mean_something=not in_pid_namespace())
         if ignore is not None:
-            self._uses.ignore = ignore
+            self._uses.ignoring(ignore)
         self._limit_ns = limit_ns
         self._roster = Roster()
         self._look = GpuLook(problem=NO_ANSWER)
@@ -335,14 +338,9 @@ class GpuWatcher:
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
-    @property
-    def ignore(self) -> Ignore:
-        """Which processes of others do not count; a change holds from the next answer on."""
-        return self._uses.ignore
-
-    @ignore.setter
-    def ignore(self, ignore: Ignore) -> None:
-        self._uses.ignore = ignore
+    def ignoring(self, ignore: Ignore) -> None:
+        """Say which processes of others do not count from the next answer on."""
+        self._uses.ignoring(ignore)
 
     @property
     def helper_pid(self) -> int | None:

@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from spool.core.accounting import By, Day, Ledger, Statistics, Wanted
+from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS
 from spool.formats.values import moment_or_delay
@@ -26,7 +26,7 @@ class Report:
     problems: tuple[str, ...]
 
 
-def report(spool: Spool, wanted: Wanted, by: By | None) -> Report:
+def report(spool: Spool, wanted: RunFilter, by: By | None) -> Report:
     """Read the history, rotated files too, and add it up; days are those of this machine's clock."""
     history = History(spool.root)
     ledger = Ledger(wanted, by, local_day)

@@ -9,7 +9,7 @@ from spool.core.backfill import Expectation
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
-from spool.core.order import Standing
+from spool.core.order import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.timing import opens_at_ns
 from spool.query.jobs import Lister
@@ -231,7 +231,7 @@ def forecast(spool: Spool) -> Forecast:
     )
 
 
-def _runs(job: Waiting, standing: Standing) -> tuple[int, bool, str]:
+def _runs(job: Waiting, standing: OrderFactors) -> tuple[int, bool, str]:
     """Return how long *job* is expected to run, whether that is a guess, and what says so."""
     expected = standing.expected
     return expected.ns, expected.is_guess, expected.words(job.name, job.user)

@@ -120,7 +120,7 @@ def _array(spool: Spool, name: str) -> Array | None:
     array = new_array(spec, record, 0, record.user or this_user())
     with suppress(OSError):
         files = os.listdir(f"{spool.layout.metadir(name, run)}/{layout.TASKS}")
-        array.unissued = {task for task in map(layout.job_of, files) if task is not None}
+        array.resume({task for task in map(layout.job_of, files) if task is not None})
     return array
 
 

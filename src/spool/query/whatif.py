@@ -22,7 +22,7 @@ from spool.core.simulation import (
     Discipline,
     Figures,
     Outcome,
-    Waits,
+    WaitSummary,
     curve,
     figures,
     grouped,
@@ -75,7 +75,7 @@ class Group:
     """The figures of one user's jobs, or of the jobs of one size."""
 
     name: str
-    figures: Waits
+    figures: WaitSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ def _size_in_words(of_gpus: bool, most: int) -> str:
     )
 
 
-def _part(waits: Waits) -> float:
+def _part(waits: WaitSummary) -> float:
     return max(waits.utilisation or 0.0, waits.gpu_utilisation or 0.0)
 
 

@@ -56,6 +56,68 @@ class Array:
             return State.CANCELLED
         return outcome_of(self.ended.values(), len(self.names))
 
+    # Transitions.
+
+    def resume(self, unissued: set[str]) -> None:
+        """Take in which tasks are still to be issued."""
+        self.unissued = set(unissued)
+        self.to_issue = deque(at for at, name in enumerate(self.names) if name in unissued)
+
+    def file_seen(self, inode: int) -> None:
+        """Learn where its job file is: one of that inode lies in its place."""
+        self.inode, self.missing_ns = inode, None
+
+    def file_found(self) -> None:
+        """Learn that its job file is somewhere again."""
+        self.missing_ns = None
+
+    def file_missing(self, at_ns: int) -> int:
+        """Learn that its job file is nowhere, at *at_ns*, monotonic; return since when it is."""
+        if self.missing_ns is None:
+            self.missing_ns = at_ns
+        return self.missing_ns
+
+    def hold(self, now_ns: int) -> bool:
+        """Issue and start nothing of it from now on; return whether that is new."""
+        if self.held_since_ns is not None:
+            return False
+        self.held_since_ns = now_ns
+        return True
+
+    def release(self) -> int | None:
+        """Go on; return since when it was held, None if it was not."""
+        since_ns, self.held_since_ns = self.held_since_ns, None
+        return since_ns
+
+    def taken_by_another(self, task: str, position: int) -> None:
+        """Learn that another job has the name of a task, which waits for that."""
+        self.taken[task] = position
+
+    def task_ended(self, task: str, outcome: State) -> None:
+        """Learn how a task has ended."""
+        self.ended[task] = outcome
+
+    def cancel(self, stop: Stop) -> str:
+        """Issue nothing more, and end every task that goes on; return by whom, and why."""
+        self.unrecorded = stop
+        self.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+        self.missing_ns = None
+        self.unissued.clear()
+        self.to_issue.clear()
+        self.taken.clear()
+        self.to_cancel.extend(name for name in self.names if name in self.open)
+        return self.cancelled
+
+    def cancel_recorded(self) -> None:
+        """Learn that a record says that it is cancelled."""
+        self.unrecorded = None
+
+    def conclude(self, result: Result) -> None:
+        """Take in how it has ended, which was told."""
+        self.result = result
+
+    # In words.
+
     def counts(self) -> str:
         """Return how its tasks have ended, in words."""
         return in_words(self.ended.values(), len(self.names))

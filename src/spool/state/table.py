@@ -169,11 +169,11 @@ class Live:
     final: bool = False  # its job has ended with it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
+    key: tuple[str, int] = field(init=False)  # what names this run
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return what names this run."""
-        return self.name, self.run
+    def __post_init__(self) -> None:
+        """Name it."""
+        self.key = self.name, self.run
 
     @property
     def holds_room(self) -> bool:
@@ -597,6 +597,14 @@ class Table:
         job.queued = job.held = job.told_run = None
         self.forget_place(job)
         self.settle(job)
+
+    def add_array(self, array: Array) -> None:
+        """Take in an array that is in progress."""
+        self.arrays[array.name] = array
+
+    def end_array(self, array: Array) -> None:
+        """Take out an array whose paperwork is done."""
+        del self.arrays[array.name]
 
     def expanded(self, job: Job, array: Array) -> None:
         """Take in that the file of an array was claimed, and its tasks are there to be issued."""

@@ -169,7 +169,7 @@ class World:
         if self._gpus is None:
             self._gpus = GpuWatcher()
         watcher, config = self._gpus, self._settings.config.gpu
-        watcher.ignore = Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes)
+        watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
         anew = self._needed > watcher.asked
         look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:

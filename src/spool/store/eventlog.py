@@ -157,7 +157,7 @@ def cursors(paths: Layout) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EventLine:
     """One line: the event (None: it cannot be read), where it stands and where the next begins."""
 
     event: Event | None
@@ -185,7 +185,7 @@ class Inbox:
         """Return one that reads the same, for another thread."""
         return Inbox(self._root, self._kind, self._disk)
 
-    def read(self, position: int) -> list[Found]:
+    def read(self, position: int) -> list[EventLine]:
         """Return some of the whole lines that stand at *position* and after it."""
         if not self._open():
             return []
@@ -201,7 +201,7 @@ class Inbox:
         found = []
         for line in whole.split(b"\n") if whole else ():
             end = position + len(line) + 1
-            found.append(Found(self._here(parse_event(line)) if line else None, position, end))
+            found.append(EventLine(self._here(parse_event(line)) if line else None, position, end))
             position = end
         return found
 

@@ -29,7 +29,7 @@ class Logs:
     def __init__(self, spool: LockedSpool, *, strict: bool = False) -> None:
         self._spool = spool
         self._disk = spool.disk
-        self.strict = strict
+        self.strict = strict  # whether every line is on the disk once it is written
         self.events = Outbox(spool.root, spool.disk)  # opened when somebody listens
         self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
         opened: list[int] = []
@@ -83,6 +83,10 @@ class Logs:
         with of_the_spool(self._spool.layout.at(layout.EVENTS)):
             self.events.append(lines)
         self._changed()
+
+    def keep_strict(self, *, strict: bool) -> None:
+        """Sync each line at once from now on, or in groups."""
+        self.strict = strict
 
     def sync(self) -> None:
         """Wait until every line is on the disk."""

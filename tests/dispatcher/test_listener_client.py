@@ -22,7 +22,7 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.dispatcher.listener_client import ListenerClient
-from spool.formats.listening import AT_ONCE, Hello, Reply
+from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
 
 HOUR_NS = 3600 * SECOND_NS
 STEPS = [f"step-{at}" for at in range(6)]
@@ -40,11 +40,11 @@ class Ends:
         self.greetings = 0
         self.ahead_ns = 0
         self.listening = ListenerClient(
-            str(root), self.replies.append, self._greeted, lambda: time.monotonic_ns() + self.ahead_ns
+            str(root), self.replies.append, self._ready, lambda: time.monotonic_ns() + self.ahead_ns
         )
 
-    def _greeted(self, hello: Hello | None) -> None:
-        self.greetings += hello is not None
+    def _ready(self, _: Ready) -> None:
+        self.greetings += 1
 
     def serve_until(self, condition: Callable[[], object]) -> None:
         """Do what the dispatcher's loop does."""
@@ -132,8 +132,9 @@ def test_a_process_that_cannot_be_started_is_tried_again_after_growing_pauses(
     """However long the one before it lived, and says why until one is started."""
     listening = ends.listening
     now_ns = [10 * HOUR_NS]
-    monkeypatch.setattr(listening, "_clock", lambda: now_ns[0])
-    monkeypatch.setattr(listening, "_born_ns", now_ns[0] - lived_ns)
+    for part in (listening, listening._child):
+        monkeypatch.setattr(part, "_clock", lambda: now_ns[0])
+    monkeypatch.setattr(listening._child, "_born_ns", now_ns[0] - lived_ns)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/dev/null")
         listening.listen(["hooks"])
@@ -231,4 +232,4 @@ def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:
     ends.take_an_hour(*ends.begun()[len(over) :])
     ends.serve_until(lambda: len(ends.replies) == len(others))
     assert {reply.number for reply in ends.replies} == set(others)
-    assert not any(reply.no for reply in ends.replies)
+    assert not any(reply.answer.no for reply in ends.replies)

@@ -1,9 +1,10 @@
-"""What the events of a spool add up to: counters and histograms for the metrics. They begin at nothing."""
+"""The values of the metrics: counters and histograms of events, which begin at nothing, and what runs use."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 
 from spool.core.events import ENDS, Event, EventName
 from spool.core.model import SECOND_NS, Result
@@ -31,6 +32,14 @@ COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 _REMEMBERED = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What all runs of a spool together use."""
+
+    memory_bytes: int = 0
+    cpus: float = 0.0  # kept busy, on average since the last look
+
+
 class Histogram:
     """How many durations were at most so long, and their sum."""
 
@@ -46,7 +55,7 @@ class Histogram:
         self.sum_ns += duration_ns
 
 
-class Seen:
+class RecentKeys:
     """The newest of what was seen, so that what is told twice counts once."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
@@ -74,9 +83,9 @@ class Sums:
         self.runs: dict[str, Histogram] = {}  # by the outcome of the run
         self.cpu_ns = 0  # of runs that ended
         self.gpu_ns = 0  # each GPU that was given counts
-        self._seen = Seen()
-        self._started = Seen()
-        self._ended = Seen()
+        self._seen = RecentKeys()
+        self._started = RecentKeys()
+        self._ended = RecentKeys()
 
     def take(self, event: Event) -> None:
         """Count an event in, unless it was told before. Of an array its tasks count, not the array."""

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from spool.cli import jobtext, naming, options
+from spool.cli import joboptions, jobtext, naming
 from spool.client import submit as submitting
 from spool.core import layout
 from spool.core.names import EXECUTORS
@@ -30,10 +30,10 @@ def submit(arguments: Sequence[str]) -> int | None:
     if arguments[:1] != ["submit"]:
         return None
     try:
-        values, words, dashes = options.read(
+        values, words, dashes = joboptions.read(
             arguments[1:], {"-n": ("name", True), "--name": ("name", True), "-c": ("text", True)}
         )
-    except options.UnclearError:
+    except joboptions.UnclearError:
         return None
     if "rows" in values:
         return None
@@ -88,11 +88,11 @@ def _complain(message: str) -> None:
     print(f"spool: {shown(message)}", file=sys.stderr)
 
 
-def job_text(command: str | list[str], values: options.Values) -> str | None:
+def job_text(command: str | list[str], values: joboptions.Values) -> str | None:
     """Return the job file, None if a value might be wrong."""
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
-    keys = {"command": command, "workdir": os.getcwd(), **options.keys_of(values)}
+    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
     if not all(_is_right(key, value) for key, value in keys.items()) or ("gpu_memory" in keys and not keys.get("gpus")):
         return None
     text = jobtext.render(keys)

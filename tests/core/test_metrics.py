@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spool.core.counting import BOUNDS_NS, Histogram, Seen, Sums
 from spool.core.events import Event, EventName
+from spool.core.metrics import BOUNDS_NS, Histogram, RecentKeys, Sums
 from spool.core.model import SECOND_NS, Grant, Result, State
 
 RESULT = Result(
@@ -84,5 +84,5 @@ def test_a_histogram_puts_a_bound_into_its_own_bucket() -> None:
 
 def test_what_was_seen_is_forgotten_in_the_end() -> None:
     """The memory of repeats is bounded."""
-    seen = Seen(2)
+    seen = RecentKeys(2)
     assert [seen.new(key) for key in (1, 2, 1, 3, 1)] == [True, True, False, True, True]

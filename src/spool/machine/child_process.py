@@ -1,0 +1,231 @@
+"""A child that may hang or die: a helper process of this program, spoken to in lines over a socket.
+
+It does what could stop its parent: code of others, or a driver that hangs. The parent never blocks on it: what the
+child has no room for waits here, a descriptor to poll says when there is something to read, and a child that is given
+up is killed and left behind until the kernel lets it go.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from spool.core.model import SECOND_NS
+
+_PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
+_WELL_NS = 60 * SECOND_NS  # a child that has lived so long was well
+_MOMENT_S = 0.1  # for a process that is dead to be gone
+_LAST_WORDS_S = 0.2
+
+
+class ChildProcess:
+    """At most one child `python -m MODULE ARGUMENTS` at a time. The socket is its standard input.
+
+    *environment* is asked at each start. *answers_on_stdout*: the socket is its standard output as well, and what it
+    says on stderr is dropped. *clock* is monotonic.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Callable[[], Mapping[str, str]],
+        *,
+        answers_on_stdout: bool = False,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._arguments = arguments
+        self._environment = environment
+        self._answers_on_stdout = answers_on_stdout
+        self._clock = clock
+        self._ready = select.epoll()
+        self._watched = True
+        self._process: subprocess.Popen[bytes] | None = None
+        self._given_up: list[subprocess.Popen[bytes]] = []  # and not gone yet
+        self._channel: socket.socket | None = None
+        self._end: int | None = None  # readable when the process has ended
+        self._in = b""
+        self._out = b""
+        self._born_ns = 0
+        self._deaths = 0  # in a row
+        self.start_due_ns = 0
+        """When it may be started again after a death: the pauses grow."""
+
+    @property
+    def pid(self) -> int | None:
+        """The child's pid, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a child that has not ended. Ask before :meth:`read`: then nothing that it said is lost."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether nobody speaks at the other end any more, and nothing is left to read."""
+        if self._channel is None:
+            return True
+        try:
+            return not self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    @property
+    def backlog(self) -> int:
+        """How many bytes the child has had no room for."""
+        return len(self._out)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`read` has something to do; the same for life."""
+        return self._ready.fileno()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until that descriptor is readable; return whether it is."""
+        return bool(self._ready.poll(timeout_s))
+
+    def watch(self, watched: bool = True) -> None:
+        """Have the descriptor tell of the child, or not: while nothing that it does matters."""
+        if watched and not self._watched:
+            self._register()
+        elif self._watched and not watched:
+            self._unregister()
+        self._watched = watched
+
+    def start(self) -> None:
+        """Start a child; there must be none. Raises OSError where that fails, which counts as a death."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs:
+                try:
+                    self._process = self._spawn(theirs.fileno())
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError:
+            self._count_death(lived_ns=0)
+            raise
+        self._born_ns = self._clock()
+        ours.setblocking(False)
+        self._channel = ours
+        # Its end shows though others hold the socket open, as what it has forked. A kernel without pidfds lacks that.
+        with suppress(OSError):
+            self._end = os.pidfd_open(self._process.pid)
+        self._in = self._out = b""
+        if self._watched:
+            self._register()
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *self._arguments],
+            stdin=fd,
+            stdout=fd if self._answers_on_stdout else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if self._answers_on_stdout else None,
+            start_new_session=True,  # Ctrl-C at our terminal is not meant for it
+            cwd="/",
+            env=self._environment(),
+        )
+
+    def send(self, line: bytes) -> None:
+        """Say something to the child, if there is one, as soon as it has room for that."""
+        if self._channel is not None:
+            self._out += line
+            self._write()
+
+    def read(self) -> list[bytes]:
+        """Return the lines that the child has said, and hand it what it had no room for."""
+        if self._channel is None:
+            return []
+        with suppress(OSError):  # no more for now, or for ever
+            while data := self._channel.recv(1 << 18):
+                self._in += data
+        self._write()
+        *lines, self._in = self._in.split(b"\n")
+        return lines
+
+    def exit_code(self) -> int | None:
+        """Return how a child that has hung up ended, negative for a signal; None if it still lives after a moment."""
+        return None if self._process is None else _exit_code(self._process, _MOMENT_S)
+
+    def give_up(self, *, kill: bool = False) -> None:
+        """Have no child any more. One that there was counts as dead."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        self._hang_up()
+        self._count_death(self._clock() - self._born_ns)
+        self._given_up.append(process)  # who hangs up may live for another moment, who is killed in a driver for long
+
+    def lingers(self, wait_s: float = 0.0) -> bool:
+        """Whether a child that was given up still lives, after *wait_s* at most."""
+        self._given_up = [process for process in self._given_up if _exit_code(process, wait_s) is None]
+        return bool(self._given_up)
+
+    def close(self) -> None:
+        """Hang up on the child, which is told what waits to be said and left to itself."""
+        if self._channel is not None:
+            if self._out:
+                with suppress(OSError):
+                    self._channel.settimeout(_LAST_WORDS_S)
+                    self._channel.sendall(self._out)
+            self._hang_up()
+        self._ready.close()
+
+    def join(self, timeout_s: float = _MOMENT_S) -> None:
+        """Wait until all children are gone, for each of them *timeout_s* at most."""
+        for process in filter(None, (*self._given_up, self._process)):
+            _exit_code(process, timeout_s)
+
+    def _hang_up(self) -> None:
+        if self._watched:
+            self._unregister()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._end is not None:
+            os.close(self._end)
+            self._end = None
+
+    def _register(self) -> None:
+        if self._channel is not None:
+            self._ready.register(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._out else 0))
+        if self._end is not None:
+            self._ready.register(self._end, select.EPOLLIN)
+
+    def _unregister(self) -> None:
+        if self._channel is not None:
+            self._ready.unregister(self._channel)
+        if self._end is not None:
+            self._ready.unregister(self._end)
+
+    def _write(self) -> None:
+        assert self._channel is not None
+        try:
+            while self._out:
+                self._out = self._out[self._channel.send(self._out) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, as the next read will tell
+            self._out = b""
+        if self._watched:
+            self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._out else 0))
+
+    def _count_death(self, lived_ns: int) -> None:
+        self._deaths = 1 if lived_ns > _WELL_NS else self._deaths + 1
+        self.start_due_ns = self._clock() + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
+
+
+def _exit_code(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
+    try:
+        return process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
