@@ -19,7 +19,7 @@ from spool.cli.group import WordsVerb, tell
 from spool.cli.keyoptions import key_options
 from spool.cli.submit import asked
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
-from spool.client.output import Follower, Piece, Stream
+from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.core.model import State
@@ -134,7 +134,7 @@ class _Session:
         except SpoolError:
             return  # it has just ended
 
-    def _show(self, piece: Piece | None) -> None:
+    def _show(self, piece: OutputPiece | None) -> None:
         if piece is None:
             sys.stdout.flush()
             if not self._quiet:

@@ -22,16 +22,16 @@ from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
 from spool.query.whatif import (
     Group,
-    Imagined,
+    PolicyResult,
     Scenario,
-    Study,
+    SimulationSetup,
     Workload,
     curves,
     gpus_like,
-    imagine,
     of_file,
     of_history,
-    study,
+    prepare,
+    simulate_policy,
 )
 from spool.store.config import Settings
 from spool.store.spool import Spool
@@ -53,7 +53,7 @@ _WAITS: tuple[_Told, ...] = (
     ("GPU", lambda each: render.percent(each.gpu_utilisation)),
 )
 # A row for each, for side by side they are wider than a terminal.
-_FIGURES: tuple[tuple[str, Callable[[Study], str]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     ("longest queue", lambda each: str(each.figures.max_queue)),
     ("mean queue", lambda each: render.ratio(each.figures.mean_queue)),
     ("makespan", lambda each: render.duration(each.figures.makespan_ns)),
@@ -146,7 +146,7 @@ def command(
     rules = replace(rules, gpu_use=None)  # which of the real GPUs may be given says nothing of imagined ones
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
-    imagined = imagine(workload, machine, rules, scenario)
+    imagined = prepare(workload, machine, rules, scenario)
     if not imagined.coming:
         raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(machine)}"))
     done = [_study(imagined, rules, each, quiet=as_json) for each in disciplines]
@@ -162,11 +162,11 @@ def command(
     return 0
 
 
-def _study(imagined: Imagined, rules: Policy, discipline: Discipline, *, quiet: bool) -> Study:
+def _study(imagined: SimulationSetup, rules: Policy, discipline: Discipline, *, quiet: bool) -> PolicyResult:
     if quiet:
-        return study(imagined, rules, discipline)
+        return simulate_policy(imagined, rules, discipline)
     with render.progress(f"simulating {discipline.value}") as told:
-        return study(imagined, rules, discipline, told)
+        return simulate_policy(imagined, rules, discipline, told)
 
 
 def _disciplines(text: str) -> list[Discipline]:
@@ -203,7 +203,7 @@ def _in_words(machine: Machine) -> str:
     return ", ".join(parts)
 
 
-def _print(imagined: Imagined, done: Sequence[Study], *, all_users: bool) -> None:
+def _print(imagined: SimulationSetup, done: Sequence[PolicyResult], *, all_users: bool) -> None:
     workload = imagined.workload
     left = [
         f"{imagined.never_fit} never fit" if imagined.never_fit else "",
@@ -260,7 +260,7 @@ def _groups(
     render.table(columns, rows)
 
 
-def _print_longest(done: Sequence[Study]) -> None:
+def _print_longest(done: Sequence[PolicyResult]) -> None:
     columns = [
         render.Column("LONGEST WAITS"),
         render.Column("WAIT", right=True),
@@ -281,7 +281,7 @@ def _print_longest(done: Sequence[Study]) -> None:
         render.table(columns, rows)
 
 
-def _picture(machine: Machine, done: Sequence[Study]) -> None:
+def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
     """Print utilisation and queue over time, a row for each policy, all on one scale of time.
 
     A queue is drawn up to its own highest, which stands before it: under one policy it may be a hundred times longer.
@@ -303,7 +303,7 @@ def _picture(machine: Machine, done: Sequence[Study]) -> None:
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
-def _print_json(imagined: Imagined, done: Sequence[Study]) -> None:
+def _print_json(imagined: SimulationSetup, done: Sequence[PolicyResult]) -> None:
     workload, machine = imagined.workload, imagined.machine
     memory = machine.memory_bytes if machine.memory_bytes < _NO_LIMIT_BYTES else None
     render.as_json(
