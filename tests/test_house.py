@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "executors": {"machine", "formats", "core"},
     "listeners": {"machine", "store", "formats", "core"},
     "client": {"store", "formats", "core"},
-    "state": {"machine", "store", "formats", "core"},
+    "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
@@ -119,16 +119,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.again": BEING_REBUILT,
     "core.moments": BEING_REBUILT,
     "core.why_reserved": BEING_REBUILT,
-    "dispatcher.Arrays.__init__": BEING_REBUILT,
-    "dispatcher.Expander.__init__": BEING_REBUILT,
-    "dispatcher.FileMoves.__init__": BEING_REBUILT,
-    "dispatcher.Finalizer.__init__": BEING_REBUILT,
-    "dispatcher.Finalizer.end_unstarted": BEING_REBUILT,
-    "dispatcher.Launcher.__init__": BEING_REBUILT,
-    "dispatcher.Recovery.__init__": BEING_REBUILT,
     "dispatcher.Supervisor.__init__": BEING_REBUILT,
-    "dispatcher.of_file": BEING_REBUILT,
-    "dispatcher.of_run": BEING_REBUILT,
+    "formats.Key.__init__": BEING_REBUILT,
     "formats.check_together": BEING_REBUILT,
     "formats.job_environment": BEING_REBUILT,
     "formats.render": BEING_REBUILT,
@@ -138,59 +130,32 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": BEING_REBUILT,
 }
 SMALL_MODULES: dict[str, str] = {
-    "cli/control.py": "six verbs of one shape",
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "cli/paramfile.py": BEING_REBUILT,
-    "cli/quick.py": "a plain `spool submit` loads it, and little else",
     "core/passing.py": BEING_REBUILT,
     "core/shares.py": BEING_REBUILT,
-    "dispatcher/dues.py": BEING_REBUILT,
-    "dispatcher/journal.py": BEING_REBUILT,
-    "dispatcher/reservations.py": BEING_REBUILT,
-    "dispatcher/scheduling.py": BEING_REBUILT,
+    "dispatcher/planner.py": BEING_REBUILT,
     "formats/directives.py": BEING_REBUILT,
     "formats/editing.py": BEING_REBUILT,
     "formats/schema.py": BEING_REBUILT,
     "store/history.py": "reads the disk; what adds it up is a layer above",
 }
 SAME_NAMES: dict[str, str] = {
-    "Hooks": BEING_REBUILT,
     "JobFile": BEING_REBUILT,
     "Limits": BEING_REBUILT,
     "Started": BEING_REBUILT,
 }
 # A circle is named by its first module.
-CIRCLES: dict[str, str] = {
-    "dispatcher/admission.py": BEING_REBUILT,
-}
+CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {
     "core: self._placed.exhausted_at_ns": BEING_REBUILT,
     "core: self._placed.holding": BEING_REBUILT,
-    "dispatcher: cancel.live.asking": BEING_REBUILT,
-    "dispatcher: of.logs.strict": BEING_REBUILT,
-    "dispatcher: of.status.problems": BEING_REBUILT,
-    "dispatcher: of.table.version": BEING_REBUILT,
-    "dispatcher: of.watcher.hints": BEING_REBUILT,
-    "dispatcher: of.watcher.lost": BEING_REBUILT,
-    "dispatcher: self._confinement.changed": BEING_REBUILT,
-    "dispatcher: self._of.table.version": BEING_REBUILT,
-    "dispatcher: self._scanner.arrays_moved": BEING_REBUILT,
-    "dispatcher: self._table.left": BEING_REBUILT,
-    "dispatcher: self._table.version": BEING_REBUILT,
-    "dispatcher: self.events.notes": BEING_REBUILT,
-    "dispatcher: self.finalizer.lines": BEING_REBUILT,
-    "dispatcher: self.scanner.clocks.lines": BEING_REBUILT,
-    "dispatcher: self.scanner.moved": BEING_REBUILT,
-    "dispatcher: self.status.gpus_at": BEING_REBUILT,
-    "dispatcher: self.status.why_not_expanded": BEING_REBUILT,
-    "dispatcher: self.table.executor_problem": BEING_REBUILT,
+    "dispatcher: self._logs.strict": BEING_REBUILT,
+    "dispatcher: self.state.executor_problem": BEING_REBUILT,
     "machine: self._uses.ignore": BEING_REBUILT,
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
-    "Admission takes Dispatcher": BEING_REBUILT,
-    "Monitor takes Dispatcher": BEING_REBUILT,
-    "Observer takes Dispatcher": BEING_REBUILT,
-    "Scheduling takes Dispatcher": BEING_REBUILT,
+    "LocalRun takes LocalProcesses": "a handle on one run asks its back end, which walks over the processes of all",
     "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
 }
 
@@ -345,11 +310,9 @@ def _dotted(path: str) -> str:
 
 
 def _is_verb(module: Module) -> bool:
-    """Whether the module is a command of the command line, found by its name."""
-    assigned = {target for node in module.tree.body if isinstance(node, ast.Assign) for target in node.targets}
-    names = {target.id for target in assigned if isinstance(target, ast.Name)}
-    names |= {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
-    return module.layer == "cli" and "command" in names
+    """Whether the module is one or more commands of the command line, which are found by their names."""
+    found = [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
+    return module.layer == "cli" and any(_is_command(function) for function in found)
 
 
 def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

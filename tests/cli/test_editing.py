@@ -14,7 +14,7 @@ from calling import Command, put_job
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.formats import jobfile
-from spool.formats.editing import edited
+from spool.formats.jobfile import edited
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 

@@ -15,7 +15,7 @@ from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
 from spool.formats.history import render_history, render_result
-from spool.formats.tasks import ArrayRecord, render_array
+from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
 
 T0 = 1_700_000_000 * S

@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
-from spool.cli import fastsubmit, joboptions, main, naming
+from spool.cli import fastsubmit, joboptions, main, submission
 from spool.cli.joboptions import OPTIONS, UnclearError
 from spool.core import layout
+from spool.core.errors import UsageError
 from spool.formats import jobfile
 from spool.formats.schema import schema
 from support import ROOT
@@ -58,14 +59,14 @@ def test_a_job_without_a_name_is_called_after_what_it_runs(spool: Command) -> No
 @given(st.lists(st.text(min_size=1), min_size=1) | st.text())
 def test_every_command_gives_a_valid_name(command: list[str] | str) -> None:
     """Whatever runs, the name made of it is one that a job can have."""
-    assert layout.valid_name(naming.fresh_name(naming.stem_of(command), lambda name: False))
+    assert layout.valid_name(fastsubmit.fresh_name(fastsubmit.stem_of(command), lambda name: False))
 
 
 def test_a_fresh_name_is_never_one_in_use() -> None:
     """A name that is taken is not given again."""
     used: set[str] = set()
     for _ in range(200):
-        name = naming.fresh_name("a", used.__contains__)
+        name = fastsubmit.fresh_name("a", used.__contains__)
         assert name not in used
         used.add(name)
 
@@ -325,7 +326,7 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]
     values, _, _ = joboptions.read(arguments)
-    command = naming.command_of(words)
+    command = fastsubmit.command_of(words)
     text = fastsubmit.job_text(command, values)
     if text is None:
         return
@@ -400,3 +401,48 @@ def test_indices_and_lists_become_an_array(spool: Command, spool_root: Path) -> 
     assert queued(spool_root, "a")["array"] == "0-99:2%4"
     assert spool("submit", "--name", "b", "--matrix", "lr=0.1,0.01", "--matrix", "seed=1,2", "--", "true").code == 0
     assert queued(spool_root, "b")["matrix"] == {"lr": ["0.1", "0.01"], "seed": ["1", "2"]}
+
+
+SCRIPT = b"""#!/bin/sh
+# Trains the small model.
+#SPOOL --gpus 1 --time-limit 2h
+##SPOOL --gpus 8
+
+#SPOOL\t--group "night runs"   # the slow ones
+#SPOOL
+#SPOOLED --no
+  # indented
+set -e
+#SPOOL --too-late
+"""
+
+
+def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
+    """The comments before the first command, and no others; `##SPOOL` switches one off."""
+    words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
+    assert submission.spool_lines(SCRIPT, "train.sh") == words
+    assert submission.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
+    assert submission.late_lines(SCRIPT) == [11]
+
+
+@pytest.mark.parametrize(
+    "script", [b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"]
+)
+def test_a_script_without_a_head_has_no_options(script: bytes) -> None:
+    """Nor has a program that is no text."""
+    assert submission.spool_lines(script, "x") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'#SPOOL --group "night', "line 2: no closing quotation"),
+        (b"#SPOOL gpus 1", "line 2: 'gpus' is not an option"),
+        (b"#SPOOL --group a\0b", "line 2: it has a NUL"),
+    ],
+)
+def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> None:
+    """The error names the script and the line."""
+    with pytest.raises(UsageError) as error:
+        submission.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
+    assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")

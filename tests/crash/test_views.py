@@ -17,7 +17,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.runs import Runs
 from spool.core.scheduler import View, decide
-from spool.dispatcher import filemoves, launcher, recovery, supervisor
+from spool.dispatcher import filemoves, launcher, recovery
 from spool.dispatcher.loop import Dispatcher
 from spool.query import snapshot
 from spool.store import locked_spool
@@ -82,7 +82,7 @@ def compare(world: World, now: Dispatcher) -> None:
 def compare_kept(now: Dispatcher) -> None:
     """Assert that what the dispatcher keeps of its runs is what a look at all of them would find."""
     runs = now.state.live
-    assert now.supervisor._polled == {key: live for key, live in runs.items() if supervisor._unwatched(live)}
+    assert now.supervisor._polled == {key: live for key, live in runs.items() if now.supervisor._unwatched(live)}
     missing = {key for key, live in runs.items() if live.file_missing_ns is not None and live.proof is None}
     assert {key for key, live in now.filemoves._missing.items() if runs.get(key) is live} >= missing
     holding = {live.name: live.running for live in runs.values() if live.holds_room}

@@ -13,7 +13,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,15 +26,14 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine, Result, Stop, StopKind
 from spool.dispatcher import confinement, loop
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.terminator import Terminator
-from spool.executors.base import Launch, Started
+from spool.executors.base import Launch
+from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import jobfile, run_records
 from spool.formats.history import read_history
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
 from spool.state import table
-from spool.state.table import Live
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
@@ -79,6 +78,7 @@ class World:
     texts: list[tuple[str, str]] = field(default_factory=list)  # of each start: the job and its command
     watchers: list[Callable[[str, str, bytes], None]] = field(default_factory=list)  # told of each write of a wrapper
     tried: Counter[str] = field(default_factory=Counter)  # how often a start of each job was
+    engine: LocalProcesses = field(default_factory=LocalProcesses)  # of the dispatcher that there is
     _pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
 
     @property
@@ -98,12 +98,12 @@ class World:
         """Return what the wrapper's text says; nobody runs it."""
         return ProcessExecutor().surroundings()
 
-    def start(self, launch: Launch) -> Started:
+    def start(self, launch: Launch) -> LocalRun:
         """Launch a wrapper, which speaks at the next tick."""
         if self._refuses("denied", launch):
             raise StartRefused("there is no process to be had")
         self.launched.append(launch)
-        return Started()
+        return self.engine.no_child(launch.job, launch.run, None)
 
     def get_ready(self, text: bytes | None = None) -> int | None:
         """Have nothing ready."""
@@ -243,18 +243,20 @@ class Users:
         self.path(RUNNING, name).unlink(missing_ok=True)
 
 
-class _Stopper(Terminator):
-    """Ends what it is told to at once."""
+class _Processes(LocalProcesses):
+    """Ends what it is told to at once, and sees the processes of the world."""
 
     world: World
 
-    def tick(self) -> list[Live]:
-        lives = [stopping.live for stopping in self._runs.values()]
-        for live in lives:
-            for pid in self.world.pids(live.name, live.run):
+    def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
+        for run in runs:
+            for pid in self.world.pids(*run.key):
                 self.world.exit(pid, 143)
-            self.world.left.discard(live.key)
-        return lives
+            self.world.left.discard(run.key)
+        return list(runs)
+
+    def left_behind(self, run: LocalRun) -> bool:
+        return bool(self.world.pids(*run.key)) or run.key in self.world.left
 
 
 def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
@@ -265,11 +267,11 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
     except BaseException:
         spool.release()
         raise
-    made.launcher._executors = {"process": world}
-    made.groups = made.launcher._groups = None
-    made.terminator.__class__ = _Stopper
-    made.terminator.world = world  # type: ignore[attr-defined]
-    made.wakeup.left_behind = lambda live: bool(world.pids(*live.key)) or live.key in world.left  # type: ignore[method-assign]
+    made.executors._made = {"process": world}
+    world.engine = made.executors.local
+    world.engine.__class__ = _Processes
+    world.engine.world = world  # type: ignore[attr-defined]
+    world.engine.groups = None
     made.status.write = lambda *_, **__: None  # type: ignore[method-assign]
     made.status._plan_next = lambda: None  # type: ignore[method-assign]
     made.watcher.start = lambda *_, **__: None  # type: ignore[method-assign,assignment]
@@ -282,6 +284,7 @@ def abandon(made: Dispatcher) -> None:
     """Take away what a killed process would have lost: its descriptors and its lock. The disk stays as it is."""
     made.watcher.close()
     made.wakeup.close()
+    made.executors.local.close()
     made.logs.events.close()
     made.events._client.close()
     for fd in (made.logs._journal, made.logs._history):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +19,9 @@ from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Limits
-from spool.dispatcher.terminator import Terminator
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.timers import Timer, Timers
+from spool.executors import Executors, local
+from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
 from spool.state.table import FRESH, Live, Table, Wait
@@ -81,7 +82,8 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     jid = session.world.root / "jobs" / "long" / "1" / layout.JID
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
-    live.jid, live.spoken = None, False
+    live.launched(session.world.engine.no_child(*live.key, None))
+    live.spoken = False
     write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)
     now.status._next_ns, now.status._refresh_ns = 0, 1 << 62
@@ -150,12 +152,16 @@ class Memory:
         self.live = run_of("one", 100)
         table = Table()
         table.add_run(table.job("one"), self.live)
-        monkeypatch.setattr(supervisor, "rss_bytes", lambda pids: self.rss * len(list(pids)))
-        monkeypatch.setattr(supervisor, "pss_bytes", lambda pids: self.pss * len(list(pids)))
-        monkeypatch.setattr(supervisor.identity, "start_ticks", lambda pid: self.ticks)
-        monkeypatch.setattr(supervisor, "processes_of", self._walk)
-        self.limits = Limits(table, Terminator("/nowhere"), self._order, Confinement("/nowhere", Timer()))
-        self.limits._census = self  # type: ignore[assignment]
+        monkeypatch.setattr(local, "rss_bytes", lambda pids: self.rss * len(list(pids)))
+        monkeypatch.setattr(local, "pss_bytes", lambda pids: self.pss * len(list(pids)))
+        monkeypatch.setattr(local.identity, "start_ticks", lambda pid: self.ticks)
+        engine = LocalProcesses()
+        engine.processes_of = self._walk  # type: ignore[method-assign]
+        engine._census = self  # type: ignore[assignment]
+        self.live.launched(engine.child("one", 1, 70))
+        self.timers = Timers()
+        context: Any = SimpleNamespace(state=table, confinement=Confinement("/nowhere", Timer()), timers=self.timers)
+        self.limits = Limits(context, Executors(str, engine), self._order)
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:
@@ -165,9 +171,10 @@ class Memory:
     def ask_again(self, pid: int | None = None) -> None:
         """Know that a run is new."""
 
-    def _walk(self, lives: list[Live], spool_dir: str) -> dict[Live, set[Process]]:
-        self.walks += bool(lives)
-        return dict.fromkeys(lives, self.really)
+    def _walk(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
+        found = dict.fromkeys(runs, self.really)
+        self.walks += bool(found)
+        return found
 
     def _order(self, live: Live, stop: Stop) -> None:
         self.stops.append(stop.kind)
@@ -209,12 +216,12 @@ def test_the_memory_of_a_stranger_is_not_the_runs(watched: Memory) -> None:
 def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
     """A control group holds its run to its limit, and knows its peak, once it has one."""
     group: Any = SimpleNamespace(peak_memory_bytes=lambda: None)
-    watched.live.group = group
+    watched.live.launched(LocalProcesses().child("one", 1, 70, group))
     watched.check(50)
-    assert watched.limits.next_due_ns() is not None
+    assert watched.timers.due_in_ns() is not None
     group.peak_memory_bytes = lambda: 50
     watched.check(90)
-    assert (watched.live.peak_memory_bytes, watched.limits.next_due_ns()) == (50, None)
+    assert (watched.live.peak_memory_bytes, watched.timers.due_in_ns()) == (50, None)
 
 
 def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +229,9 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(supervisor, "boot_clock", lambda: 0)
     waits = []
     for _ in range(2):
         watched.check(50)
-        waits.append(round((watched.limits.next_due_ns() or 0) / 1e9))
+        waits.append(round((watched.timers.due_in_ns() or 0) / 1e9))
     assert waits == [1, 5]

@@ -15,7 +15,8 @@ from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Jid
 from spool.dispatcher import filemoves, reservations, scanner
-from spool.executors.base import Launch, Started
+from spool.executors.base import Launch
+from spool.executors.local import LocalRun
 from spool.store.stable_read import NotWhole, Seen, read_whole
 
 
@@ -90,8 +91,9 @@ def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(
     """Its wrapper was ended before it could: that is no failure."""
     world = session.world
 
-    def start(self: World, launch: Launch) -> Started:
-        return Started(identity=Jid(9_999_999, 1, self.boot, NAMESPACE, HOST))  # gone already
+    def start(self: World, launch: Launch) -> LocalRun:
+        gone = Jid(9_999_999, 1, self.boot, NAMESPACE, HOST)
+        return self.engine.no_child(launch.job, launch.run, gone)
 
     def cancel() -> None:
         session.users.cancel("young")
@@ -110,10 +112,10 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
 ) -> None:
     """However its signal was lost, no run goes on for ever."""
 
-    def start(self: World, launch: Launch) -> Started:
+    def start(self: World, launch: Launch) -> LocalRun:
         pid = os.posix_spawn("/bin/true", ["true"], {})
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        return Started(pid)
+        return self.engine.child(launch.job, launch.run, pid)
 
     monkeypatch.setattr(World, "start", start)
     session.looks_at_everything = False

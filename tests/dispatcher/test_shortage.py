@@ -22,10 +22,11 @@ from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recovery
 from spool.dispatcher.launcher import Shortage
 from spool.dispatcher.timers import Timer
-from spool.executors.base import Launch, Started, refused, sounds_refused
+from spool.executors import Executors
+from spool.executors.base import Launch, refused, sounds_refused
+from spool.executors.local import LocalRun
 from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
-from spool.query import snapshot
 from spool.query.explain import why
 from spool.state import table
 from spool.state.table import WELCOME, Live
@@ -53,7 +54,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool])
     """Have the machine refuse starts; return the names of the jobs that were tried."""
     start, tried = World.start, list[str]()
 
-    def tries(self: World, launch: Launch) -> Started:
+    def tries(self: World, launch: Launch) -> LocalRun:
         tried.append(launch.job)
         if refuses(launch):
             raise StartRefused("/bin/sh was not started: Resource temporarily unavailable")
@@ -243,7 +244,7 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     state = json.loads((root / layout.STATE).read_text())
     assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
     assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
-    monkeypatch.setattr(snapshot, "problem_with", lambda _: None)
+    monkeypatch.setattr(Executors, "problem", lambda *_: None)
     answer = why(Spool(str(root)), "a")
     assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
     session.users.submit("ab", "ok")
@@ -269,7 +270,11 @@ def _without_jid(session: Session, status: int, remains: list[str]) -> Live:
         (metadir / name).touch()
     assert session.now is not None
     live = session.now.state.live["x", 1]
-    live.pid, live.exit_status = 1, status
+    handle = session.world.engine.child("x", 1, 1)
+    if live.jid is not None:
+        handle.identified(live.jid)
+    handle.ended(status, 0, 0)
+    live.launched(handle)
     assert session.now.supervisor.concluder.conclude(live)
     return live
 

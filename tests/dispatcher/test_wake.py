@@ -6,23 +6,23 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from spool.core.model import Grant, Spec
 from spool.dispatcher.wakeup import Wakeup
+from spool.executors.local import LocalProcesses
 from spool.machine import identity
 from spool.state.table import FRESH, Live, Wait
 
 
 @pytest.fixture
-def wakes(tmp_path: Path) -> Iterator[Wakeup]:
+def wakes() -> Iterator[Wakeup]:
     """Give the wakes of a dispatcher that has seen to all that there was at its start."""
-    made = Wakeup(str(tmp_path))
+    made = Wakeup()
     made.reload_asked()
-    list(made.reap())
+    made.children_ended()
     yield made
     made.close()
 
@@ -45,32 +45,33 @@ def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakeup, mo
     """There is no sleep before somebody has seen to that; once it is known it is no news, for nobody is to spin."""
     live = _live()
     with subprocess.Popen(["sleep", "60"]) as wrapper:
-        live.jid = identity.of_process(wrapper.pid)
+        live.launched(LocalProcesses().no_child("a", 1, identity.of_process(wrapper.pid)))
         wrapper.kill()
-    wakes._children = False
+    wakes.children_ended()
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) == 0
     assert wakes.ended_runs() == {live.key}
-    live.remains = True
+    live.outlived()
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) is None
     assert wakes.ended_runs() == set()
 
 
-def test_signals_that_our_starter_blocked_arrive(tmp_path: Path) -> None:
+def test_signals_that_our_starter_blocked_arrive() -> None:
     """After `env --block-signal=CHLD spool dispatch` the end of a child is seen; the mask is as it was afterwards."""
     ours = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ours, signal.SIGUSR1})
     try:
-        wakes = Wakeup(str(tmp_path))
+        wakes, local = Wakeup(), LocalProcesses()
         try:
             assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*ours, signal.SIGUSR1} == {signal.SIGUSR1}
-            assert list(wakes.reap()) == []
-            live = _live()
-            live.pid = os.posix_spawn("/bin/true", ["true"], {})
-            wakes.watch_run(live)
-            os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
-            assert list(wakes.reap()) == [live]
+            wakes.children_ended()
+            assert list(local.reap()) == []
+            run = local.child("a", 1, os.posix_spawn("/bin/true", ["true"], {}))
+            assert run.pid is not None
+            os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
+            assert wakes.children_ended()
+            assert list(local.reap()) == [run]
         finally:
             wakes.close()
         assert ours <= signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -98,32 +98,32 @@ def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
 
 @pytest.mark.parametrize("first", ["requeue", "hold"])
 @pytest.mark.parametrize("then", ["cancel", "rm"])
-def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(served: Served, first: str, then: str) -> None:
+def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Served, first: str, then: str) -> None:
     """It is `stopping` for all to see until that run is over, and then `cancelled` for good, as its dependents hear."""
-    served.start()
-    gate = served.root / "gate"
+    x, after = f"x-{first}-{then}", f"after-{first}-{then}"
+    gate = shared.root / f"gate-{first}-{then}"
     tidies = f"trap 'until [ -e {gate} ]; do sleep 0.02; done; exit 3' TERM; echo up; while :; do sleep 0.02; done"
-    served.drop("x", tidies, kill_grace="1m")
-    served.drop("after", "true", depends_on={"ended": ["x"]})
-    served.says("x", "up")
-    assert served.spool(first, "x").returncode == 0
-    served.until(lambda: served.record("x", "stop"), "the stop")
+    shared.drop(x, tidies, kill_grace="1m")
+    shared.drop(after, "true", depends_on={"ended": [x]})
+    shared.says(x, "up")
+    assert shared.spool(first, x).returncode == 0
+    shared.until(lambda: shared.record(x, "stop"), "the stop")
     if then == "rm":
-        served.path("held" if first == "hold" else "queued", "x").unlink()
+        shared.path("held" if first == "hold" else "queued", x).unlink()
     else:
-        assert served.spool("cancel", "x").returncode == 0
-    served.looked()
-    served.until(lambda: served.state()["jobs"].get("x", {}).get("state") == "stopping", "the view")
-    assert "stopping" in served.spool("ls", "x").stdout
+        assert shared.spool("cancel", x).returncode == 0
+    shared.looked()
+    shared.until(lambda: shared.state()["jobs"].get(x, {}).get("state") == "stopping", "the view")
+    assert "stopping" in shared.spool("ls", x).stdout
     for verb in ("cancel", "hold", "why"):
-        assert "it is being stopped" in served.spool(verb, "x").stderr
-    assert "in vain" in served.spool("wait", "x", "--timeout", "2s").stderr
+        assert "it is being stopped" in shared.spool(verb, x).stderr
+    assert "in vain" in shared.spool("wait", x, "--timeout", "300ms").stderr
     gate.touch()
-    result = served.wait_done("x", "after")
+    result = shared.wait_done(x, after)
     assert result is not None
     assert (result["run"], result["outcome"], result.get("again")) == (1, "cancelled", None)
-    assert [line["job"] for line in served.history() if line["job"] == "x"] == ["x"]
-    assert served.spool("wait", "x").returncode == 130
+    assert [line["job"] for line in shared.history() if line["job"] == x] == [x]
+    assert shared.spool("wait", x).returncode == 130
 
 
 def test_the_epilog_runs_after_a_stop(shared: Served) -> None:

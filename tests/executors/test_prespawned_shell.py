@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from spool.core.errors import SpoolError
-from spool.executors import Launch, Started
+from spool.executors import Launch
+from spool.executors.local import LocalRun
 from spool.executors.process import PrespawnedShell, ProcessExecutor
 from spool.formats import run_records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
@@ -38,7 +39,7 @@ class Shop:
         (metadir / "run.sh").write_bytes(text)
         return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
 
-    def finish(self, started: Started) -> int:
+    def finish(self, started: LocalRun) -> int:
         """Wait for the wrapper's end; return its exit code."""
         assert started.pid is not None
         return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])

@@ -13,8 +13,9 @@ import pytest
 
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.names import EXECUTORS
-from spool.executors import NAMES, Launch, Started, by_name
+from spool.executors import NAMES, Launch, by_name
 from spool.executors.base import own_environment
+from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, render
@@ -28,9 +29,9 @@ class Starter:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.executor = ProcessExecutor()
-        self.started: list[Started] = []
+        self.started: list[LocalRun] = []
 
-    def __call__(self, command: str | tuple[str, ...], **environment: str) -> Started:
+    def __call__(self, command: str | tuple[str, ...], **environment: str) -> LocalRun:
         """Write a wrapper and start it; *environment* is put into the dispatcher's."""
         metadir = self.root / str(len(self.started))
         metadir.mkdir()
@@ -41,7 +42,7 @@ class Starter:
         self.started.append(self.executor.start(launch))
         return self.started[-1]
 
-    def finish(self, started: Started) -> str:
+    def finish(self, started: LocalRun) -> str:
         """Wait for its end and return its log."""
         assert started.pid is not None
         os.waitpid(started.pid, 0)

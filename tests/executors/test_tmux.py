@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.layout import NAME_PATTERN
+from spool.core.lifecycle import Liveness
 from spool.executors import by_name, tmux
-from spool.executors.base import Launch, Started
+from spool.executors.base import Launch
 from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
 from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Assignments, render
@@ -239,7 +240,9 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     executor = TmuxExecutor()
     assert executor.unavailable() is None
     started = [executor.start(launch) for _ in range(20)]
-    assert started == [Started(), *[None] * 19]
+    first = started[0]
+    assert first is not None
+    assert (first.is_child, first.liveness(), started[1:]) == (False, Liveness.ABSENT, [None] * 19)
     for _ in range(3):
         assert executor.unavailable() == f"tmux does not answer on {tmp_path}/.tmux"
     gate.write_text("now\n")
@@ -307,7 +310,7 @@ def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> Non
             started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), b"", keep=True))
             assert started is not None
             jid = wait_for(lambda metadir=metadir: _whole(metadir / "jid"))
-            assert parse_jid(jid) == started.identity
+            assert parse_jid(jid) == started.jid
             assert executor.attach(spool, "a.b", run, read_only=True)[-3:] == ("-r", "-t", f"=a~b/{run}")
             server = server_of(spool)
             assert server.cmd("send-keys", "-t", f"=a~b/{run}:", "typed", "Enter").stderr == []

@@ -22,7 +22,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.formats import config, job_schema, jobfile, validation, values
+from spool.formats import config, jobfile, validation, values
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -413,9 +413,9 @@ def test_overlapping_ranges_end_with_the_first_index_that_comes_twice(monkeypatc
         made.append(range(*bounds))
         return made[-1]
 
-    monkeypatch.setattr(job_schema, "range", counted, raising=False)
+    monkeypatch.setattr(values, "range", counted, raising=False)
     assert "names the index 1 twice" in problems(f'command = "x"\narray = "{"1-50000," * 900}0"')[0]
-    assert sum(map(len, made)) <= job_schema.MAX_TASKS
+    assert sum(map(len, made)) <= values.MAX_TASKS
 
 
 def test_a_hundred_mistakes_are_told_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:

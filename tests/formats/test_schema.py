@@ -1,4 +1,4 @@
-"""Schemas, tables of keys and #SPOOL lines."""
+"""Schemas and tables of keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from importlib import resources
 
 import pytest
 
-from spool.core.errors import UsageError
 from spool.core.model import State
 from spool.core.names import EXECUTORS
-from spool.formats import directives, schema
-from spool.formats.job_schema import JobFile
+from spool.formats import schema
+from spool.formats.jobfile import FORMAT
 from spool.formats.values import NOTIFY_EVENTS
 
 
@@ -38,7 +37,7 @@ def test_the_schema_of_a_job_is_strict() -> None:
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
-    assert set(made["properties"]) == set(JobFile.__struct_fields__)
+    assert set(made["properties"]) == set(FORMAT.struct.__struct_fields__)
     assert made["properties"]["executor"]["enum"] == list(EXECUTORS)
     assert all(table["additionalProperties"] is False for table in made["$defs"].values())
 
@@ -56,48 +55,3 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
     assert "| `quotas.users.NAME.max_running_jobs` |" in capsys.readouterr().out
     assert schema.main([]) == 2
     assert schema.main(["job", "--x"]) == 2
-
-
-SCRIPT = b"""#!/bin/sh
-# Trains the small model.
-#SPOOL --gpus 1 --time-limit 2h
-##SPOOL --gpus 8
-
-#SPOOL\t--group "night runs"   # the slow ones
-#SPOOL
-#SPOOLED --no
-  # indented
-set -e
-#SPOOL --too-late
-"""
-
-
-def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
-    """The comments before the first command, and no others; `##SPOOL` switches one off."""
-    words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
-    assert directives.words(SCRIPT, "train.sh") == words
-    assert directives.words(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
-    assert directives.late_lines(SCRIPT) == [11]
-
-
-@pytest.mark.parametrize(
-    "script", [b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"]
-)
-def test_a_script_without_a_head_has_no_options(script: bytes) -> None:
-    """Nor has a program that is no text."""
-    assert directives.words(script, "x") == []
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (b'#SPOOL --group "night', "line 2: no closing quotation"),
-        (b"#SPOOL gpus 1", "line 2: 'gpus' is not an option"),
-        (b"#SPOOL --group a\0b", "line 2: it has a NUL"),
-    ],
-)
-def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> None:
-    """The error names the script and the line."""
-    with pytest.raises(UsageError) as error:
-        directives.words(b"#!/bin/sh\n" + line + b"\n", "train.sh")
-    assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")

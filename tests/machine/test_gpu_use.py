@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import ForeignProcess
-from spool.machine.gpus import QUIET_BYTES, GpuUse, Ignore, Ours, UseReader, in_pid_namespace, who
+from spool.machine.gpus import QUIET_BYTES, DeviceUse, Ignore, Ours, UseReader, in_pid_namespace, who
 from spool.machine.nvml import Device
 
 GIB = 1 << 30
@@ -30,7 +30,7 @@ def living(pid: int) -> tuple[str, str | None] | None:
     return ("python", "alice") if pid < 100 else None
 
 
-def pids(look: GpuUse) -> list[tuple[int, int | None]]:
+def pids(look: DeviceUse) -> list[tuple[int, int | None]]:
     """Return who is foreign, and with how much."""
     return [(process.pid, process.memory_bytes) for process in look.foreign]
 
@@ -56,7 +56,7 @@ def reader() -> UseReader:
 
 def test_an_idle_gpu_is_idle(reader: UseReader) -> None:
     """The little that driver and display hold is nobody's."""
-    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == GpuUse()
+    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == DeviceUse()
 
 
 def test_memory_that_no_run_of_ours_can_hold_is_foreign(reader: UseReader) -> None:
@@ -80,7 +80,7 @@ def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
 def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
     """The processes on a GPU of ours are taken for ours: which they are cannot be told."""
     run = ours(train=None)
-    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run) == GpuUse(taken_bytes=(("train", 70 * GIB),))
+    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run) == DeviceUse(taken_bytes=(("train", 70 * GIB),))
 
 
 def test_the_memory_of_a_run_that_has_just_left_is_not_foreign(reader: UseReader) -> None:
@@ -121,7 +121,7 @@ def test_memory_that_no_process_accounts_for_is_foreign_where_pids_tell_too() ->
     """12 GiB in use and nobody listed is somebody that cannot be seen; a little is the driver's own."""
     reader = UseReader(who=living)
     assert pids(reader.read(device(12 * GIB), NOBODY, NOBODY)) == [(0, 12 * GIB)]
-    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == GpuUse()
+    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == DeviceUse()
     assert pids(reader.read(device(15 * GIB, ((7, 3 * GIB),)), NOBODY, NOBODY)) == [(7, 3 * GIB), (0, 12 * GIB)]
 
 
@@ -137,9 +137,9 @@ def test_an_ignored_process_accounts_for_its_own_memory_and_no_more() -> None:
 def test_what_a_display_server_holds_is_accounted_for() -> None:
     """Processes that only draw do not count, and their memory is nobody's secret."""
     for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
-        assert reader.read(device(GIB, (), drawing=GIB), NOBODY, NOBODY) == GpuUse()
+        assert reader.read(device(GIB, (), drawing=GIB), NOBODY, NOBODY) == DeviceUse()
         assert pids(reader.read(device(9 * GIB, (), drawing=GIB), NOBODY, NOBODY)) == [(0, 8 * GIB)]
-        assert reader.read(device(GIB, (), drawing=None), NOBODY, NOBODY) == GpuUse()
+        assert reader.read(device(GIB, (), drawing=None), NOBODY, NOBODY) == DeviceUse()
 
 
 def test_memory_beside_a_run_of_ours_may_be_its_own() -> None:
@@ -166,7 +166,7 @@ def test_a_listed_process_that_has_ended_is_judged_by_the_memory_alone() -> None
     held, late = device(12 * GIB, ((4711, 12 * GIB),)), device(0, ((4711, 12 * GIB),))
     for _ in range(10):
         assert pids(old.read(held, NOBODY, NOBODY)) == [(4711, 12 * GIB)]
-        assert old.read(late, NOBODY, NOBODY) == GpuUse()
+        assert old.read(late, NOBODY, NOBODY) == DeviceUse()
     assert fresh.read(held, NOBODY, NOBODY) == old.read(held, NOBODY, NOBODY)
     beside = device(3 * GIB, ((7, 3 * GIB), (4711, 12 * GIB)))
     assert pids(fresh.read(beside, NOBODY, NOBODY)) == [(7, 3 * GIB)]

@@ -14,12 +14,12 @@ from spool.cli import joboptions, render
 from spool.cli.common import job_name, opened, this_user
 from spool.cli.completing import complete_names
 from spool.cli.group import Verb, tell
-from spool.cli.keyoptions import key_options, values_of
+from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.formats import jobfile
-from spool.formats.editing import edited
+from spool.formats.jobfile import edited
 from spool.store.spool import Spool
 
 

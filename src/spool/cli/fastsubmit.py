@@ -1,25 +1,30 @@
 """The quick way to submit: the plain case of `spool submit`, in a third of the time that the full way takes.
 
-Most of a submission's time is importing. So this understands a few options whose values are certainly right, and
-writes the same job file as the full way, without the libraries that judge values and write help. For all else it
-returns None before anything was done, and the full way says what is wrong, or does it.
+Most of a submission's time is importing. So this takes values of plain kinds that are certainly right, and writes the
+same job file as the full way, without the libraries that judge values and write help. For all else it returns None
+before anything was done, and the full way says what is wrong, or does it. Both name a job and lay out its file here.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
-from spool.cli import joboptions, jobtext, naming
+from spool.cli import joboptions
 from spool.client import submit as submitting
 from spool.core import layout
-from spool.core.names import EXECUTORS
+from spool.formats.keys import BY_OPTION
 
 _MAX_BYTES = 100_000
-_COUNTS = {"gpus": 1_000, "cpus": 100_000, "priority": 255}
-_AMOUNTS = {"memory": "KMGT", "gpu_memory": "KMGT", "time_limit": "smhd"}
-_LABELS = frozenset({"project", "tags"})
+_AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
+_KEYS = {key.name: key for key in BY_OPTION}
+
+_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and nothing that looks like another: no words, no mistakes
+_INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
+_OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
+_LONGEST_STEM = 40
 
 
 def submit(arguments: Sequence[str]) -> int | None:
@@ -42,7 +47,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     if len(texts) == 1 and not words:
         command = texts[0]
     elif dashes and words and not texts:
-        command = naming.command_of(words)
+        command = command_of(words)
     else:
         return None
     names = values.pop("name", [])
@@ -57,7 +62,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
         return None
     if name is None:
-        name = naming.fresh_name(naming.stem_of(command), lambda name: submitting.ever_used(root, name))
+        name = fresh_name(stem_of(command), lambda name: submitting.ever_used(root, name))
     try:
         submitting.submit(root, [(name, text.encode())])
     except FileExistsError:
@@ -93,28 +98,33 @@ def job_text(command: str | list[str], values: joboptions.Values) -> str | None:
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
     keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
-    if not all(_is_right(key, value) for key, value in keys.items()) or ("gpu_memory" in keys and not keys.get("gpus")):
+    if not all(_is_right(key, value, keys) for key, value in keys.items()):
         return None
-    text = jobtext.render(keys)
+    text = laid_out(keys)
     return text if text is not None and len(text) < _MAX_BYTES else None
 
 
-def _is_right(key: str, value: object) -> bool:
-    """Whether the full way would certainly take *value*."""
-    if key in _COUNTS:
-        return isinstance(value, int) and value <= _COUNTS[key]
-    if key in _AMOUNTS:
-        return isinstance(value, str) and _is_amount(value, _AMOUNTS[key])
-    if key in _LABELS:
-        labels = [value] if isinstance(value, str) else value
-        return isinstance(labels, list) and all(label.strip() and len(label) <= 100 for label in labels)
-    if key == "executor":
-        return value in EXECUTORS
-    if key == "keep_session":
-        return isinstance(value, bool)
-    if key == "workdir":
+def _is_right(name: str, value: object, keys: Mapping[str, object]) -> bool:
+    """Whether the full way would certainly take *value*, beside the others of *keys*."""
+    key = _KEYS[name]
+    if key.needs and not keys.get(key.needs.partition(":")[0]):
+        return False
+    if key.kind == "count" and not key.array_only:
+        return isinstance(value, int) and (key.least or 0) <= value <= key.most
+    if key.kind in _AMOUNTS:
+        return isinstance(value, str) and _is_amount(value, _AMOUNTS[key.kind])
+    if key.kind in ("label", "labels"):
+        labels = value if isinstance(value, list) else [str(value)]
+        return len(set(labels)) == len(labels) and all(_is_label(label) for label in labels)
+    if key.kind == "word":
+        return value in key.words
+    if key.kind == "workdir":
         return isinstance(value, str) and value.startswith("/") and "$" not in value
-    return key == "command"
+    return key.kind in ("command", "flag")
+
+
+def _is_label(text: str) -> bool:
+    return text == text.strip() and 0 < len(text) <= 100
 
 
 def _is_amount(text: str, units: str) -> bool:
@@ -122,8 +132,91 @@ def _is_amount(text: str, units: str) -> bool:
     number = text[:-1]
     return (
         text[-1:] in units
-        and len(number) < 7
+        and len(number) < 6
         and number.isascii()
         and number.isdecimal()
         and not number.startswith("0")
     )
+
+
+def command_of(words: Sequence[str]) -> str | list[str]:
+    """Return *words* as a command: executed as they are, or a text for the shell if it is one word only a shell reads.
+
+    So `submit -- 'sort a | uniq'` means what it means to `ssh` and `watch`.
+    """
+    if len(words) == 1 and not _OF_THE_SHELL.isdisjoint(words[0]) and not os.path.exists(words[0]):
+        return words[0]
+    return list(words)
+
+
+def stem_of(command: str | Sequence[str]) -> str:
+    """Return what to call a job that runs *command*: the program, or the script that an interpreter is given."""
+    words = command.split() if isinstance(command, str) else list(command)
+    while words and isinstance(command, str) and "=" in words[0] and words[0].split("=")[0].isidentifier():
+        words.pop(0)  # an assignment before the program
+    program = os.path.basename(words[0]) if words else "job"
+    if program.rstrip("0123456789.") in _INTERPRETERS:
+        scripts = [word for word in words[1:2] if not word.startswith("-")]
+        if words[1:2] == ["-m"] and len(words) > 2:
+            scripts = [words[2]]
+        program = os.path.basename(scripts[0]) if scripts else program
+    root, _, _ = program.rpartition(".")
+    stem = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in root or program)
+    return stem.strip("-_")[:_LONGEST_STEM].rstrip("-_") or "job"
+
+
+def fresh_name(stem: str, used: Callable[[str], bool]) -> str:
+    """Return *stem* with a short suffix that makes it a name never *used* so far."""
+    length = 4
+    while True:
+        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length))
+        name = f"{stem}-{suffix}"
+        if not used(name):
+            return name
+        length = min(length + 1, 12)
+
+
+def next_name(name: str, used: Callable[[str], bool]) -> str:
+    """Return the first of `NAME-2`, `NAME-3`, … that was never *used*."""
+    return next(f"{name}-{number}" for number in count(2) if not used(f"{name}-{number}"))
+
+
+def laid_out(keys: Mapping[str, object]) -> str | None:
+    """Return *keys* as the text of a job file, tables last, as a person would write it; None if this cannot write it.
+
+    That is all but a text that needs more than a backslash in TOML: the writer of `formats` is to be asked then.
+    """
+    lines: list[str] = []
+    tables: list[str] = []
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            inner = [_line(name, item) for name, item in value.items()]
+            tables += ["", f"[{key}]", *inner]
+        else:
+            lines.append(_line(key, value))
+    text = "\n".join([*lines, *tables]) + "\n"
+    return None if "\0" in text else text
+
+
+def _line(key: str, value: object) -> str:
+    bare = key.isascii() and key.replace("-", "_").isidentifier()
+    return f"{key if bare else _quoted(key)} = {_value(value)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return "\0"
+
+
+def _quoted(text: str) -> str:
+    """Return *text* as a string of TOML; what needs more than a backslash becomes NUL, which `laid_out` refuses."""
+    if not text.isprintable():
+        return "\0"
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

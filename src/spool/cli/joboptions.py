@@ -1,92 +1,16 @@
-"""The keys of a job file as options of the command line, each spelled once; and what the options say, as keys.
+"""The keys of a job file as options of the command line: what they are, how they are read, and as what keys.
 
-`spool submit` and `spool run` take them as arguments, scripts as `#SPOOL` lines, `spool edit` as new values. No
-check is made here: the text that comes of it goes through the one reader of job files. Imports next to nothing, so
-that the plain case of `spool submit` starts quickly.
+`spool submit` and `spool run` take them as arguments, scripts as `#SPOOL` lines, `spool edit` as new values. They are
+made of the table of keys. No check is made here: the text that comes of it goes through the one reader of job files.
+Imports next to nothing, so that the plain case of `spool submit` starts quickly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from spool.core.names import EXECUTORS
-
-TEXT = "text"
-COUNT = "count"
-NUMBER = "number"
-SIZE = "size"
-DURATION = "duration"
-NAMES = "names"  # a,b,c; may be repeated
-PAIRS = "pairs"  # KEY=VALUE; may be repeated
-FLAG = "flag"
-WORD = "word"  # stands for a value of the key, its metavar
-
-
-class Option:
-    """One option: *key* is that of the job file, dotted in a table; *kind* is how its value is written."""
-
-    __slots__ = ("flags", "key", "kind", "metavar", "repeats")
-
-    def __init__(self, flags: str, key: str, kind: str, metavar: str) -> None:
-        self.flags = flags.split()
-        self.key = key
-        self.kind = kind
-        self.metavar = metavar
-        self.repeats = kind in (NAMES, PAIRS)
-
-    @property
-    def word(self) -> str:
-        """The option's name in a program: `retry_max` of the key `retry.max`."""
-        if self.kind == WORD:
-            return self.metavar
-        return self.key.replace(".", "_")
-
-
-OPTIONS = (
-    Option("-g --gpus", "gpus", COUNT, "N"),
-    Option("--gpu-memory", "gpu_memory", SIZE, "SIZE"),
-    Option("--gpu-type", "gpu_type", TEXT, "NAME"),
-    Option("--cpus", "cpus", COUNT, "N"),
-    Option("-m --memory", "memory", SIZE, "SIZE"),
-    Option("--resource --resources", "resources", PAIRS, "NAME=N,…"),
-    Option("-t --time-limit", "time_limit", DURATION, "TIME"),
-    Option("--signal", "signal", TEXT, "NAME@TIME"),
-    Option("--kill-grace", "kill_grace", DURATION, "TIME"),
-    Option("-p --priority", "priority", COUNT, "0-255"),
-    Option("-d --depends-on", "depends_on", NAMES, "[KIND:]NAME,…"),
-    Option("--on-dependency-failure", "on_dependency_failure", TEXT, "cancel|wait"),
-    Option("--start-after", "start_after", TEXT, "TIME"),
-    Option("--scheduling-timeout", "scheduling_timeout", DURATION, "TIME"),
-    Option("--retry-max", "retry.max", COUNT, "N"),
-    Option("--retry-delay", "retry.delay", DURATION, "TIME"),
-    Option("--retry-backoff", "retry.backoff", NUMBER, "FACTOR"),
-    Option("--retry-max-delay", "retry.max_delay", DURATION, "TIME"),
-    Option("--retry-on", "retry.on", NAMES, "OUTCOME|CODE,…"),
-    Option("--requeue --no-requeue", "requeue", FLAG, ""),
-    Option("-e --env", "env", PAIRS, "KEY[=VALUE]"),
-    Option("--workdir", "workdir", TEXT, "DIR"),
-    Option("--shell", "shell", TEXT, "PATH"),
-    Option("--stdout", "stdout", TEXT, "PATH"),
-    Option("--stderr", "stderr", TEXT, "PATH"),
-    Option("--prolog", "prolog", TEXT, "SHELL-TEXT"),
-    Option("--epilog", "epilog", TEXT, "SHELL-TEXT"),
-    Option("--executor", "executor", TEXT, "|".join(EXECUTORS)),
-    Option("--tmux", "executor", WORD, "tmux"),
-    Option("--keep-session --no-keep-session", "keep_session", FLAG, ""),
-    Option("--group", "group", TEXT, "NAME"),
-    Option("--group-limit", "group_limit", COUNT, "N"),
-    Option("--array", "array", TEXT, "0-99:2%4"),
-    Option("--matrix", "matrix", PAIRS, "KEY=VALUE,…"),
-    Option("--param-file", "rows", TEXT, "FILE.csv"),
-    Option("--max-running", "max_running", COUNT, "N"),
-    Option("--project", "project", TEXT, "NAME"),
-    Option("--tag --tags", "tags", NAMES, "TAG,…"),
-    Option("--comment", "comment", TEXT, "TEXT"),
-    Option("--notify", "notify.to", NAMES, "ADDRESS,…"),
-    Option("--notify-on", "notify.on", NAMES, "EVENT,…"),
-    Option("--notify-log-lines", "notify.log_lines", COUNT, "N"),
-)
+from spool.formats.keys import BY_OPTION, Key
 
 Values = dict[str, list[str]]
 """What was given for each key, as text, in order. A flag is "true" or "false"."""
@@ -94,6 +18,33 @@ Values = dict[str, list[str]]
 
 class UnclearError(Exception):
     """The arguments are not of the plain kind; the message says why, for those that have nobody else to tell it."""
+
+
+class Option:
+    """One option of a key, *path* (dotted in a table); with a *value* it is a flag that stands for it."""
+
+    def __init__(self, key: Key, path: str, spelling: str, help: str, value: str = "") -> None:  # noqa: A002
+        self.key = path
+        self.kind = key.kind
+        self.flags = [word for word in spelling.split() if word.startswith("-")]
+        self.metavar = spelling.split()[-1]
+        self.help = help
+        self.value = value
+        self.is_flag = key.kind == "flag" or bool(value)
+        self.repeats = key.kind in _REPEATED
+        self.word = value or path.replace(".", "_")  # its name in a program
+
+
+def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
+    for key in keys:
+        path = table + key.name
+        if key.option:
+            yield Option(key, path, key.option, key.help)
+        elif key.table is not None:
+            yield from _options(key.table.keys, f"{path}.")
+        spelling, value, said = key.shortcut
+        if value:
+            yield Option(key, path, spelling, said, value)
 
 
 def read(
@@ -104,8 +55,8 @@ def read(
     *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError
     for what is no option.
     """
-    known = {flag: (option.key, option.kind not in (FLAG, WORD)) for option in OPTIONS for flag in option.flags}
-    words = {flag: option.metavar for option in OPTIONS if option.kind == WORD for flag in option.flags}
+    known = {flag: (option.key, not option.is_flag) for option in OPTIONS for flag in option.flags}
+    stands_for = {flag: option.value for option in OPTIONS for flag in option.flags}
     known.update(also or {})
     values: Values = {}
     at = 0
@@ -122,7 +73,7 @@ def read(
         if not wants:
             if value or equals:
                 raise UnclearError(f"{flag} takes no value")
-            value = words.get(flag) or ("false" if flag.startswith("--no-") else "true")
+            value = stands_for[flag] or ("false" if flag.startswith("--no-") else "true")
         elif not value and not equals:
             at += 1
             if at == len(arguments):
@@ -138,12 +89,12 @@ def keys_of(values: Values) -> dict[str, object]:
     keys: dict[str, object] = {}
     for option in OPTIONS:
         given = values.get(option.key)
-        if not given:
+        if not given or option.value:
             continue
         table, _, key = option.key.rpartition(".")
         into = keys.setdefault(table, {}) if table else keys
         assert isinstance(into, dict)
-        into[key] = _READERS[option.kind](given) if option.key not in _SPECIAL else _SPECIAL[option.key](given)
+        into[key] = _READERS.get(option.kind, _last)(given)
     notify = keys.get("notify")
     if isinstance(notify, dict) and list(notify) == ["to"]:
         keys["notify"] = notify["to"]
@@ -193,12 +144,6 @@ def _choices(given: list[str]) -> dict[str, object]:
     return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
 
 
-def _rows(given: list[str]) -> object:
-    from spool.cli.paramfile import rows  # here, for hardly any submission needs it
-
-    return rows(given[-1])
-
-
 def _dependencies(given: list[str]) -> object:
     """Return `a,b` as a list, `any:a,b` as a table."""
     table: dict[str, object] = {}
@@ -215,21 +160,88 @@ def _dependencies(given: list[str]) -> object:
     return table["all"] if list(table) == ["all"] else table
 
 
-_READERS: dict[str, Callable[[list[str]], object]] = {
-    TEXT: _last,
-    SIZE: _last,
-    DURATION: _last,
-    COUNT: _count,
-    NUMBER: lambda given: _number(given[-1]),
-    NAMES: _names,
-    PAIRS: _variables,
-    FLAG: lambda given: given[-1] == "true",
-    WORD: _last,
+def _rows(given: list[str]) -> list[dict[str, str]]:
+    """Return the rows of the table in a file, the cells as they stand there. Raises InvalidValue.
+
+    The first line has the keys. Cells are parted by commas, in a `.tsv` file by tabs; empty lines are passed over.
+    """
+    import csv  # here, for hardly any submission needs it
+
+    from spool.core.errors import InvalidValue, cannot
+
+    path = given[-1]
+    use = ("use", "the table of parameters")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = [line for line in csv.reader(file, delimiter="\t" if path.endswith(".tsv") else ",") if line]
+    except OSError as error:
+        raise InvalidValue(cannot(*use, error.strerror or str(error), where=path)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidValue(cannot(*use, str(error), where=path)) from None
+    keys = [key.strip() for key in lines[0]] if lines else []
+    if len(set(keys)) < len(keys):
+        raise InvalidValue(cannot(*use, "two of its columns have the same name", where=path))
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(keys):
+            why = f"row {number} has {len(line)} cells, and the first line has {len(keys)}"
+            raise InvalidValue(cannot(*use, why, where=path))
+    return [dict(zip(keys, line, strict=True)) for line in lines[1:]]
+
+
+_REPEATED: dict[str, Callable[[list[str]], object]] = {
+    "addresses": _names,
+    "amounts": _resources,
+    "choices": _choices,
+    "DependsOn": _dependencies,
+    "ends": _codes,
+    "events": _names,
+    "labels": _names,
+    "variables": _variables,
 }
-_SPECIAL: dict[str, Callable[[list[str]], object]] = {
-    "depends_on": _dependencies,
-    "matrix": _choices,
-    "resources": _resources,
-    "retry.on": _codes,
+"""How the kinds are read of which an option may be repeated; of the others the last one counts."""
+
+_READERS = _REPEATED | {
+    "count": _count,
+    "flag": lambda given: given[-1] == "true",
+    "number": lambda given: _number(given[-1]),
     "rows": _rows,
 }
+
+OPTIONS = tuple(_options(BY_OPTION))
+
+
+def key_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command of click an option for every key of a job file."""
+    import click
+
+    from spool.cli.completing import complete_names
+
+    for option in reversed(OPTIONS):
+        if option.value:
+            made = click.option(*option.flags, option.word, flag_value=option.value, default=None, help=option.help)
+        elif option.is_flag:
+            made = click.option("/".join(option.flags), option.word, default=None, help=option.help)
+        else:
+            made = click.option(
+                *option.flags,
+                option.word,
+                metavar=option.metavar,
+                multiple=option.repeats,
+                shell_complete=complete_names if option.key == "depends_on" else None,
+                help=option.help,
+            )
+        function = made(function)
+    return function
+
+
+def values_of(parameters: Mapping[str, object]) -> Values:
+    """Return what click found for the options, as `read` returns it."""
+    values: Values = {}
+    for option in OPTIONS:
+        given = parameters.get(option.word)
+        if isinstance(given, tuple):
+            if given:
+                values[option.key] = list(given)
+        elif given is not None:
+            values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
+    return values

@@ -16,7 +16,7 @@ import click
 from spool.cli import submission
 from spool.cli.common import made, this_user
 from spool.cli.group import WordsVerb, tell
-from spool.cli.keyoptions import key_options
+from spool.cli.joboptions import key_options
 from spool.cli.submit import asked
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spool.cli import joboptions, jobtext, naming
+from spool.cli import fastsubmit, joboptions
 from spool.cli.group import tell
 from spool.client import autostart, submit
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
-from spool.formats import directives, jobfile
+from spool.formats import jobfile
 from spool.store.stable_read import MAX_BYTES
+
+_SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
+_MAX_HEAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
             raise UsageError("cannot submit a job: -c gives the command already; leave the other words out")
         command = asked.shell_command
     elif asked.plain:
-        command = naming.command_of(asked.plain)
+        command = fastsubmit.command_of(asked.plain)
     elif asked.loose:
         command, directive_values, stem = _loose(asked.loose)
         values = {**directive_values, **values}
@@ -56,7 +61,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     name = asked.name
     if name is None:
-        name = naming.fresh_name(stem or naming.stem_of(command), lambda name: submit.ever_used(root, name))
+        name = fastsubmit.fresh_name(stem or fastsubmit.stem_of(command), lambda name: submit.ever_used(root, name))
     return checked_name(name), checked(name, keys)
 
 
@@ -72,7 +77,7 @@ def checked_name(name: str) -> str:
 
 def checked(name: str, keys: dict[str, object]) -> bytes:
     """Return *keys* as the text of a job file. Raises InvalidJob, or InvalidValue for what no file can hold."""
-    laid_out = jobtext.render(keys)
+    laid_out = fastsubmit.laid_out(keys)
     text = jobfile.dump(keys) if laid_out is None else laid_out.encode()
     jobfile.parse(text, name=name)
     return text
@@ -117,7 +122,7 @@ def ensure_dispatcher(root: str) -> None:
 def _taken(root: str, name: str, place: str) -> SpoolError:
     does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
     takes = "has this one wait for its end" if place == layout.RUNNING else "takes its place"
-    free = naming.next_name(name, lambda name: submit.ever_used(root, name))
+    free = fastsubmit.next_name(name, lambda name: submit.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
 
@@ -154,18 +159,18 @@ def _loose(words: Sequence[str]) -> tuple[str | list[str], joboptions.Values, st
     with open(first, "rb") as script:
         head = script.read(65536)
     path = os.path.abspath(first)
-    return [*_interpreter(head, path), path, *rest], _directives(head, first), naming.stem_of([path])
+    return [*_interpreter(head, path), path, *rest], _directives(head, first), fastsubmit.stem_of([path])
 
 
 def _directives(script: bytes, what: str) -> joboptions.Values:
-    words = directives.words(script, what)
+    words = spool_lines(script, what)
     try:
         values, rest, _ = joboptions.read(words, {"-n": ("name", True), "--name": ("name", True)})
     except joboptions.UnclearError as error:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
     if rest:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
-    for line in directives.late_lines(script):
+    for line in late_lines(script):
         tell(f"{what}: line {line}: this #SPOOL line stands after the first command and is not read")
     return values
 
@@ -207,3 +212,53 @@ def _interpreter(head: bytes, path: str) -> list[str]:
     if b"\0" in head[:1024]:
         raise UsageError(cannot("submit", f"script {path}", "it is not a text and may not be executed"))
     return ["/bin/sh"]
+
+
+def spool_lines(script: bytes, what: str) -> list[str]:
+    """Return the options that stand in a script itself, as words in their order; *what* names the script in errors.
+
+        #!/bin/sh
+        # Trains the small model.
+        #SPOOL --gpus 1 --time-limit 2h
+        #SPOOL --group "night runs"
+
+    Only the head of the script is read: the lines before the first that is neither empty nor a comment. `##SPOOL` is a
+    comment like any other. Raises UsageError, which names the line.
+    """
+    found: list[str] = []
+    for number, line in _head_lines(script):
+        match = _SPOOL_LINE.fullmatch(line)
+        if match is None:
+            continue
+        try:
+            options = shlex.split(match.group(1) or "", comments=True)
+        except ValueError as error:
+            raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
+        if options and not options[0].startswith("-"):
+            raise _wrong_line(what, number, f"{options[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
+        if "\0" in line:
+            raise _wrong_line(what, number, "it has a NUL")
+        found += options
+    return found
+
+
+def late_lines(script: bytes) -> list[int]:
+    """Return the numbers of `#SPOOL` lines that stand too late to be read, for a warning."""
+    last = len(list(_head_lines(script)))
+    lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
+    return [
+        number for number, line in enumerate(lines, 1) if number > last and _SPOOL_LINE.fullmatch(line.rstrip("\r"))
+    ]
+
+
+def _head_lines(script: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines of the head, numbered from 1."""
+    for number, line in enumerate(script[:_MAX_HEAD_BYTES].split(b"\n"), 1):
+        bare = line.strip()
+        if bare and not bare.startswith(b"#"):
+            return
+        yield number, line.rstrip(b"\r").decode(errors="surrogateescape")
+
+
+def _wrong_line(what: str, number: int, why: str) -> UsageError:
+    return UsageError(cannot("read", f"the #SPOOL lines of {what}", why, where=f"line {number}"))

@@ -10,7 +10,7 @@ import click
 from spool.cli import render, submission
 from spool.cli.common import made
 from spool.cli.group import WordsVerb
-from spool.cli.keyoptions import key_options, values_of
+from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError
 

@@ -17,7 +17,7 @@ from spool.core.errors import InvalidJob, NoSuchJob, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats import jobfile
-from spool.formats.tasks import ArrayRecord
+from spool.formats.run_records import ArrayRecord
 from spool.store.spool import Spool
 
 GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come

@@ -1,6 +1,6 @@
 """Many jobs in one file: which tasks there are, and what each of them puts in the place of `{key}`.
 
-Nothing here knows what a job file looks like; `formats.tasks` makes the text of each task from it.
+Nothing here knows what a job file looks like; `formats.jobfile` makes the text of each task from it.
 """
 
 from __future__ import annotations

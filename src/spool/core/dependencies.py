@@ -246,7 +246,7 @@ def _ended_as(name: str, outcome: State) -> str:
     return f"{name} ended as {outcome}"
 
 
-class Progress:
+class ArrayProgress:
     """How far the tasks of one array have come, kept from pass to pass: only those that have changed are asked for."""
 
     def __init__(self, name: str, members: tuple[str, ...]) -> None:
@@ -326,7 +326,7 @@ class Watch:
         self._jobs: dict[str, Waiting] = {}
         self._held: dict[str, Waiting] = {}  # of these, the ones that were held when somebody last saw
         self._seen: Set[str] = frozenset()
-        self._progress: dict[str, Progress] = {}  # of the arrays that somebody depends on
+        self._progress: dict[str, ArrayProgress] = {}  # of the arrays that somebody depends on
         self.judged: dict[str, Judgement] = {}  # as it was when something last changed
         self.doubtful: set[str] = set()  # jobs not judged since something changed
         self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
@@ -405,11 +405,11 @@ class Watch:
             if progress is not None:
                 progress.changed(name)
 
-    def progress(self, name: str, members: tuple[str, ...]) -> Progress:
+    def progress(self, name: str, members: tuple[str, ...]) -> ArrayProgress:
         """Return how far the array *name* of these *members* has come."""
         known = self._progress.get(name)
         if known is None or known.members is not members:
-            known = Progress(name, members)
+            known = ArrayProgress(name, members)
             if name in self._by_name:
                 self._progress[name] = known
         return known

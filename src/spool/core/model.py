@@ -138,8 +138,8 @@ class ArrayTask:
 class Notify:
     """Where messages about the job go, and on which events."""
 
-    to: tuple[str, ...] = ()
-    on: tuple[str, ...] = ()
+    to: tuple[str, ...]
+    on: tuple[str, ...] = ("ended",)
     log_lines: int = 0  # so many last lines of the job's log
 
 

@@ -10,7 +10,10 @@ MAX_NAME_LENGTH = 100
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 
-EXECUTORS = ("process", "tmux", "slurm")
+LOCAL_EXECUTORS = ("process", "tmux")
+"""The executors whose runs are on this machine, and take what it has."""
+
+EXECUTORS = (*LOCAL_EXECUTORS, "slurm")
 """What a job file and the configuration may name; of these `spool.executors` has those that there are."""
 
 

@@ -29,7 +29,8 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.stop_orders import StopOrders
 from spool.formats import jobfile, journal, run_records
 from spool.formats.history import render_result
-from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
+from spool.formats.jobfile import TaskFiles
+from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
 from spool.machine.host import user_name, why_not_expanded
 from spool.state.array import Array, new_array

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import Answer, EventName
-from spool.core.lifecycle import Verdict
+from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import Grant, State
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.timers import Timer
-from spool.executors import Executor, Launch, by_name, problem_with
+from spool.executors import Executor, Executors, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
-from spool.machine.cgroups import RunGroups
+from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, umask, user_name
 from spool.state.table import WELCOME, Job, JobFile, Live
 from spool.store.config import Settings
@@ -52,6 +52,19 @@ class Blocked:
     name: str
     why: str
     told: bool = False  # it is in the log
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a wrapper says, and the control group that it enters."""
+
+    script: bytes
+    group: RunGroup | None = None
+
+    def drop(self) -> None:
+        """Remove what nobody enters."""
+        if self.group is not None:
+            self.group.remove()
 
 
 class Shortage:
@@ -134,51 +147,33 @@ class Shortage:
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, context: Context, groups: RunGroups | None) -> None:
+    def __init__(self, context: Context, executors: Executors) -> None:
         self._confinement = context.confinement
         self._events = context.events
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
         self._settings = context.settings
-        self._groups = groups
-        self._executors: dict[str, Executor] = {}
-        self._problems: dict[str, str | None] = {}
+        self._executors = executors
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
         self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
 
-    def executor(self, name: str) -> Executor:
-        """Return the executor of that name."""
-        if name not in self._executors:
-            self._executors[name] = by_name(name)
-        return self._executors[name]
-
     def close(self) -> None:
         """Let go of what was made ready."""
         self._ahead.drop()
-        for executor in self._executors.values():
-            executor.close()
-
-    def problem(self, name: str | None) -> str | None:
-        """Return why the executor *name* (None: the configured one) cannot start anything, None if it can."""
-        name = name or self._settings.executor
-        if name not in self._problems:
-            self._problems[name] = problem_with(name, self.executor)
-        return self._problems[name]
+        self._executors.close()
 
     def ask_executors_again(self) -> None:
         """Have the next question of an executor answered anew, and tell the table what was waiting for that."""
-        before = dict(self._problems)
-        self._problems.clear()
-        if any(self.problem(name) != problem for name, problem in before.items()):
+        if self._executors.ask_again():
             self.tell_executors_problems()
 
     def tell_executors_problems(self) -> None:
         """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
         waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
-            if job.executor_problem != self.problem(job.spec.executor):
+            if job.executor_problem != self._executors.problem(job.spec.executor):
                 self._state.settle(self._state.job(job.name))
 
     def start(
@@ -190,22 +185,25 @@ class Launcher:
         it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
         too, and the runs are to be taken back.
         """
-        prepared: dict[Live, bytes] = {}  # and what their wrappers say
+        prepared: dict[Live, _Prepared] = {}
         blocked: list[Blocked] = []
         try:
             self._prepare_all(starts, now_ns, prepared, blocked)
             self._remember(prepared, now_ns)
         except SpoolTrouble as trouble:
-            for live in prepared:
+            for live, ready in prepared.items():
                 live.taken_back()
+                ready.drop()
             return list(prepared), blocked, trouble
         refused = False  # then it would be to all the others, too
-        for live, script in prepared.items():
-            if refused:
-                live.taken_back()
-            else:
-                refused = self._launch(live, script, now_ns)
-        if any(live.pid is None and live.jid is None and live.failure is None for live in prepared):
+        for live, ready in prepared.items():
+            if not refused:
+                refused = self._launch(live, ready, now_ns)
+            if live.handle is None:
+                ready.drop()
+                if live.failure is None:
+                    live.taken_back()
+        if any(live.failure is None and not _is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, None
 
@@ -213,7 +211,7 @@ class Launcher:
         self,
         starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
-        prepared: dict[Live, bytes],
+        prepared: dict[Live, _Prepared],
         blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
@@ -247,23 +245,22 @@ class Launcher:
             return IN_THE_WAY
         return "its file has a name in held/ as well: remove one of the two" if self._spool.is_between(name) else ""
 
-    def foresee(self, start: Start | None, now_ns: int) -> list[int]:
-        """Make the next starts shorter, and that of *start* most of all; return the pids of what waits for that."""
+    def foresee(self, start: Start | None, now_ns: int) -> None:
+        """Make the next starts shorter, and that of *start* most of all."""
         chosen, text = None, None
         with suppress(OSError, SpoolError, ImportError):  # the start itself will say what is wrong
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
                 live = self._imagined(job, job.queued, start.grant, now_ns)
                 if live is not None:
-                    chosen = self.executor(live.executor)
+                    chosen = self._executors[live.executor]
                     text = self._ahead.prepare(live, job.queued, chosen)
         if text is None:
             self._ahead.drop()
-        ready = [executor.get_ready(text if executor is chosen else None) for executor in self._executors.values()]
-        return [pid for pid in ready if pid is not None]
+        self._executors.get_ready(chosen, text)
 
     def _imagined(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> Live | None:
         """Return the run that would begin; None if its script names a control group, which is made when the run is."""
-        if self._groups is not None and grant.memory_bytes is not None:
+        if self._executors.local.groups is not None and grant.memory_bytes is not None:
             return None
         run = self._spool.following_run(job.name, self._spool.runs(job.name))
         return self._live(job, file, run, grant, now_ns)
@@ -274,7 +271,9 @@ class Launcher:
             return None
         return job
 
-    def _prepare(self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int) -> dict[Live, bytes]:
+    def _prepare(
+        self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int
+    ) -> dict[Live, _Prepared]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
@@ -295,31 +294,38 @@ class Launcher:
         )
         files = {layout.GRANT: run_records.render_grant(record)}
         if ready is not None:
-            staged, script = ready.staged, ready.script
+            staged, made = ready.staged, _Prepared(ready.script)
         else:
             text = read_record(spool.layout.job_file(layout.QUEUED, name))
             if text is None:
                 return {}
-            if self._groups is not None and grant.memory_bytes is not None:
-                live.confined_to(self._groups.create(name, run, grant.memory_bytes))
-            try:
-                script = self._scripts.render(live, self.executor(live.executor), texts)
-            except SpoolError as error:
-                script = b"#!/bin/sh\n"
-                live.failed_to_launch(str(error))
+            made = self._write(live, texts)
             staged = None
-            files |= {layout.SPEC_COPY: text, layout.WRAPPER: script}
+            files |= {layout.SPEC_COPY: text, layout.WRAPPER: made.script}
         spool.publish_metadir(name, run, files, staged)
         try:
             claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
         except OSError:
             spool.withdraw(name, run)
+            made.drop()
             raise
         if not claimed:
             spool.withdraw(name, run)
+            made.drop()
             return {}
         self._state.claimed(job, live, now_ns)
-        return {live: script}
+        return {live: made}
+
+    def _write(self, live: Live, texts: Answer | None) -> _Prepared:
+        """Write the wrapper of a run, and make the control group that holds it to its memory, if there can be one."""
+        groups, group = self._executors.groups(live.executor), None
+        if groups is not None and live.grant.memory_bytes is not None:
+            group = groups.create(live.name, live.run, live.grant.memory_bytes)
+        try:
+            return _Prepared(self._scripts.render(live, self._executors[live.executor], texts, group), group)
+        except SpoolError as error:
+            live.failed_to_launch(str(error))
+            return _Prepared(b"#!/bin/sh\n", group)
 
     def _live(self, job: Job, file: JobFile, run: int, grant: Grant, now_ns: int) -> Live:
         assert file.spec is not None
@@ -341,7 +347,7 @@ class Launcher:
             silent_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
-    def _launch(self, live: Live, script: bytes, now_ns: int) -> bool:
+    def _launch(self, live: Live, ready: _Prepared, now_ns: int) -> bool:
         """Start the wrapper of a run, and tell whether the machine refuses to."""
         if live.failure is not None:
             return False
@@ -352,11 +358,12 @@ class Launcher:
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
-            text=script,
+            text=ready.script,
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
+            group=ready.group,
         )
         try:
-            started = self.executor(live.executor).start(launch)
+            handle = self._executors[live.executor].start(launch)
         except StartRefused as error:
             live.taken_back(str(error))
             self.shortage.refused(live, now_ns)
@@ -364,12 +371,15 @@ class Launcher:
         except SpoolError as error:
             live.failed_to_launch(str(error))
             return False
-        if started is None:  # it waits for its executor
-            live.taken_back()
-            return False
-        live.launched(started.pid, started.identity)
-        self.shortage.tries(live)
+        if handle is not None:  # else the job waits for its executor
+            live.launched(handle)
+            self.shortage.tries(live)
         return False
+
+
+def _is_on_its_way(live: Live) -> bool:
+    """Whether something was started for it, as far as its executor can tell."""
+    return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +459,10 @@ class WrapperWriter:
         self._settings = settings
         self._umask = umask()
 
-    def render(self, live: Live, executor: Executor, texts: Answer | None = None) -> bytes:
-        """Return the text of `run.sh`; *texts* are those of plugins.
+    def render(
+        self, live: Live, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
+    ) -> bytes:
+        """Return the text of `run.sh`; *texts* are those of plugins, *group* is the control group that it enters.
 
         Raises SpoolError for what no process can be given.
         """
@@ -480,7 +492,7 @@ class WrapperWriter:
                 prolog=_both(self._settings.prolog, spec.prolog),
                 epilog=_both(spec.epilog, self._settings.epilog),
                 umask=self._umask,
-                cgroup=str(live.group.procs) if live.group is not None else None,
+                cgroup=str(group.procs) if group is not None else None,
             )
         )
 

@@ -17,10 +17,10 @@ from spool.core.model import SECOND_NS
 from spool.formats.listener_protocol import (
     AT_ONCE,
     Available,
-    Progress,
     Ready,
     Reply,
     Review,
+    StepBegun,
     Subscribe,
     ToListeners,
     read_by_dispatcher,
@@ -160,9 +160,9 @@ class ListenerClient:
                 self._is_ready = True
                 self._ready(ready)
                 self._send_reviews()
-            case Progress(within_ns, 0):
+            case StepBegun(within_ns, 0):
                 self._ready_due_ns = self._clock() + within_ns + _PATIENCE_NS
-            case Progress(within_ns, number):
+            case StepBegun(within_ns, number):
                 self._reviews.goes_on(number, self._clock(), within_ns)
             case Reply() as reply:
                 if self._reviews.done(reply.number):

@@ -35,10 +35,12 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.stop_orders import StopOrders
-from spool.dispatcher.supervisor import Concluder, Limits, Supervisor
+from spool.dispatcher.supervisor import Limits, Supervisor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
+from spool.executors import Executors
+from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
 from spool.formats.journal import recall
 from spool.machine import cgroups
@@ -98,28 +100,30 @@ class Dispatcher:
         self.world = World(spool, self.state, self.settings)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         groups = cgroups.find_run_groups()
-        self.groups = groups if isinstance(groups, RunGroups) else None
+        local = LocalProcesses(
+            spool.root, liveness=self.prober.liveness, groups=groups if isinstance(groups, RunGroups) else None
+        )
+        local.inherit()
+        self.executors = executors = Executors(lambda: self.settings.executor, local)
+        self.state.executor_problem = executors.problem
         self.watcher = DirectoryWatcher()
-        self.wakeup = Wakeup(spool.root)
+        self.wakeup = Wakeup()
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
-        self.launcher = Launcher(context, self.groups)
-        self.state.executor_problem = self.launcher.problem
-        self.terminator = Terminator(spool.root)
+        self.launcher = Launcher(context, executors)
+        self.terminator = Terminator(self.timers.timer(always=True))
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
-        self.limits = Limits(self.state, self.terminator, self.stops.order, self.confinement)
-        self.supervisor = Supervisor(
-            self.state, Concluder(spool, self.prober), self.terminator, self.wakeup, self.prober, self.confinement
-        )
+        self.limits = Limits(context, executors, self.stops.order)
+        self.supervisor = Supervisor(context, self.prober, executors, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
-        self.recovery = Recovery(context, self.prober)
+        self.recovery = Recovery(context, self.prober, executors)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
@@ -154,7 +158,7 @@ class Dispatcher:
             self._resume_array(name)
         self.recovery.places()
         for live in list(self.state.live.values()):
-            self._adopt(live)
+            self._watch(live)
         # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
         gc.disable()
         self.observer.look_at_first()
@@ -302,17 +306,13 @@ class Dispatcher:
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
-        held_up = self._held_up()
-        waits = [self.timers.due_in_ns(held_up=held_up), limit_ns, self.limits.next_due_ns()]
-        moments = [self.terminator.next_due_ns(), self.supervisor.next_due_ns()]
-        now = time.monotonic_ns()
-        waits += [max(0, moment - now) for moment in moments if moment is not None]
-        return min((wait for wait in waits if wait is not None), default=None)
+        due = self.timers.due_in_ns(held_up=self._held_up())
+        return min((wait for wait in (due, limit_ns) if wait is not None), default=None)
 
     def get_ahead(self) -> None:
         """Make the start that will probably be the next ready; for when there is nothing else to do."""
         start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
-        self.wakeup.no_runs(self.launcher.foresee(start, self.clock()))
+        self.launcher.foresee(start, self.clock())
 
     # What is seen.
 
@@ -355,7 +355,7 @@ class Dispatcher:
                 if (array := self.state.arrays.get(name)) is not None:
                     self.arrays.count_one(array, self.clock())
             elif (live := self.state.job(name).live) is not None:
-                self._adopt(live)
+                self._watch(live)
             if name not in self.state.unsettled:
                 self.finalizer.revisit(self.state.job(name))
 
@@ -368,12 +368,6 @@ class Dispatcher:
             self.recovery.unsettled_again(name)
         elif found is not None:
             self.arrays.resume(*found)
-
-    def _adopt(self, live: Live) -> None:
-        """Look after a run that an earlier dispatcher started."""
-        if self.groups is not None:
-            live.confined_to(self.groups.existing(live.name, live.run))
-        self._watch(live)
 
     # What starts.
 

@@ -21,11 +21,12 @@ from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
+from spool.executors import Executors
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
+from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
-from spool.formats.run_records import GrantRecord
-from spool.formats.tasks import ArrayRecord, TaskFiles, render_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array
@@ -51,7 +52,8 @@ class Recovery:
     that the journal knows is watched and limited meanwhile, by what its job file says.
     """
 
-    def __init__(self, context: Context, prober: Prober) -> None:
+    def __init__(self, context: Context, prober: Prober, executors: Executors) -> None:
+        self._executors = executors
         self._settings = context.settings
         self._spool = context.spool
         self._state = context.state
@@ -172,6 +174,7 @@ class Recovery:
         live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
+            live.launched(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
     def _find_series(self, name: str) -> None:
@@ -336,10 +339,10 @@ class Recovery:
             spec,
             granted_at_ns=at_ns,
             boot_ns=_started_boot_ns(jid, at_ns),
-            jid=jid,
             stop=stop or self.memory.stopping.get((name, run)),
             inode=inode,
         )
+        live.launched(self._executors.adopt(live.executor, name, run, jid))
         if stop is not None:
             live.stop_on_record(stop)
         live.may_be_silent(time.monotonic_ns() + grace_ns)

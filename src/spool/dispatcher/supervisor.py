@@ -8,20 +8,20 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
 from spool.core.units import format_duration, show_size
-from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.terminator import Terminator, processes_of, wanted
-from spool.dispatcher.timers import Pace
+from spool.dispatcher.confinement import Thing
+from spool.dispatcher.context import Context
+from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
+from spool.executors import Executors, RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
-from spool.machine import identity
-from spool.machine.cgroups import RunGroup
-from spool.machine.processes import Census, pss_bytes, rss_bytes
-from spool.state.table import Live, Table
+from spool.state.table import Live
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -42,20 +42,15 @@ class Supervisor:
     """Finds the runs of which nothing is left."""
 
     def __init__(
-        self,
-        table: Table,
-        concluder: Concluder,
-        stopper: Terminator,
-        wakes: Wakeup,
-        prober: Prober,
-        confinement: Confinement,
+        self, context: Context, prober: Prober, executors: Executors, terminator: Terminator, wakeup: Wakeup
     ) -> None:
-        self.confinement = confinement
-        self.table = table
-        self.concluder = concluder
-        self.terminator = stopper
-        self.wakeup = wakes
-        self.prober = prober
+        self._state = context.state
+        self._confinement = context.confinement
+        self._executors = executors
+        self._terminator = terminator
+        self._wakeup = wakeup
+        self.concluder = Concluder(context.spool, prober)
+        self._timer = context.timers.timer(always=True)
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], Live] = {}  # runs of whose end no event tells
         self._ended: list[Live] = []  # found, and nobody was told of them
@@ -63,105 +58,93 @@ class Supervisor:
 
     def watch(self, live: Live) -> None:
         """Find the end of a run from now on; call it once events tell of that, or cannot."""
-        if _unwatched(live):
+        if self._unwatched(live):
             self._polled[live.key] = live
+            self._timer.set(self._poll_at_ns)
 
     def suspect(self, live: Live) -> None:
         """Have the next call of :meth:`collect` look at the evidence of *live*."""
         self._suspects.add(live.key)
 
-    def next_due_ns(self) -> int | None:
-        """Return when the next poll is due, on the monotonic clock; None if every end raises an event."""
-        return self._poll_at_ns if self._polled else None
-
     def collect(self) -> list[Live]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        self._suspects |= {live.key for live in self.wakeup.reap()}
-        self._suspects |= self.wakeup.ended_runs()
+        if self._wakeup.children_ended():
+            self._suspects |= {run.key for run in self._executors.local.reap()}
+        self._suspects |= self._wakeup.ended_runs()
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
         gone: list[Live] = []
-        with self.confinement.service("look at", "the processes of runs that are stopped"):
-            gone = self.terminator.tick()
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            gone = self._terminator.tick()
         for live in gone:
-            live.remains, live.cleared = False, True
-            self.terminator.forget(live)
-            self._free(live)
+            self._terminator.forget(live)
+            self._nothing_left(live)
             self._suspects.add(live.key)
         for key in list(self._suspects):
-            if self.confinement.pauses(Thing.of_run(key), _FIND_OUT):
+            if self._confinement.pauses(Thing.of_run(key), _FIND_OUT):
                 continue
-            with self.confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
+            with self._confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
                 self._look_at(key)
             if not piece.failed:  # else it is looked at again
                 self._suspects.discard(key)
+        self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
 
     def _look_at(self, key: tuple[str, int]) -> None:
-        run = self.table.live.get(key)
+        run = self._state.live.get(key)
         if run is None or run.proof is not None or run.unread:
             if run is None or run.proof is not None:
                 self._polled.pop(key, None)
             return
         if self._over(run):
             self._ended.append(run)
-            self.wakeup.forget(run)
-            self.terminator.forget(run)
-            self._free(run)
-        elif _unwatched(run):
-            self.wakeup.watch_run(run)  # its jid may be known by now
-        if not _unwatched(run):
+            self._wakeup.forget(run)
+            self._terminator.forget(run)
+            if run.handle is not None:
+                run.handle.close()
+            self._state.recount(run)
+        elif self._unwatched(run):
+            self._wakeup.watch_run(run)  # its jid may be known by now
+        if not self._unwatched(run):
             self._polled.pop(key, None)
 
-    def _free(self, live: Live) -> None:
-        """Nothing of the run is left: what it was granted can be given to the next."""
-        live.gone = True
-        self.table.recount(live)
+    def _unwatched(self, live: Live) -> bool:
+        """Whether no event tells of the end of a run."""
+        return live.proof is None and not self._wakeup.watches(live)
+
+    def _nothing_left(self, live: Live) -> None:
+        """Free what a run was granted, of which nothing is left: it can be given to the next."""
+        live.nothing_left()
+        self._state.recount(live)
 
     def _over(self, live: Live) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
-        gone = live.failure is None and not live.cleared and self._wrapper_gone(live)
-        nameless = live.adopted and live.jid is None and not live.cleared and live not in self.terminator
-        if nameless and self.wakeup.left_behind(live):
-            return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-        if gone:
-            if live in self.terminator or self.wakeup.left_behind(live):
-                if not live.remains:
-                    live.remains = True
-                    self.table.recount(live)  # when it ends is known better now
-                self.terminator.hurry(live)
-                return False
-            live.cleared = True
-            self._free(live)
-        if live.cleared and live.group is not None:
-            self._close_group(live, live.group)
+        handle = live.handle
+        if handle is not None and live.failure is None and not live.cleared:
+            gone = self._wrapper_gone(live, handle)
+            if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
+                return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
+            if gone:
+                if live in self._terminator or handle.left_behind():
+                    if live.outlived():
+                        self._state.recount(live)  # when it ends is known better now
+                    self._terminator.hurry(live)
+                    return False
+                self._nothing_left(live)
+        if live.cleared and handle is not None:
+            live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _close_group(self, live: Live, group: RunGroup) -> None:
-        """Ask the control group what the run used, and whether the kernel ended it for its memory."""
-        live.oom_killed = bool(group.oom_kills())
-        peak, cpu_time_ns = group.peak_memory_bytes(), group.cpu_time_ns()
-        live.peak_memory_bytes = peak if peak is not None else live.peak_memory_bytes
-        live.cpu_time_ns = cpu_time_ns if cpu_time_ns is not None else live.cpu_time_ns
-        group.remove()
-        live.group = None
-
-    def _wrapper_gone(self, live: Live) -> bool:
-        if live.pid is not None:
-            return live.exit_status is not None
-        if live.jid is None:
-            live.jid = self.concluder.jid(live)
-        if live.jid is None:  # it never said who it is: whoever carries the run's mark may be it
-            return time.monotonic_ns() >= live.silent_until_ns
-        return self.prober.liveness(live.jid) is Liveness.GONE
-
-
-def _unwatched(live: Live) -> bool:
-    """Whether no event tells of the end of a run: its wrapper is neither our child nor watched by a pidfd."""
-    return live.proof is None and live.pidfd is None and live.pid is None
+    def _wrapper_gone(self, live: Live, handle: RunHandle) -> bool:
+        found = handle.liveness()
+        if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
+            handle.identified(jid)
+            found = handle.liveness()
+        # One that never said who it is: whoever carries the run's mark may be it.
+        return found is Liveness.GONE or (found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns)
 
 
 class Concluder:
@@ -174,17 +157,18 @@ class Concluder:
     def conclude(self, live: Live) -> bool:
         """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
         if live.failure is not None:
-            live.proof = Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}")
+            live.resolved(Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}"))
             return True
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
             code = self._spool.exit_code(live.name, live.run)
-            if not live.asking:
-                live.stop = self._spool.stop(live.name, live.run)  # ordered by a person this very moment
+            stop = None if live.asking else self._spool.stop(live.name, live.run)
+            if stop is not None:  # ordered by a person this very moment
+                live.stop_on_record(stop)
             if code is not None:
-                live.exit_code = code
+                live.exited(code)
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
-                live.proof = self._explained(live, prove(ended))
+                live.resolved(self._explained(live, prove(ended)))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
@@ -198,9 +182,9 @@ class Concluder:
             return self._never_spoke(live, "the wrapper ended before it could say who it is")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
-        live.exit_code = evidence.rc
+        live.exited(evidence.rc)
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            live.jid = self.jid(live)
+            self._identify(live)
         proof = prove(
             replace(
                 evidence,
@@ -218,12 +202,11 @@ class Concluder:
         elif proof.verdict is Verdict.SILENT:
             proof = Proof(Verdict.VOID)
         if proof.verdict is Verdict.VOID:
-            live.refusal = live.refusal or self._spool.refusal(live.name, live.run)
-            live.proof = proof
+            live.refused_by_machine(live.refusal or self._spool.refusal(live.name, live.run))
             return True
         if proof.verdict is not Verdict.ENDED:
             return False
-        live.proof = self._explained(live, proof)
+        live.resolved(self._explained(live, proof))
         return True
 
     def _never_spoke(self, live: Live, why: str, *, refused: bool = False) -> bool:
@@ -234,17 +217,18 @@ class Concluder:
         """
         if self._has_begun(live):
             stop = None if live.asking else live.stop_kind
-            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)))
+            ended = Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)
+            live.resolved(self._explained(live, prove(ended)))
             return True
         self._spool.take_jid(live.name, live.run)
         if live.stop is not None and not live.asking:
-            live.proof = self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
+            live.resolved(self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind))))
             return True
-        live.refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
-        if live.refusal is not None:
-            live.proof = Proof(Verdict.VOID)
+        refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
+        if refusal is not None:
+            live.refused_by_machine(refusal)
             return True
-        live.failure = why
+        live.failed_to_launch(why)
         return self.conclude(live)
 
     def jid(self, live: Live) -> Jid | None:
@@ -252,13 +236,19 @@ class Concluder:
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) else None
 
+    def _identify(self, live: Live) -> None:
+        jid = self.jid(live)
+        if jid is not None and live.handle is not None:
+            live.handle.identified(jid)
+
     def _known_and_gone(self, live: Live) -> bool:
         """Whether the one process that could be the wrapper, as its executor said, has ended."""
-        return live.jid is not None and self._prober.liveness(live.jid) is Liveness.GONE
+        return live.handle is not None and live.handle.liveness() is Liveness.GONE
 
     def _has_begun(self, live: Live) -> bool:
         """Whether a run without a jid has had one: it was seen, or there are traces, or our own records are gone."""
-        if self._spool.has_begun(live.name, live.run) or (live.pid is not None and live.jid is not None):
+        seen = live.handle is not None and live.handle.is_child and live.jid is not None
+        if seen or self._spool.has_begun(live.name, live.run):
             return True
         return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
@@ -267,9 +257,8 @@ class Concluder:
         if live.exit_status is not None:
             code = os.waitstatus_to_exitcode(live.exit_status)
             return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
-        if live.jid is not None:
-            return Evidence(self._prober.liveness(live.jid), stop=live.stop_kind)
-        return Evidence(Liveness.GONE if live.pid is None else Liveness.ALIVE, stop=live.stop_kind)
+        found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
+        return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
     def _explained(self, live: Live, proof: Proof) -> Proof:
         stop = live.stop
@@ -302,16 +291,15 @@ class _Moment:
 class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(
-        self, table: Table, stopper: Terminator, order: Callable[[Live, Stop], None], confinement: Confinement
-    ) -> None:
-        self._confinement = confinement
-        self._table = table
-        self._terminator = stopper
+    def __init__(self, context: Context, executors: Executors, order: Callable[[Live, Stop], None]) -> None:
+        self._confinement = context.confinement
+        self._state = context.state
+        self._executors = executors
         self._order = order
+        self._timer = context.timers.timer(boot_clock, always=True)
+        self._memory_timer = context.timers.timer(always=True)
         self._moments: list[_Moment] = []
         self._with_memory: set[tuple[str, int]] = set()
-        self._census = Census()
         self._pace = Pace(_SHARE)
         self._memory_at_ns = 0
 
@@ -327,84 +315,51 @@ class Limits:
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
-            if live.adopted:  # what is of it was seen as a stranger's
-                self._census.ask_again()
-            elif live.pid is not None:  # it was a shell of nobody's
-                self._census.ask_again(live.pid)
-
-    def next_due_ns(self) -> int | None:
-        """Return how long until :meth:`check` has something to do."""
-        waits = []
-        if self._moments:
-            waits.append(self._moments[0].at_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        if self._with_memory:
-            waits.append(self._memory_at_ns - time.monotonic_ns())
-        return max(0, min(waits)) if waits else None
+            self._memory_timer.set(self._memory_at_ns)
+        self._timer.set(self._moments[0].at_ns if self._moments else None)
 
     def check(self) -> None:
         """Warn and stop what is over a limit."""
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now = boot_clock()
         while self._moments and self._moments[0].at_ns <= now:
             moment = heapq.heappop(self._moments)
-            live = self._table.live.get(moment.key)
+            live = self._state.live.get(moment.key)
             if live is None or not live.holds_room or live.stop is not None:
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)
             if piece.failed:
                 heapq.heappush(self._moments, replace(moment, at_ns=now + _AGAIN_NS))
+        self._timer.set(self._moments[0].at_ns if self._moments else None)
         if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
             with self._confinement.service("watch", "the memory of runs"), self._pace:
                 self._check_memory()
             self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
+            self._memory_timer.set(self._memory_at_ns if self._with_memory else None)
 
     def _enforce(self, live: Live, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
         signal = live.spec.signal
         if warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
-            self._terminator.warn(live, signal.name)
+            if live.handle is not None:
+                live.handle.warn(signal.name, spare_shell=isinstance(live.spec.command, str))
         elif not warning:
             limit = live.spec.time_limit_ns or 0
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
-        """Stop what is over its memory limit: what seems to be is looked at again, closely."""
-        runs = {key: live for key in self._with_memory if (live := self._table.live.get(key)) and live.holds_room}
-        runs = {key: live for key, live in runs.items() if not _is_counted(live)}
-        self._with_memory = set(runs)
-        found = self._census.look(lambda: (wanted(live, self._terminator.spool_dir) for live in runs.values()))
-        over = []
-        for key, live in runs.items():
-            members, limit = found.get(key, {}), live.grant.memory_bytes
-            # Resident sizes count shared pages once for each process: cheap, and never too low.
-            used = rss_bytes(members)
-            if used <= (live.peak_memory_bytes or 0) and (limit is None or used <= limit):
-                continue
-            own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
-            used = rss_bytes(own)
-            if limit is not None and used > limit:
-                used = pss_bytes(own)
-            if limit is not None and used > limit:
-                over.append(live)
-            else:
-                _take_peak(live, used)
-        for live, processes in processes_of(over, self._terminator.spool_dir).items():
-            self._compare(live, pss_bytes(process.pid for process in processes))
-
-    def _compare(self, live: Live, used: int) -> None:
-        limit = live.grant.memory_bytes
-        _take_peak(live, used)
-        if limit is not None and used > limit and live.stop is None:
-            words = f"used {show_size(used)} of {show_size(limit)}"
-            self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
-
-
-def _take_peak(live: Live, used: int) -> None:
-    if used:  # else nobody is left to be asked
-        live.peak_memory_bytes = max(live.peak_memory_bytes or 0, used)
-
-
-def _is_counted(live: Live) -> bool:
-    """Whether the kernel counts what a run has in memory, and ends it by itself when that is too much."""
-    return live.group is not None and live.group.peak_memory_bytes() is not None
+        """Stop what is over its memory limit."""
+        runs: dict[Any, Live] = {}  # all of this machine: those elsewhere are held to their memory there
+        for key in self._with_memory:
+            live = self._state.live.get(key)
+            if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
+                runs[live.handle] = live
+        self._with_memory = {live.key for live in runs.values()}
+        limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}
+        for handle, used in self._executors.local.memory_bytes(limits).items():
+            live, limit = runs[handle], limits[handle]
+            live.used_memory(used)
+            if used > limit and live.stop is None:
+                words = f"used {show_size(used)} of {show_size(limit)}"
+                self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))

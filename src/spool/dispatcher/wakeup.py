@@ -1,8 +1,7 @@
 """Everything that wakes the dispatcher: file events, the ends of processes, signals, and the clock.
 
 The end of a child raises SIGCHLD; the end of a wrapper that is none (it was adopted, or another program started it)
-is told by a pidfd. As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an
-ended run costs one short read to be sure that nothing is left, not a look at every process of the machine.
+is told by a pidfd.
 """
 
 from __future__ import annotations
@@ -12,35 +11,27 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
-from spool.core.lifecycle import Liveness
-from spool.dispatcher.terminator import processes_of
-from spool.machine import identity, processes
 from spool.state.table import Live
 
 log = logging.getLogger(__name__)
 
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
 _OUR_SIGNALS = (*_LEAVE, signal.SIGHUP, signal.SIGCHLD)
-_KIBIBYTE = 1024
 
 
 class Wakeup:
     """The reasons to wake, gathered in one epoll. Lives in the main thread."""
 
-    def __init__(self, spool_dir: str) -> None:
-        self._spool_dir = spool_dir
+    def __init__(self) -> None:
         self.leaving = False
         self._reload = True
         self._children = True
-        self._runs: dict[int, Live] = {}  # by the pid of the wrapper
-        self._by_fd: dict[int, Live] = {}
+        self._runs: dict[int, tuple[str, int]] = {}  # by the descriptor that tells of the end of the wrapper
+        self._fds: dict[tuple[str, int], int] = {}
         self._ended: set[tuple[str, int]] = set()
-        self._own_peak_kib = 0  # as far as it was looked at
-        self._strangers: set[int] = set()  # children that are no run's
-        self._own: frozenset[int] = frozenset()  # those that wait to become one's
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,16 +41,14 @@ class Wakeup:
         self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
         # Whoever has started us may have blocked some of them, which is inherited.
         self._old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
-        self._inherits = processes.become_subreaper()
 
     def close(self) -> None:
-        """Give the signals and the orphans back."""
-        processes.become_subreaper(on=False)
+        """Give the signals back."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        for fd in (*self._by_fd, *self._pipe):
+        for fd in (*self._runs, *self._pipe):
             os.close(fd)
         self._epoll.close()
 
@@ -79,8 +68,8 @@ class Wakeup:
             reader = self._readers.get(fd)
             if reader is not None:
                 reader()
-            elif (live := self._by_fd.get(fd)) is not None:
-                self._ended.add(live.key)
+            elif (key := self._runs.get(fd)) is not None:
+                self._ended.add(key)
                 self._epoll.unregister(fd)
 
     def wake(self) -> None:
@@ -97,98 +86,49 @@ class Wakeup:
 
     def watch_run(self, live: Live) -> None:
         """Wake when the wrapper of *live* ends, or at once if it has ended and nobody has seen that."""
-        if live.pid is not None:
-            self._runs[live.pid] = live
-            self._strangers.discard(live.pid)
-            return
-        if live.jid is None or live.pidfd is not None:
+        if live.handle is None or self.watches(live):
             return
         try:
-            fd = os.pidfd_open(live.jid.pid)
-        except OSError:  # gone already, no descriptor left, or a kernel without pidfds
-            fd = -1
+            fd = live.handle.watch()
+        except ProcessLookupError:
+            if not live.remains and not live.cleared:  # once the end is seen to, it is no news
+                self._ended.add(live.key)
+            return
+        if fd is None:
+            return  # a poll sees it
         try:
-            found = identity.liveness(live.jid)
-        except OSError:  # it is not known now; the poll will see
-            found = Liveness.ELSEWHERE
-        if fd >= 0 and found is Liveness.ALIVE:
-            with contextlib.suppress(OSError):  # the kernel has no room for it
-                self._epoll.register(fd, select.EPOLLIN)
-                live.pidfd = fd
-                self._by_fd[fd] = live
-                return
-        if fd >= 0:
-            os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
-        # Once the end is seen to, that the wrapper is gone is no news. All else the poll sees.
-        if found is Liveness.GONE and not live.remains and not live.cleared:
-            self._ended.add(live.key)
+            self._epoll.register(fd, select.EPOLLIN)
+        except OSError:  # the kernel has no room for it
+            os.close(fd)
+        else:
+            self._runs[fd], self._fds[live.key] = live.key, fd
+
+    def watches(self, live: Live) -> bool:
+        """Whether an event tells of the end of its wrapper."""
+        return live.key in self._fds or (live.handle is not None and live.handle.is_child)
 
     def forget(self, live: Live) -> None:
         """Let go of a run that is over."""
-        if live.pid is not None:
-            self._runs.pop(live.pid, None)
-        if live.pidfd is not None:
-            if self._by_fd.pop(live.pidfd, None) is not None:
-                with contextlib.suppress(OSError):
-                    self._epoll.unregister(live.pidfd)
-            os.close(live.pidfd)
-            live.pidfd = None
-
-    def no_runs(self, pids: Iterable[int]) -> None:
-        """Know these children, and no others, for processes of our own."""
-        self._own = frozenset(pids)
+        fd = self._fds.pop(live.key, None)
+        if fd is not None:
+            del self._runs[fd]
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+            os.close(fd)
 
     def look_at_children(self) -> None:
-        """Have the next call of :meth:`reap` look, as if a child had just ended."""
+        """Have the next pass look, as if a child had just ended."""
         self._children = True
 
-    def reap(self) -> Iterator[Live]:
-        """Yield the runs whose wrapper, a child of ours, has ended: with its exit status and what it used."""
-        if not self._children:
-            return
-        self._children = False
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._strangers.discard(pid)
-            live = self._runs.get(pid)
-            if live is None:
-                continue
-            live.exit_status = status
-            live.cpu_time_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-            if self._says_something(usage.ru_maxrss):
-                live.peak_memory_bytes = max(live.peak_memory_bytes or 0, usage.ru_maxrss * _KIBIBYTE)
-            yield live
-
-    def _says_something(self, peak_kib: int) -> bool:
-        """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
-
-        The rusage of this process will not do: it counts whoever has started us, up to the same moment.
-        """
-        if peak_kib > self._own_peak_kib:
-            self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
-        return peak_kib > self._own_peak_kib
+    def children_ended(self) -> bool:
+        """Whether a child may have ended since the last call."""
+        ended, self._children = self._children, False
+        return ended
 
     def ended_runs(self) -> set[tuple[str, int]]:
         """Return the runs whose wrapper, no child of ours, has ended since the last call."""
         ended, self._ended = self._ended, set()
         return ended
-
-    def left_behind(self, live: Live) -> bool:
-        """Whether processes of *live* outlived its wrapper."""
-        inherited = processes.children_of_self() if self._inherits and live.pid is not None else None
-        if inherited is None:
-            return bool(processes_of([live], self._spool_dir)[live])
-        unknown = {pid for pid in inherited if pid not in self._runs} - self._strangers - self._own
-        if not unknown:
-            return False
-        found = processes_of(self._runs.values(), self._spool_dir)
-        self._strangers |= unknown - {process.pid for members in found.values() for process in members}
-        return bool(found.get(live))
 
     # Signals.
 

@@ -1,14 +1,19 @@
-"""How wrappers are started. The dispatcher asks for an executor by its name and knows none of them."""
+"""The executors by their names. The dispatcher asks for one and knows none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 
 from spool.core.errors import InvalidValue, cannot
-from spool.executors.base import Executor, Launch, Started
+from spool.core.model import Jid
+from spool.core.names import LOCAL_EXECUTORS
+from spool.executors.base import Engine, Executor, Launch, RunHandle, Usage
+from spool.executors.local import LocalProcesses
+from spool.machine.cgroups import RunGroups
 
-__all__ = ["NAMES", "Executor", "Launch", "Started", "by_name", "problem_with"]
+__all__ = ["NAMES", "Engine", "Executor", "Executors", "Launch", "RunHandle", "Usage", "by_name"]
 
 _WHERE = {
     "process": ("spool.executors.process", "ProcessExecutor"),
@@ -19,21 +24,79 @@ NAMES = tuple(_WHERE)
 """Every executor that a job file or the configuration may name."""
 
 
-def by_name(name: str) -> Executor:
-    """Return a new executor of that name; its module is imported only now. Raises InvalidValue for other names."""
+def by_name(name: str, local: LocalProcesses | None = None) -> Executor:
+    """Return a new executor of that name; its module is imported only now. Raises InvalidValue for other names.
+
+    *local* looks after what it starts on this machine.
+    """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "there is none of that name", remedy=remedy))
     module, of_class = _WHERE[name]
-    made: Executor = getattr(import_module(module), of_class)()
+    made: Executor = getattr(import_module(module), of_class)(local)
     return made
 
 
-def problem_with(name: str, executor: Callable[[str], Executor] = by_name) -> str | None:
-    """Return why the executor *name* cannot start anything here, None if it can."""
-    try:
-        return executor(name).unavailable()
-    except InvalidValue:
-        return f"this version of spool has no executor {name!r}"
-    except ImportError as error:
-        return f"the Python package {error.name} is not installed"
+class Executors:
+    """The executors of one spool, each made when it is first asked for."""
+
+    def __init__(self, default: Callable[[], str], local: LocalProcesses | None = None) -> None:
+        """Make none yet. *default* names that of jobs that name none; *local* looks after the runs of this machine."""
+        self._default = default
+        self.local = local or LocalProcesses()
+        self._made: dict[str, Executor] = {}
+        self._problems: dict[str, str | None] = {}
+
+    def __getitem__(self, name: str) -> Executor:
+        if name not in self._made:
+            self._made[name] = by_name(name, self.local)
+        return self._made[name]
+
+    def problem(self, name: str | None) -> str | None:
+        """Return why the executor *name* (None: the default) cannot start anything, None if it can.
+
+        The answer is kept until :meth:`ask_again`.
+        """
+        name = name or self._default()
+        if name not in self._problems:
+            self._problems[name] = self._problem(name)
+        return self._problems[name]
+
+    def _problem(self, name: str) -> str | None:
+        try:
+            return self[name].unavailable()
+        except InvalidValue:
+            return f"this version of spool has no executor {name!r}"
+        except ImportError as error:
+            return f"the Python package {error.name} is not installed"
+
+    def ask_again(self) -> bool:
+        """Have the next question of an executor answered anew; return whether an answer is another than it was."""
+        before, self._problems = self._problems, {}
+        return any(self.problem(name) != problem for name, problem in before.items())
+
+    def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
+        """Return the run that an executor of that name has started for another dispatcher.
+
+        Those of this machine are known without their executor, which need not be installed any more.
+        """
+        engine: Engine = self.local
+        if name not in LOCAL_EXECUTORS:
+            with suppress(InvalidValue, ImportError):  # it is left alone then
+                engine = self[name].engine
+        return engine.adopt(job, run, jid)
+
+    def groups(self, name: str) -> RunGroups | None:
+        """Return where the control groups of runs can be made that the executor *name* starts; None: nowhere."""
+        return self.local.groups if name in LOCAL_EXECUTORS else None
+
+    def get_ready(self, chosen: Executor | None, text: bytes | None) -> None:
+        """Do what makes the next starts shorter, and most of all that of the script *text* by *chosen*."""
+        ready = [executor.get_ready(text if executor is chosen else None) for executor in self._made.values()]
+        self.local.waits_to_be_a_run(pid for pid in ready if pid is not None)
+
+    def close(self) -> None:
+        """Let go of what was made ready, and of the orphans."""
+        for executor in self._made.values():
+            executor.close()
+        self.local.close()

@@ -1,16 +1,23 @@
-"""What an executor is: the Protocol of all ways to start a wrapper, and what is handed to them."""
+"""What an executor is: the Protocols of a way to start wrappers and of what it has started, and what is handed to them.
+
+A run is a `RunHandle` of the executor that has started it: nobody else looks at its processes or signals them. What
+is asked of many runs at once is asked of their `Engine`, for one look can answer for all of them: a walk over the
+processes of this machine, or one question to a cluster.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from spool.core.errors import SHORTAGES
-from spool.core.model import Jid
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid, Machine
 from spool.formats.wrapper import Surroundings
+from spool.machine.cgroups import RunGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,9 @@ class Launch:
 
     keep: bool = False
     """Whether what shows the run on a terminal stays after its end, to be read, where there is such a thing."""
+
+    group: RunGroup | None = None
+    """The control group that the wrapper enters, as its text says."""
 
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. What the run adds stands in the script.
@@ -61,11 +71,83 @@ _SHELLS_OWN = frozenset({"BASH_VERSION", "SHELLOPTS", "BASHOPTS"})
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A wrapper on its way. What it is, its `jid` will prove; until then this is all that is known, if anything is."""
+class Usage:
+    """What a run has used; None is unknown."""
 
-    pid: int | None = None  # of the wrapper, where it is our child
-    identity: Jid | None = None  # of the wrapper, where it is not
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
+
+
+class RunHandle(Protocol):
+    """A run that was started or adopted: whether it lives, what is left of it, what it has used.
+
+    What the machine does not let it find out raises OSError: what cannot be seen is not gone.
+    """
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The job and the run."""
+
+    @property
+    def engine(self) -> Engine:
+        """Where it runs."""
+
+    @property
+    def jid(self) -> Jid | None:
+        """Who the wrapper is, as far as anybody has found out."""
+
+    def identified(self, jid: Jid) -> None:
+        """Know who the wrapper is: its record says so."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """What the wrapper has ended with, as wait() reports it; None as long as it lives, and where nobody tells."""
+
+    def liveness(self) -> Liveness:
+        """Return what became of the wrapper; ABSENT as long as it cannot be told who that is."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the wrapper is a child of this process, so that SIGCHLD tells of its end."""
+
+    def watch(self) -> int | None:
+        """Return a new descriptor that is readable once the wrapper has ended; None where there can be none.
+
+        Raises ProcessLookupError if it has ended already.
+        """
+
+    def left_behind(self) -> bool:
+        """Whether anything of the run has outlived its wrapper."""
+
+    def warn(self, signal_name: str, *, spare_shell: bool) -> None:
+        """Signal what the run runs; *spare_shell*: not the shell of a command that is waiting for it."""
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the run is held to its memory limit without the dispatcher."""
+
+    def usage(self) -> Usage:
+        """Return what the run has used, of which nothing is left. Asked again it says the same."""
+
+    def close(self) -> None:
+        """Let go of the run, which is over."""
+
+
+class Engine(Protocol):
+    """Where runs run, whichever executor has started them: this machine, or another."""
+
+    def machine(self) -> Machine | None:
+        """Return what there is for its runs; None: what this machine has."""
+
+    def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
+        """Return a run that another dispatcher has started; *jid* is who its wrapper said it is, if it has."""
+
+    def terminate(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
+        """Go on ending *runs*: ask each to end, once, and force those that are True; return what is gone for good.
+
+        One look serves all of them. Raises OSError where it is not seen what is left of them.
+        """
 
 
 def refused(error: OSError) -> bool:
@@ -91,14 +173,18 @@ class Executor(Protocol):
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text has to say for this executor on this machine."""
 
-    def start(self, launch: Launch) -> Started | None:
+    @property
+    def engine(self) -> Engine:
+        """Where its wrappers run."""
+
+    def start(self, launch: Launch) -> RunHandle | None:
         """Start the wrapper and do not wait for it.
 
         Raises SpoolError if nothing was started, and never will be; StartRefused if that is for want of something on
         the machine, so that the job is to wait.
 
         None: nothing was started, and the job is to wait as long as :meth:`unavailable` has a reason. Who cannot tell
-        returns an empty `Started`: the wrapper's `jid`, or its absence, settles it.
+        returns a handle whose `liveness` is ABSENT: the wrapper's `jid`, or its absence, settles it.
         """
 
     def get_ready(self, text: bytes | None = None) -> int | None:

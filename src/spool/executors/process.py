@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.executors.base import Launch, Started, own_environment, refused
+from spool.executors.base import Launch, own_environment, refused
+from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
 from spool.machine.processes import Nursery
@@ -45,7 +46,9 @@ class ProcessExecutor:
 
     name = "process"
 
-    def __init__(self) -> None:
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
+        """Start what *engine* is to look after; by itself for one who starts nothing."""
+        self.engine = engine or LocalProcesses()
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
         self._prespawned: PrespawnedShell | None = None
         self._nursery = Nursery()
@@ -73,7 +76,7 @@ class ProcessExecutor:
             open_files=descriptors.limit_for_jobs(),
         )
 
-    def start(self, launch: Launch) -> Started:
+    def start(self, launch: Launch) -> LocalRun:
         """Start the wrapper; it is a child of this process and has to be reaped.
 
         Raises StartRefused if the machine has no room for another process.
@@ -81,7 +84,7 @@ class ProcessExecutor:
         if launch.environment is None:
             shell, self._prespawned = self._prespawned, None
             if shell is not None and shell.become(launch.text):
-                return Started(shell.pid)
+                return self.engine.child(launch.job, launch.run, shell.pid, launch.group)
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
@@ -96,7 +99,7 @@ class ProcessExecutor:
         finally:
             if identity_fd is not None:
                 os.close(identity_fd)
-        return Started(pid)
+        return self.engine.child(launch.job, launch.run, pid, launch.group)
 
     def get_ready(self, text: bytes | None = None) -> int | None:
         """Have a shell wait for the next job; return its pid.

@@ -29,7 +29,8 @@ from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
 from spool.executors import tmux_pane
-from spool.executors.base import Launch, Started, refused, sounds_refused
+from spool.executors.base import Launch, refused, sounds_refused
+from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import descriptors, identity
@@ -68,8 +69,10 @@ class TmuxExecutor:
 
     name = "tmux"
 
-    def __init__(self) -> None:
-        self._process = ProcessExecutor()
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
+        """Start what *engine* is to look after."""
+        self.engine = engine or LocalProcesses()
+        self._process = ProcessExecutor(self.engine)
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # of which program what is wrong with it
         self._slow_s = 0.0  # what the last starts took together, each of which took long
         self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
@@ -97,7 +100,7 @@ class TmuxExecutor:
         """Return what the wrapper's text has to say: its stdin is the terminal, its outputs are the job's."""
         return replace(self._process.surroundings(), stdin=None, terminal=True)
 
-    def start(self, launch: Launch) -> Started | None:
+    def start(self, launch: Launch) -> LocalRun | None:
         """Start the wrapper as the first process of a session; a session that was kept of an earlier run is closed.
 
         None: tmux was not asked, because it does not answer or is no longer there. The job is to wait, and not to fail.
@@ -119,7 +122,7 @@ class TmuxExecutor:
             answer = self._asked(server, words, told, launch)
         except TimeoutError:
             self._hung = str(server.socket_path), None
-            return Started()
+            return self.engine.no_child(launch.job, launch.run, None, launch.group)
         except TmuxCommandNotFound:  # removed a moment ago
             _take_back(told)
             return None
@@ -140,7 +143,8 @@ class TmuxExecutor:
             if sounds_refused(why):
                 raise StartRefused(f"tmux has no room for another session: {why}")
             raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
-        return Started(identity=_identity(int(pids[0]), int(pids[1])))
+        jid = _identity(int(pids[0]), int(pids[1]))
+        return self.engine.no_child(launch.job, launch.run, jid, launch.group)
 
     def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> tmux_cmd:
         """Ask for the session, again if the server was just about to leave: its last session has ended this moment."""

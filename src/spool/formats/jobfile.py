@@ -1,16 +1,21 @@
-"""Job files: text to `Spec`, and back to text. The keys are described in `job_schema`, single values in `values`."""
+"""Job files: text to `Spec`, and back to text; the files of an array's tasks; and changes of single keys.
+
+Their keys are the rows of `keys.JOB`, the grammars of single values are in `values`.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from sys import intern
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import Meta
 
-from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, Problem, shown
+from spool.core.arrays import ARRAY, Substitution, Tasks
+from spool.core.errors import InvalidJob, InvalidValue, Problem, cannot, shown
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     ArraySpec,
@@ -20,32 +25,14 @@ from spool.core.model import (
     Request,
     Retry,
     Spec,
-    WarningSignal,
 )
-from spool.core.names import EXECUTORS
-from spool.core.units import parse_duration, parse_size
-from spool.formats import job_schema, toml, values
-from spool.formats.job_schema import (
-    DependsOn,
-    JobFile,
-    Matrix,
-    Names,
-    NotifyTable,
-    RetryTable,
-    Rows,
-    TaskTable,
-    of_array,
-)
+from spool.core.names import MAX_NAME_LENGTH
+from spool.formats import keys, toml, values
 from spool.formats.toml import Path
-from spool.formats.validation import Problems, convert
+from spool.formats.validation import Format, Kind, Kinds, Reading
+from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
-_ANY_LENGTH = frozenset({"command", "matrix", "rows"})  # bounded otherwise: by the kernel, by the number of tasks
-
-_PLAIN_REQUEST = Request()
-_PLAIN_RETRY = Retry()
-
-# Many jobs ask for the same: one value then serves them all.
-_request = lru_cache(maxsize=4096)(Request)
+V = TypeVar("V")
 
 
 def parse(
@@ -61,22 +48,15 @@ def parse(
     expanded where the job would run; None if nobody knows that here.
     """
     what = f"job {name}"
-    try:
-        document = toml.read(data, what)
-    except InvalidFile as error:
-        raise InvalidJob(what, error.problems) from None
-    problems = Problems()
-    raw = convert(document, JobFile, problems)
-    if not problems.limited(raw, _ANY_LENGTH):
-        raise InvalidJob(what, problems.listed(toml.decode(data, what)))
-    spec = _spec(raw, name, default_kill_grace_ns, problems)
+    reading = FORMAT.read(data, what, name)
+    _check_together(reading)
     if why_no_path is not None:
-        for key, path in (("workdir", spec.workdir), ("stdout", spec.stdout), ("stderr", spec.stderr)):
+        for key in ("workdir", "stdout", "stderr"):
+            path = reading.found[""].get(key)
             if path and (why := why_no_path(path)) is not None:
-                problems.add((key,), why)
-    if problems:
-        raise InvalidJob(what, problems.listed(toml.decode(data, what)))
-    return spec
+                reading.problems.add((key,), why)
+    FORMAT.judge(reading, data, what)
+    return _spec(reading, default_kill_grace_ns)
 
 
 def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
@@ -100,208 +80,275 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
-def _spec(raw: JobFile, name: str, default_kill_grace_ns: int, problems: Problems) -> Spec:
-    """Return *raw* with every value understood; what cannot be is noted in *problems* and left at its default."""
-    check = problems.value
-    time_limit = _amount(raw.time_limit, "time_limit", parse_duration, problems)
-    timeout = None
-    if raw.scheduling_timeout is not UNSET:
-        timeout = check(("scheduling_timeout",), parse_duration, raw.scheduling_timeout, 0) or None
-    start_after, start_delay = None, None
-    if raw.start_after is not UNSET:
-        start_after, start_delay = check(("start_after",), values.moment_or_delay, raw.start_after, (None, None))
-    if raw.on_dependency_failure != "cancel":
-        check(("on_dependency_failure",), _on_dependency_failure, raw.on_dependency_failure, "cancel")
-    if raw.executor is not UNSET:
-        check(("executor",), _executor, raw.executor, "")
-    array: ArraySpec | None = None if raw.array is UNSET else check(("array",), job_schema.array, raw.array, None)
-    matrix: Matrix = () if raw.matrix is UNSET else check(("matrix",), job_schema.matrix, raw.matrix, ())
-    rows: Rows = () if raw.rows is UNSET else check(("rows",), job_schema.rows, raw.rows, ())
-    several = raw.array is not UNSET or raw.matrix is not UNSET or raw.rows is not UNSET
-    if raw.task is not UNSET or several or raw.max_running is not UNSET:
-        job_schema.check_together(raw, name, array, matrix, rows, problems)
-    if raw.group_limit is not UNSET and raw.group is UNSET:
-        problems.add(("group_limit",), 'needs "group"')
-    return Spec(
-        command=check(("command",), values.command, raw.command, ""),
-        shell="/bin/sh" if raw.shell == "/bin/sh" else intern(check(("shell",), values.shell, raw.shell, "")),
-        workdir=None if raw.workdir is UNSET else intern(check(("workdir",), values.workdir, raw.workdir, "")),
-        env=_env(raw.env, problems) if raw.env else (),
-        request=_wanted(raw, problems),
-        time_limit_ns=time_limit,
-        signal=None if raw.signal is UNSET else _signal(raw.signal, raw, time_limit, problems),
-        kill_grace_ns=default_kill_grace_ns
-        if raw.kill_grace is UNSET
-        else check(("kill_grace",), parse_duration, raw.kill_grace, 0),
-        priority=raw.priority,
-        depends_on=None if raw.depends_on is UNSET else _dependencies(raw.depends_on, raw, name, problems),
-        cancel_on_dependency_failure=raw.on_dependency_failure == "cancel",
-        start_after_ns=start_after,
-        start_delay_ns=start_delay,
-        scheduling_timeout_ns=timeout,
-        group=None if raw.group is UNSET else intern(check(("group",), values.label, raw.group, "")),
-        group_limit=None if raw.group_limit is UNSET else raw.group_limit,
-        array=array,
-        matrix=matrix,
-        rows=rows,
-        max_running=None if raw.max_running is UNSET else raw.max_running,
-        task=None if raw.task is UNSET else _task(raw.task, problems),
-        retry=_PLAIN_RETRY if raw.retry is UNSET else _retry(raw.retry, problems),
-        requeue=raw.requeue,
-        stdout=None if raw.stdout is UNSET else _output("stdout", raw.stdout, raw, problems),
-        stderr=None if raw.stderr is UNSET else _output("stderr", raw.stderr, raw, problems),
-        prolog=None if raw.prolog is UNSET else intern(raw.prolog),
-        epilog=None if raw.epilog is UNSET else intern(raw.epilog),
-        executor=None if raw.executor is UNSET else raw.executor,
-        keep_session=None if raw.keep_session is UNSET else raw.keep_session,
-        project=None if raw.project is UNSET else intern(check(("project",), values.label, raw.project, "")),
-        tags=_tags(raw.tags, problems) if raw.tags else (),
-        comment=None if raw.comment is UNSET else raw.comment,
-        notify=None if raw.notify is UNSET else _notify(raw.notify, problems),
-    )
+def _spec(reading: Reading, default_kill_grace_ns: int) -> Spec:
+    """Return what a job file that is right says."""
+    found = reading.found
+    spec = found[""]
+    spec.setdefault("kill_grace_ns", default_kill_grace_ns)
+    if "request" in found:
+        spec["request"] = _shared(Request(**found["request"]))
+    if "retry" in found:
+        spec["retry"] = _shared(Retry(**found["retry"]))
+    if "depends_on" in found:
+        spec["depends_on"] = Dependencies(**found["depends_on"])
+    if "notify" in found:
+        spec["notify"] = Notify(**found["notify"])
+    if "task" in found:
+        spec["task"] = ArrayTask(**found["task"])
+    if "start_after" in spec:
+        spec["start_after_ns"], spec["start_delay_ns"] = spec.pop("start_after")
+    if "on_dependency_failure" in spec:
+        spec["cancel_on_dependency_failure"] = spec.pop("on_dependency_failure") == "cancel"
+    return Spec(**spec)
 
 
-def _on_dependency_failure(value: str) -> str:
-    return values.one_of(value, ("cancel", "wait"))
+@lru_cache(maxsize=4096)
+def _shared(value: V) -> V:
+    """Return *value*, or the one like it that there is: many jobs ask for the same, and one then serves them all."""
+    return value
 
 
-def _executor(value: str) -> str:
-    return values.one_of(value, EXECUTORS)
+def _check_together(reading: Reading) -> None:
+    """Note what is wrong between several keys. What is wrong with one alone is noted already."""
+    document, problems, found = reading.document, reading.problems, reading.found
+    if "signal" in document:
+        warning, time_limit = found[""].get("signal"), found[""].get("time_limit_ns")
+        if warning is not None and time_limit is not None and warning.before_ns >= time_limit:
+            text = toml.show(document["signal"])
+            problems.add(("signal",), f"{text} would come before the run begins, for it may not last that long")
+    if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
+        problems.add(("depends_on",), 'is an empty table; state "all", "any", "ended", "failed" or "each"')
+    if "notify" in document and "to" not in found["notify"]:
+        problems.add(("notify",), _NO_ADDRESS)
+    if "array" in document or "matrix" in document or "rows" in document:
+        _check_array(reading)
+    elif "max_running" in document:
+        why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
+        problems.add(("max_running",), why)
 
 
-def _tags(tags: tuple[str, ...], problems: Problems) -> tuple[str, ...]:
-    problems.value(("tags",), values.different, tags, None)
-    return tuple(intern(problems.value(("tags", at), values.label, tag, "")) for at, tag in enumerate(tags))
+def _check_array(reading: Reading) -> None:
+    document, problems, found = reading.document, reading.problems, reading.found[""]
+    array: ArraySpec | None = found.get("array")
+    matrix: Matrix = found.get("matrix", ())
+    rows: Rows = found.get("rows", ())
+    makers = [key for key in ("array", "matrix", "rows") if key in document]
+    if "task" in document:
+        problems.add(("task",), "is written by spool into the files of single tasks, which are no arrays themselves")
+    if "matrix" in document and "rows" in document:
+        problems.add(("rows",), 'cannot stand beside "matrix"; write the product into the rows')
+    at_once = document.get("max_running")
+    if array is not None and array.max_running is not None and at_once not in (None, array.max_running):
+        problems.add(("max_running",), f'says {at_once}, and "array" says {array.max_running}')
+    given = {key for key, _ in (*matrix, *(rows[0] if rows else ()))}
+    if array is not None and ARRAY in given:
+        problems.add((makers[1], ARRAY), 'is what {array} means beside "array": its index; give the key another name')
+    tasks = math.prod(len(choices) for _, choices in matrix) * (len(rows) or 1)
+    last = tasks - 1
+    if array is not None:
+        last = array.indices[-1] if len(makers) == 1 else tasks * len(array.indices) - 1
+        if len(makers) > 1 and tasks * len(array.indices) > MAX_TASKS:
+            made = tasks * len(array.indices)
+            problems.add(
+                ("array",), f'makes {made} jobs together with "{makers[1]}", and one file may make {MAX_TASKS}'
+            )
+    if len(f"{reading.name}_{last}") > MAX_NAME_LENGTH:
+        names = f"{reading.name}_{last}"
+        why = f"the tasks' names ({names}) would be longer than {MAX_NAME_LENGTH} characters; rename the file"
+        problems.add((makers[0],), why)
 
 
-def _amount(text: Any, key: str, parse_unit: Callable[[object], int], problems: Problems) -> int | None:
-    """Return a size or duration that must be more than nothing; None where the key is absent."""
-    if text is UNSET:
-        return None
-    return problems.value((key,), lambda value: values.positive(parse_unit(value), value), text, None)
+def _of_array(reading: Reading) -> bool:
+    """Whether the file makes an array, or is a task of one."""
+    return not {"array", "matrix", "rows", "task"}.isdisjoint(reading.document)
 
 
-def _wanted(raw: JobFile, problems: Problems) -> Request:
-    if raw.gpu_memory is not UNSET and raw.gpus == 0:
-        problems.add(("gpu_memory",), 'needs "gpus": it is the memory of each GPU')
-    if raw.gpu_type is not UNSET and raw.gpus == 0:
-        problems.add(("gpu_type",), 'needs "gpus"')
-    memory = _amount(raw.memory, "memory", parse_size, problems)
-    resources = _resources(raw.resources, problems) if raw.resources else ()
-    if memory is None and raw.gpus == 0 and raw.cpus == 1 and not resources:
-        return _PLAIN_REQUEST
-    gpu_type = None
-    if raw.gpu_type is not UNSET and raw.gpu_type != "auto":
-        gpu_type = problems.value(("gpu_type",), values.trimmed, raw.gpu_type, None)
-    gpu_memory = _amount(raw.gpu_memory, "gpu_memory", parse_size, problems)
-    return _request(raw.cpus, memory, raw.gpus, gpu_memory, gpu_type, resources)
+def _tags(tags: tuple[str, ...], at: Path, reading: Reading) -> tuple[str, ...]:
+    reading.problems.value(at, values.different, tags, None)
+    return tuple([intern(reading.problems.value((*at, n), values.label, tag, "")) for n, tag in enumerate(tags)])
 
 
-def _resources(table: dict[str, int], problems: Problems) -> tuple[tuple[str, int], ...]:
+def _gpu_type(name: str) -> str | None:
+    return None if name == "auto" else values.trimmed(name)
+
+
+def _resources(table: dict[str, int], at: Path, reading: Reading) -> tuple[tuple[str, int], ...]:
     for name in table:
-        problems.value(("resources", name), values.resource_name, name, "")
-    return tuple(sorted((intern(name), count) for name, count in table.items()))
+        reading.problems.value((*at, name), values.resource_name, name, "")
+    return tuple(sorted([(intern(name), count) for name, count in table.items()]))
 
 
-def _env(env: dict[str, str], problems: Problems) -> tuple[tuple[str, str], ...]:
+def _env(env: dict[str, str], at: Path, reading: Reading) -> tuple[tuple[str, str], ...]:
     for key, value in env.items():
         try:
             values.variable(key, value)
         except InvalidValue as error:
-            problems.add(("env", key), str(error))
-    return tuple((intern(key), value) for key, value in env.items())
+            reading.problems.add((*at, key), str(error))
+    return tuple([(intern(key), value) for key, value in env.items()])
 
 
-def _signal(text: str, raw: JobFile, time_limit: int | None, problems: Problems) -> WarningSignal | None:
-    warning = problems.value(("signal",), values.warning_signal, text, None)
-    if raw.time_limit is UNSET:
-        problems.add(("signal",), 'needs "time_limit": it is a warning before that')
-    elif warning is not None and time_limit is not None and warning.before_ns >= time_limit:
-        problems.add(("signal",), f"{toml.show(text)} would come before the run begins, for it may not last that long")
-    return warning
-
-
-def _names(listed: Names, path: Path, name: str, problems: Problems) -> tuple[str, ...]:
+def _jobs(listed: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     alone = isinstance(listed, str)
     if not listed and not alone:
-        problems.add(path, "is an empty list; name jobs, or leave the key out")
+        reading.problems.add(at, "is an empty list; name jobs, or leave the key out")
     names: dict[str, None] = {}
-    for at, other in enumerate((listed,) if isinstance(listed, str) else listed):
-        where = path if alone else (*path, at)
-        if other == name:
-            problems.add(where, f"{toml.show(other)} is this job itself, which would wait for ever")
+    for index, other in enumerate(values.several(listed)):
+        where = at if alone else (*at, index)
+        if other == reading.name:
+            reading.problems.add(where, f"{toml.show(other)} is this job itself, which would wait for ever")
         elif other in names:
-            problems.add(where, f"{toml.show(other)} stands in this list twice")
-        names[intern(problems.value(where, values.job_name, other, ""))] = None
+            reading.problems.add(where, f"{toml.show(other)} stands in this list twice")
+        names[intern(reading.problems.value(where, values.job_name, other, ""))] = None
     return tuple(names)
 
 
-def _dependencies(stated: Names | DependsOn, raw: JobFile, name: str, problems: Problems) -> Dependencies | None:
-    if not isinstance(stated, DependsOn):
-        names = _names(stated, ("depends_on",), name, problems)
-        return Dependencies(all=names) if names else None
-    if stated == DependsOn() and not problems:
-        problems.add(("depends_on",), 'is an empty table; state "all", "any", "ended", "failed" or "each"')
-
-    def clause(key: str, listed: Names | UnsetType) -> tuple[str, ...]:
-        return () if listed is UNSET else _names(listed, ("depends_on", key), name, problems)
-
-    each = None
-    if stated.each is not UNSET:
-        each = problems.value(("depends_on", "each"), values.job_name, stated.each, "")
-        if not of_array(raw):
-            problems.add(("depends_on", "each"), "pairs the tasks of two arrays, and this job is none")
-    found = Dependencies(
-        all=clause("all", stated.all),
-        any=clause("any", stated.any),
-        ended=clause("ended", stated.ended),
-        failed=clause("failed", stated.failed),
-        each=each,
-    )
-    return found if found.names() else None
+def _paired_job(name: str, at: Path, reading: Reading) -> str:
+    if not _of_array(reading):
+        reading.problems.add(at, "pairs the tasks of two arrays, and this job is none")
+    return reading.problems.value(at, values.job_name, name, "")
 
 
-def _retry(table: RetryTable, problems: Problems) -> Retry:
-    def duration(key: str, text: str) -> int:
-        return problems.value(("retry", key), parse_duration, text, 0)
-
-    retry = Retry(
-        max=table.max,
-        delay_ns=duration("delay", table.delay),
-        backoff=table.backoff,
-        max_delay_ns=duration("max_delay", table.max_delay),
-        on=problems.value(("retry", "on"), values.retry_on, table.on, frozenset()),
-    )
-    return _shared_retry(retry)
+def _output(path: str, at: Path, reading: Reading) -> str:
+    if re.search(r"(?<!%)(?:%%)*%a", path) and not _of_array(reading):
+        reading.problems.add(at, f"{toml.show(path)} has %a, and this job is of no array")
+    return reading.problems.value(at, values.output_path, path, "")
 
 
-@lru_cache(maxsize=1024)
-def _shared_retry(retry: Retry) -> Retry:
-    return retry
+_NO_ADDRESS = 'needs "to": where the messages go'
 
 
-def _task(table: TaskTable, problems: Problems) -> ArrayTask:
-    array = problems.value(("task", "array"), values.job_name, table.array, "")
-    return ArrayTask(intern(array), table.index, None if table.max_running is UNSET else table.max_running)
-
-
-def _output(key: str, path: str, raw: JobFile, problems: Problems) -> str:
-    if re.search(r"(?<!%)(?:%%)*%a", path) and not of_array(raw):
-        problems.add((key,), f"{toml.show(path)} has %a, and this job is of no array")
-    return problems.value((key,), values.output_path, path, "")
-
-
-def _notify(stated: Names | NotifyTable, problems: Problems) -> Notify:
-    table = stated if isinstance(stated, NotifyTable) else NotifyTable(to=stated)
-    to = (table.to,) if isinstance(table.to, str) else table.to
-    on = (table.on,) if isinstance(table.on, str) else table.on
-    if not to or not all(address.strip() for address in to):
-        problems.add(("notify",), 'needs "to": where the messages go')
+def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
+    addresses = values.several(stated)
+    if not addresses or not all(address.strip() for address in addresses):
+        reading.problems.add(at[:1], _NO_ADDRESS)
     else:
-        problems.value(("notify",), values.words, to, None)
-    if not on:
-        problems.add(("notify", "on"), "is an empty list, so that nobody is told; name events, or leave the key out")
-    problems.value(("notify", "on"), values.different, on, None)
-    for event in on:
-        problems.value(("notify", "on"), lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
-    return Notify(to, on, table.log_lines)
+        reading.problems.value(at[:1], values.words, addresses, None)
+    return addresses
+
+
+def _events(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
+    events = values.several(stated)
+    if not events:
+        reading.problems.add(at, "is an empty list, so that nobody is told; name events, or leave the key out")
+    reading.problems.value(at, values.different, events, None)
+    for event in events:
+        reading.problems.value(at, lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
+    return events
+
+
+_KINDS: Kinds = {
+    "command": lambda key: Kind(Names, values.command, any_length=True),
+    "shell": lambda key: Kind(str, lambda path: intern(values.shell(path))),
+    "workdir": lambda key: Kind(Text, lambda path: intern(values.workdir(path))),
+    "variables": lambda key: Kind(dict[str, str], read=_env),
+    "GPU type": lambda key: Kind(Text, _gpu_type),
+    "amounts": lambda key: Kind(dict[str, Annotated[int, Meta(ge=1, le=key.most)]], read=_resources),
+    "signal": lambda key: Kind(str, values.warning_signal),
+    "job": lambda key: Kind(str, lambda name: intern(values.job_name(name))),
+    "jobs": lambda key: Kind(Names, read=_jobs),
+    "paired job": lambda key: Kind(str, read=_paired_job),
+    "moment or delay": lambda key: Kind(Any, values.moment_or_delay),
+    "indices": lambda key: Kind(str, values.array),
+    "choices": lambda key: Kind(dict[str, list[str | int | float | bool]], values.matrix, any_length=True),
+    "rows": lambda key: Kind(list[dict[str, str | int | float | bool]], values.rows, any_length=True),
+    "ends": lambda key: Kind(tuple[str | int, ...], values.retry_on),
+    "output": lambda key: Kind(Text, read=_output),
+    "labels": lambda key: Kind(tuple[Text, ...], read=_tags),
+    "addresses": lambda key: Kind(Names, read=_addresses),
+    "events": lambda key: Kind(Names, read=_events),
+}
+
+FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
+"""How a job file is read."""
+
+
+# Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables of which options
+# state single entries.
+_REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
+_ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
+_ADDED_TO = {
+    key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
+}
+
+
+class TaskFiles:
+    """Makes the files of the tasks of one array. Raises InvalidFile for what is no TOML.
+
+    A task's file is an ordinary job file: the keys of the array's own, less those that made it an array, with `{key}`
+    replaced, and a table `[task]`. It depends on nothing but the bytes of the array's file and the position, so that it
+    can be made again after a power cut.
+    """
+
+    def __init__(self, name: str, data: bytes, spec: Spec) -> None:
+        self.tasks = Tasks(name, spec)
+        self._substitution = Substitution(self.tasks.keys)
+        document = toml.read(data, f"job {name}")
+        same: dict[str, Any] = {}
+        self._scalars: dict[str, Any] = {}  # what differs from task to task, if anything does
+        self._env: dict[str, str] | None = None
+        for key, value in document.items():
+            if key in _ARRAY_ONLY:
+                continue
+            if key == "env" and any(self._substitution.touches(text) for text in value.values()):
+                self._env = value
+            elif key in _REPLACED and any(
+                map(self._substitution.touches, [value] if isinstance(value, str) else value)
+            ):
+                self._scalars[key] = value
+            else:
+                same[key] = value
+        # Tables come after all other keys, so that what differs goes before and behind what does not.
+        self._same = toml.write(same) if same else b""
+
+    def text(self, position: int) -> bytes:
+        """Return the job file of the task at *position*."""
+        values = self.tasks.values(position)
+        apply = self._substitution.apply
+        task = self.tasks.task(position)
+        head: dict[str, Any] = {
+            key: apply(value, values) if isinstance(value, str) else [apply(part, values) for part in value]
+            for key, value in self._scalars.items()
+        }
+        last = f"\n[task]\narray = {toml.quote(task.array)}\nindex = {task.index}\n"
+        if task.max_running is not None:
+            last += f"max_running = {task.max_running}\n"
+        env = b""
+        if self._env is not None:
+            env = b"\n" + toml.write({"env": {key: apply(value, values) for key, value in self._env.items()}})
+        return (toml.write(head) if head else b"") + self._same + env + last.encode()
+
+
+def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
+    """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) taken out.
+
+    `env`, `resources`, `retry` and `notify` in *changes* are laid over what is there. Raises InvalidJob if *data*
+    cannot be read, InvalidValue for a key of *unset* that it has not. What comes out is not judged.
+    """
+    import tomlkit  # here, for only `spool edit` needs it
+    from tomlkit.exceptions import TOMLKitError
+
+    text = data if data.endswith(b"\n") else data + b"\n"
+    try:
+        document = tomlkit.parse(text.decode())
+    except (TOMLKitError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidJob(f"job {name}", [Problem(None, None, f"not valid TOML: {error}")]) from None
+    for key, value in changes.items():
+        if isinstance(value, dict) and key in _ADDED_TO:
+            if not isinstance(document.get(key), Mapping):
+                document[key] = tomlkit.table()
+            document[key].update(value)
+        else:
+            document[key] = value
+    for key in unset:
+        _unset(document, key, name)
+    return tomlkit.dumps(document).encode()
+
+
+def _unset(document: Any, key: str, name: str) -> None:
+    *tables, last = key.split(".")
+    inner: Any = document
+    for part in tables:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or last not in inner:
+        raise InvalidValue(cannot("take", f'"{key}" out of job {name}', "it is not set"))
+    del inner[last]  # type: ignore[attr-defined]

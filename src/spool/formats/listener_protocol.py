@@ -1,7 +1,7 @@
 """What the dispatcher and the process of the listeners say to each other: one JSON object a line.
 
 The dispatcher: `subscribe` (who is to listen), `available` (there are events), `review` (may this be done?). The
-process: `ready` (what it wants to hear of and to be asked about, and what is wrong), `progress` (it is at work) and
+process: `ready` (what it wants to hear of and to be asked about, and what is wrong), `step_begun` (it is at work) and
 `reply`.
 """
 
@@ -48,7 +48,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="is"):
     problems: tuple[str, ...] = ()
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="is"):
+class StepBegun(msgspec.Struct, frozen=True, tag="step_begun", tag_field="is"):
     """The process begins a step of its work on a review, or of getting ready: each hook and each plugin is one.
 
     The next step, or the end, comes within that time and what it takes to begin and to end one.
@@ -66,7 +66,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", tag_field="is"):
 
 
 ToListeners = Subscribe | Available | Review
-ToDispatcher = Ready | Progress | Reply
+ToDispatcher = Ready | StepBegun | Reply
 _to_listeners: msgspec.json.Decoder[ToListeners] = msgspec.json.Decoder(ToListeners)
 _to_dispatcher: msgspec.json.Decoder[ToDispatcher] = msgspec.json.Decoder(ToDispatcher)
 

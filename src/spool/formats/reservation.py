@@ -1,46 +1,36 @@
-"""Reservations: text to `Reservation`."""
+"""Reservations: text to `Reservation`, and back to text. Their keys are the rows of a table."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
-
-from spool.core.errors import InvalidFile, InvalidReservation, InvalidValue
+from spool.core.errors import InvalidReservation, InvalidValue
 from spool.core.model import Reservation
-from spool.core.units import parse_duration
 from spool.formats import toml
-from spool.formats.validation import Duration, Problems, convert
-from spool.formats.values import different, label, moment_or_delay
+from spool.formats.keys import REQUIRED, Key, KeyTable
+from spool.formats.validation import Format, Kind, Kinds
+from spool.formats.values import KINDS, different, moment_or_delay
 
 _LATEST_NS = (1 << 63) - 1
 
+# A row stays a row of a table.
+# fmt: off
 
-class ReservationFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """GPUs kept for somebody: `reservations/NAME.toml`. Delete the file to cancel it."""
+_RESERVATION = KeyTable(
+    "ReservationFile",
+    "GPUs kept for somebody: `reservations/NAME.toml`. Delete the file to cancel it.",
+    Key("user", "label", 'For whom. "nobody" keeps the GPUs free for interactive use.'),
+    Key("project", "label", "For which project, instead of a user."),
+    Key("gpus", "GPUs", "How many GPUs, or which: a list of indices.", default=REQUIRED),
+    Key("start", "moment or now", 'From when: a date and time, or "now", the moment at which the file was written.',
+        examples=["now", "2026-01-31T14:00:00+01:00"], default="now"),
+    Key("duration", "duration", "For how long. This or `end`."),
+    Key("end", "moment", "Until when: a date and time. This or `duration`."),
+    Key("comment", "text", "For people."),
+)
 
-    user: (
-        Annotated[str, Meta(min_length=1, description='For whom. "nobody" keeps the GPUs free for interactive use.')]
-        | UnsetType
-    ) = UNSET
-    project: Annotated[str, Meta(min_length=1, description="For which project, instead of a user.")] | UnsetType = UNSET
-    gpus: Annotated[
-        int | list[int],
-        Meta(description="How many GPUs, or which: a list of indices."),
-    ]
-    start: Annotated[
-        Any,
-        Meta(
-            description='From when: a date and time, or "now", the moment at which the file was written.',
-            extra_json_schema={"type": "string", "examples": ["now", "2026-01-31T14:00:00+01:00"], "default": "now"},
-        ),
-    ] = "now"
-    duration: Annotated[Duration, Meta(description="For how long. This or `end`.")] | UnsetType = UNSET
-    end: Annotated[
-        Any, Meta(description="Until when: a date and time. This or `duration`.", extra_json_schema={"type": "string"})
-    ] = UNSET
-    comment: Annotated[str, Meta(description="For people.")] | UnsetType = UNSET
+# fmt: on
 
 
 def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
@@ -49,18 +39,33 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     Raises only InvalidReservation, with every problem.
     """
     what = f"reservation {name}"
-    try:
-        document = toml.read(data, what)
-    except InvalidFile as error:
-        raise InvalidReservation(what, error.problems) from None
-    problems = Problems()
-    raw = convert(document, ReservationFile, problems)
-    if not problems.limited(raw):
-        raise InvalidReservation(what, problems.listed(toml.decode(data, what)))
-    found = _reservation(raw, name, created_at_ns, problems)
-    if problems:
-        raise InvalidReservation(what, problems.listed(toml.decode(data, what)))
-    return found
+    reading = FORMAT.read(data, what)
+    problems, document, found = reading.problems, reading.document, reading.found[""]
+    if ("user" in document) == ("project" in document):
+        problems.add(("user",), 'a reservation is for a "user" or for a "project", one of the two')
+    if ("end" in document) == ("duration" in document):
+        problems.add(("duration",), 'a reservation has a "duration" or an "end", one of the two')
+    start = created_at_ns if found.get("start") is None else found["start"]
+    end = found.get("end", start + 1)
+    if end <= start:
+        problems.add(("end",), "is not after the start")
+    elif "end" not in document:
+        end = min(start + found.get("duration_ns", 1), _LATEST_NS)
+        if end == start:
+            problems.add(("duration",), "must be more than nothing")
+    FORMAT.judge(reading, data, what)
+    count, indices = found["gpus"]
+    return Reservation(
+        name=name,
+        user=found.get("user"),
+        project=found.get("project"),
+        start_at_ns=start,
+        end_at_ns=end,
+        gpu_count=count,
+        gpu_indices=indices,
+        comment=found.get("comment"),
+        created_at_ns=created_at_ns,
+    )
 
 
 def render(
@@ -93,38 +98,6 @@ def _local(at_ns: int) -> datetime:
         raise InvalidValue("there is no such date") from None
 
 
-def _reservation(raw: ReservationFile, name: str, created_at_ns: int, problems: Problems) -> Reservation:
-    if (raw.user is UNSET) == (raw.project is UNSET):
-        problems.add(("user",), 'a reservation is for a "user" or for a "project", one of the two')
-    count, indices = problems.value(("gpus",), _gpus, raw.gpus, (None, ()))
-    start = created_at_ns
-    if raw.start != "now":
-        start = problems.value(("start",), _moment, raw.start, created_at_ns)
-    if (raw.end is UNSET) == (raw.duration is UNSET):
-        problems.add(("duration",), 'a reservation has a "duration" or an "end", one of the two')
-    end = start + 1
-    if raw.end is not UNSET:
-        end = problems.value(("end",), _moment, raw.end, end)
-        if end <= start:
-            problems.add(("end",), "is not after the start")
-    elif raw.duration is not UNSET:
-        end = start + problems.value(("duration",), parse_duration, raw.duration, 1)
-        if end == start:
-            problems.add(("duration",), "must be more than nothing")
-        end = min(end, _LATEST_NS)
-    return Reservation(
-        name=name,
-        user=None if raw.user is UNSET else problems.value(("user",), label, raw.user, None),
-        project=None if raw.project is UNSET else problems.value(("project",), label, raw.project, None),
-        start_at_ns=start,
-        end_at_ns=end,
-        gpu_count=count,
-        gpu_indices=indices,
-        comment=None if raw.comment is UNSET else raw.comment,
-        created_at_ns=created_at_ns,
-    )
-
-
 def _gpus(stated: int | list[int]) -> tuple[int | None, tuple[int, ...]]:
     if isinstance(stated, int):
         if not 0 < stated <= 1_000_000:
@@ -144,3 +117,13 @@ def _moment(stated: object) -> int:
     if moment is None:
         raise InvalidValue(f'{toml.show(stated)} is not a date and time, as in "2026-01-31T14:00:00+01:00"')
     return moment
+
+
+_KINDS: Kinds = {
+    "GPUs": lambda key: Kind(int | list[int], _gpus),
+    "moment": lambda key: Kind(Any, _moment),
+    "moment or now": lambda key: Kind(Any, lambda stated: None if stated == "now" else _moment(stated)),
+}
+
+FORMAT = Format(_RESERVATION, {**KINDS, **_KINDS}, InvalidReservation)
+"""How a reservation is read."""

@@ -1,4 +1,4 @@
-"""The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `status`, `grant.toml`.
+"""The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `status`, `grant.toml`, `array.toml`.
 
 The one-line records are whole only when they end with a newline. One that does not is not there yet, and reads as
 None, like one that is missing. One that is whole and says nothing that can be understood raises InvalidRecord: it is
@@ -179,6 +179,50 @@ def parse_grant(data: bytes) -> GrantRecord:
         host=optional(keys, "host", str),
         boot_id=optional(keys, "boot_id", str),
         inode=_inode(keys.get("inode")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRecord:
+    """What `array.toml` says: of which file the tasks were made, and when. It is what a run's `grant.toml` is."""
+
+    job: str
+    run: int
+    tasks: int
+    inode: int | None = None  # of the job file that was claimed
+    user: str | None = None
+    host: str | None = None
+    boot_id: str | None = None  # of the boot in which the tasks were written
+    submitted_at_ns: int | None = None
+    expanded_at_ns: int | None = None
+
+
+def render_array(record: ArrayRecord) -> bytes:
+    """Return the text of `array.toml`."""
+    lines = [
+        f"job = {toml.quote(record.job)}\nrun = {record.run}\ntasks = {record.tasks}\n",
+        text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
+        "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
+        at_lines("submitted_at", record.submitted_at_ns),
+        at_lines("expanded_at", record.expanded_at_ns),
+    ]
+    return "".join(lines).encode()
+
+
+def parse_array(data: bytes) -> ArrayRecord:
+    """Return what `array.toml` says. Raises InvalidRecord."""
+    keys = read_keys(data, "array")
+    inode = optional(keys, "inode", str)
+    return ArrayRecord(
+        job=required(keys, "job", str, "array"),
+        run=required(keys, "run", int, "array"),
+        tasks=required(keys, "tasks", int, "array"),
+        inode=int(inode) if inode is not None and inode.isdecimal() else None,
+        user=optional(keys, "user", str),
+        host=optional(keys, "host", str),
+        boot_id=optional(keys, "boot_id", str),
+        submitted_at_ns=read_at(keys, "submitted_at"),
+        expanded_at_ns=read_at(keys, "expanded_at"),
     )
 
 

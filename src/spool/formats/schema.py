@@ -12,20 +12,20 @@ from typing import Any
 
 import msgspec
 
-from spool.formats.config import ConfigFile
-from spool.formats.job_schema import JobFile
-from spool.formats.reservation import ReservationFile
+from spool.formats import config, jobfile, reservation
+from spool.formats.validation import Format
 
-KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {
-    "job": ("a job file of spool", JobFile),
-    "config": ("the configuration of spool", ConfigFile),
-    "reservation": ("a reservation of spool", ReservationFile),
+KINDS: dict[str, tuple[str, Format]] = {
+    "job": ("a job file of spool", jobfile.FORMAT),
+    "config": ("the configuration of spool", config.FORMAT),
+    "reservation": ("a reservation of spool", reservation.FORMAT),
 }
 
 
 def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of one *kind* of file: "job", "config" or "reservation"."""
-    title, root = KINDS[kind]
+    title, format_ = KINDS[kind]
+    root = format_.struct
     made = msgspec.json.schema(root)
     tables = made["$defs"]
     return {

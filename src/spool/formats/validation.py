@@ -1,35 +1,40 @@
-"""Strict reading of a document into a type: every problem found, not only the first, in the words of the format page.
+"""Strict reading of a file by its table of keys: every problem found, in the words of the format page.
 
-`msgspec` reads a document that is right, quickly, and stops at the first mistake of one that is not. Only then is the
-document taken apart key by key (`salvage`), so that each mistake is told, with its line and what was probably meant.
-To explain a mistake costs far more than to find it, so beyond `MAX_PROBLEMS` they are only counted.
+A `Format` makes of the table a type for `msgspec`, which reads a document that is right, quickly, and stops at the
+first mistake of one that is not. Only then is the document taken apart key by key (`salvage`), so that each mistake is
+told, with its line and what was probably meant. To explain a mistake costs far more than to find it, so beyond
+`MAX_PROBLEMS` they are only counted. Then each key that is stated is read as its `Kind` says, and put where its row
+says.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from spool.core.errors import InvalidValue, Problem, shown
+from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
 from spool.core.units import parse_duration, parse_size
+from spool.formats import toml
+from spool.formats.keys import REQUIRED, Key, KeyTable
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
 D = TypeVar("D")
 K = TypeVar("K", bound=str | int)
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=Struct)
 
-Size = Annotated[
-    str, msgspec.Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})
-]
+Size = Annotated[str, Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
 """A size, as text in the file."""
 Duration = Annotated[
     str,
-    msgspec.Meta(
+    Meta(
         title="duration", extra={"unit": parse_duration}, extra_json_schema={"examples": ["90s", "1h30m", "1-12:00:00"]}
     ),
 ]
@@ -99,13 +104,13 @@ class Problems:
             self.add(path, str(error))
             return default
 
-    def limited(self, raw: msgspec.Struct, free: Set[str] = frozenset()) -> bool:
-        """Return whether the lists and tables of *raw* are short enough to be looked into; note it if not.
+    def limited(self, raw: Struct, document: Mapping[str, Any], free: Set[str]) -> bool:
+        """Return whether the lists and tables of *raw*, made of *document*, are short enough; note it if not.
 
         *free* are the keys that may hold as much as fits into the file.
         """
         lists: list[tuple[int, Path]] = []
-        for path, value in _collections(raw, (), free):
+        for path, value in _collections(raw, document, (), free):
             if not isinstance(value, dict):
                 lists.append((len(value), path))
             elif len(value) > MAX_NAMES:
@@ -133,15 +138,14 @@ class Problems:
         return problems
 
 
-def _collections(raw: msgspec.Struct, path: Path, free: Set[str]) -> Iterator[tuple[Path, Sized]]:
-    for key in raw.__struct_fields__:
+def _collections(raw: Struct, document: Mapping[str, Any], path: Path, free: Set[str]) -> Iterator[tuple[Path, Sized]]:
+    for key in document:
         value = getattr(raw, key)
-        if key in free and not path:
-            continue
-        if isinstance(value, msgspec.Struct):
-            yield from _collections(value, (*path, key), free)
-        elif isinstance(value, (tuple, list, dict)) and value:
-            yield (*path, key), value
+        if isinstance(value, (tuple, list, dict)):
+            if value and (path or key not in free):
+                yield (*path, key), value
+        elif isinstance(value, Struct):
+            yield from _collections(value, document[key], (*path, key), free)
 
 
 def dotted(path: Path) -> str:
@@ -165,15 +169,196 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 
-def convert(document: dict[str, Any], kind: type[S], problems: Problems) -> S:
-    """Return *document* as a *kind*; what does not fit is noted in *problems* and left at its default."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value may be: its type in the file, and how it is read; as it stands if nothing is said.
+
+    `parse` takes the value and raises InvalidValue. `read` also takes where it stands and the whole, and notes itself
+    what is wrong. A value of `any_length` is bounded otherwise.
+    """
+
+    type: Any
+    parse: Callable[[Any], object] | None = None
+    read: Callable[[Any, Path, Reading], object] | None = None
+    any_length: bool = False
+
+
+Kinds = Mapping[str, Callable[[Key], Kind]]
+"""The kinds that a table names; some depend on what else the row says."""
+
+
+class _Row:
+    """A key, ready to be read: what becomes of its value, and in which field of which part of the model."""
+
+    __slots__ = ("field", "key", "needs", "parse", "part", "read", "rows", "short", "why")
+
+    def __init__(self, key: Key, kind: Kind | None, part: str) -> None:
+        self.key = key
+        self.parse = None if kind is None else kind.parse
+        self.read = None if kind is None else kind.read
+        into, _, self.field = key.field.rpartition(".")
+        self.part = into or part
+        self.needs, colon, why = key.needs.partition(":")
+        self.why = f'needs "{self.needs}"{colon}{why}'
+        self.rows: dict[str, _Row] = {}
+        self.short: _Row | None = None
+
+
+class Format:
+    """One kind of file: its table of keys, the kinds of its values, and the error that a mistake is."""
+
+    def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile]) -> None:
+        self._kinds = kinds
+        self._structs: dict[KeyTable, type[Struct]] = {}
+        self.error = error
+        self.struct = self._struct(table)
+        self.rows = self._rows(table, "")
+        self.any_length = {
+            row.key.name for row in self.rows.values() if (kind := self._kind(row.key)) and kind.any_length
+        }
+
+    def read(self, data: bytes, what: str, name: str = "") -> Reading:
+        """Return what *data* states, each value read alone; what is wrong is noted. Raises `error` if it is unreadable.
+
+        *what* names the file in errors, and *name* is the job's, if it is one's.
+        """
+        try:
+            document = toml.read(data, what)
+        except InvalidFile as error:
+            raise self.error(what, error.problems) from None
+        problems = Problems()
+        raw, document = convert(document, self.struct, problems)
+        reading = Reading(document, problems, name)
+        # A short file cannot list too much: an entry has two characters at least.
+        if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self.any_length):
+            self.judge(reading, data, what)
+        reading.table(self.rows, raw, document, (), reading.found)
+        return reading
+
+    def judge(self, reading: Reading, data: bytes, what: str) -> None:
+        """Raise `error` with every problem, if there is one."""
+        if reading.problems:
+            raise self.error(what, reading.problems.listed(toml.decode(data, what)))
+
+    def _kind(self, key: Key) -> Kind | None:
+        return None if key.table is not None else self._kinds[key.kind](key)
+
+    def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
+        rows = {}
+        for key in table.keys:
+            rows[key.name] = row = _Row(key, self._kind(key), part)
+            if key.table is not None:
+                inner = "" if key.many else f"{row.part}.{row.field}".lstrip(".")
+                row.rows = self._rows(key.table, inner)
+                if (short := key.table.short) is not None:
+                    row.short = _Row(short, self._kind(short), inner)
+        return rows
+
+    def _struct(self, table: KeyTable) -> type[Struct]:
+        made = self._structs.get(table)
+        if made is None:
+            made = self._structs[table] = msgspec.defstruct(
+                table.name,
+                [self._column(key) for key in table.keys],
+                frozen=True,
+                forbid_unknown_fields=True,
+                kw_only=True,
+                namespace={"__doc__": table.about},
+            )
+        return made
+
+    def _column(self, key: Key) -> tuple[str, Any] | tuple[str, Any, Any]:
+        hint = self._hint(key)
+        extra: dict[str, Any] = {"type": "string"} if hint is Any else {}
+        if key.words:
+            extra["enum"] = list(key.words)
+        if key.examples:
+            extra["examples"] = list(key.examples)
+        hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]
+        if key.default is REQUIRED:
+            return key.name, hint
+        if key.default is None:
+            return key.name, Union[hint, UnsetType], UNSET  # noqa: UP007  (made while the program runs)
+        if key.table is not None and not key.many:
+            return key.name, hint, self._struct(key.table)()
+        return key.name, hint, key.default
+
+    def _hint(self, key: Key) -> Any:
+        if key.table is None:
+            return self._kinds[key.kind](key).type
+        hint: Any = self._struct(key.table)
+        if key.table.short is not None:
+            hint = Union[self._hint(key.table.short), hint]  # noqa: UP007
+        return {"": hint, "list": tuple[hint, ...], "named": dict[str, hint]}[key.many]
+
+
+Found = defaultdict[str, dict[str, Any]]
+"""The fields of each part of the model, "" for the root."""
+
+
+class Reading:
+    """One file being read: what it states, what is wrong with it, and the fields that come of it."""
+
+    __slots__ = ("document", "found", "name", "problems")
+
+    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str) -> None:
+        self.document = document
+        self.problems = problems
+        self.name = name
+        self.found: Found = defaultdict(dict)
+
+    def table(self, rows: Mapping[str, _Row], raw: Struct, document: Mapping[str, Any], at: Path, found: Found) -> None:
+        """Read each key that *document* states, as *raw* has it."""
+        for name, stated in document.items():
+            row = rows[name]
+            if row.needs and document.get(row.needs) in (None, 0):
+                self.problems.add((*at, name), row.why)
+            if row.rows:
+                self._tables(row, getattr(raw, name), stated, (*at, name), found)
+            elif row.parse is not None:
+                try:
+                    found[row.part][row.field] = row.parse(getattr(raw, name))
+                except InvalidValue as error:
+                    self.problems.add((*at, name), str(error))
+            elif row.read is not None:
+                found[row.part][row.field] = row.read(getattr(raw, name), (*at, name), self)
+            else:
+                found[row.part][row.field] = getattr(raw, name)
+
+    def _tables(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
+        if row.key.many == "named":
+            found[row.part][row.field] = {
+                name: self._one(row, value[name], stated[name], (*at, name)) for name in stated
+            }
+        elif row.key.many:
+            found[row.part][row.field] = [
+                self._one(row, entry, stated[index], (*at, index)) for index, entry in enumerate(value)
+            ]
+        else:
+            self._entry(row, value, stated, at, found)
+
+    def _one(self, row: _Row, value: Any, stated: Any, at: Path) -> dict[str, Any]:
+        found: Found = defaultdict(dict)
+        self._entry(row, value, stated, at, found)
+        return found[""]
+
+    def _entry(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
+        if isinstance(value, Struct):
+            self.table(row.rows, value, stated, at, found)
+        elif (short := row.short) is not None:
+            found[short.part][short.field] = value if short.read is None else short.read(value, at, self)
+
+
+def convert(document: dict[str, Any], kind: type[S], problems: Problems) -> tuple[S, dict[str, Any]]:
+    """Return *document* as a *kind*, and what of it fits; the rest is noted in *problems*."""
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(document, kind), document
     except msgspec.ValidationError:
-        return msgspec.convert(salvage(document, kind, (), problems), kind)
+        good = salvage(document, kind, (), problems)
+        return msgspec.convert(good, kind), good
 
 
-def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, problems: Problems) -> dict[str, Any]:
+def salvage(document: dict[str, Any], kind: type[Struct], path: Path, problems: Problems) -> dict[str, Any]:
     """Return the part of *document* that fits *kind*, required keys filled in, and note the rest."""
     hints = _hints(kind)
     good: dict[str, Any] = {}
@@ -206,7 +391,7 @@ def salvage(document: dict[str, Any], kind: type[msgspec.Struct], path: Path, pr
 
 
 @lru_cache(maxsize=64)
-def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _hints(kind: type[Struct]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
@@ -242,9 +427,9 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+def _struct_in(hint: Any) -> type[Struct] | None:
     for part in _parts(hint):
-        if isinstance(part, type) and issubclass(part, msgspec.Struct):
+        if isinstance(part, type) and issubclass(part, Struct):
             return part
     return None
 
@@ -261,7 +446,7 @@ def _entries(hint: Any, kind: type) -> Any:
 def _unit_of(hint: Any) -> Callable[[object], int] | None:
     """Return the parser of a size or duration, if that is what *hint* asks for."""
     for note in getattr(hint, "__metadata__", ()):
-        if isinstance(note, msgspec.Meta) and note.extra:
+        if isinstance(note, Meta) and note.extra:
             unit: Callable[[object], int] | None = note.extra.get("unit")
             return unit
     for arg in get_args(hint):

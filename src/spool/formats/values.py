@@ -1,4 +1,4 @@
-"""The grammars of single values in a job file: signals, arrays, moments, paths, names.
+"""The grammars of single values in files: signals, arrays, moments, paths, names; and the kinds that files share.
 
 Each function takes what stands in the file and returns the value, or raises InvalidValue, which says why not and
 what was probably meant.
@@ -7,16 +7,35 @@ what was probably meant.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from sys import intern
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from spool.core.arrays import INDEX
 from spool.core.errors import InvalidValue
 from spool.core.events import JOB_WORDS
-from spool.core.model import WarningSignal
+from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
-from spool.core.units import parse_duration
+from spool.core.units import parse_duration, parse_size
+from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
-from spool.formats.validation import closest
+from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
+
+Names = str | tuple[str, ...]
+Text = Annotated[str, Meta(min_length=1)]
+
+MAX_TASKS = 100_000
+"""One file makes at most so many jobs."""
+
+Matrix = tuple[tuple[str, tuple[str, ...]], ...]
+"""The lists of a matrix, in the order of the file, their values as text."""
+
+Rows = tuple[tuple[tuple[str, str], ...], ...]
+"""What each task of a list of rows has, the keys in the order of the first row, the values as text."""
 
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The longest single argument or environment entry that Linux passes to a program (MAX_ARG_STRLEN, less its NUL)."""
@@ -46,6 +65,10 @@ SET_BY_SPOOL = frozenset(
 
 RESOURCE_PREFIX = "SPOOL_RESOURCE_"
 
+_MATRIX_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_PADDED = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_AT_ONCE = re.compile(r"[1-9][0-9]{0,8}")
 _RESOURCE = re.compile(r"[a-z0-9_-]{1,100}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOMENT = re.compile(
@@ -67,11 +90,19 @@ def one_of(value: str, words: Iterable[str]) -> str:
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 
-def positive(amount: int, text: str) -> int:
-    """Return *amount*, which *text* states, if it is more than nothing."""
-    if amount <= 0:
+def at_least(least: int, parse: Callable[[object], int], text: str) -> int:
+    """Return the size or duration *text*, which *parse* reads, if it is not less than *least*."""
+    amount = parse(text)
+    if amount >= least:
+        return amount
+    if least == 1:
         raise InvalidValue(f"{show(text)} is nothing; leave the key out, or state more than zero")
-    return amount
+    raise InvalidValue(f"{show(text)} is too short; the least is {least // 1_000_000}ms")
+
+
+def several(names: Names) -> tuple[str, ...]:
+    """Return *names*, of which one may stand alone, as a tuple."""
+    return (names,) if isinstance(names, str) else names
 
 
 def trimmed(value: str) -> str:
@@ -105,11 +136,12 @@ def resource_variable(name: str) -> str:
     return RESOURCE_PREFIX + name.upper().replace("-", "_")
 
 
-def words(values: tuple[str, ...]) -> None:
-    """Check names or addresses that are used as they stand: none has white space around it, and each comes once."""
+def words(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names or addresses that are used as they stand: none has white space around it, and each comes once."""
     for value in values:
         trimmed(value)
     different(values)
+    return values
 
 
 def different(values: Iterable[str | int]) -> None:
@@ -265,3 +297,108 @@ def instant_ns(moment: datetime) -> int:
     if not 0 <= instant <= _LATEST_NS:
         raise InvalidValue(f"{moment.isoformat()} is before 1970 or after 2262")
     return instant
+
+
+def array(value: str) -> ArraySpec:
+    """Return `"0-99:2%4"` as its indices, ascending. A blank may follow a comma."""
+    ranges, percent, at_once = value.partition("%")
+    if percent and _AT_ONCE.fullmatch(at_once) is None:
+        raise InvalidValue(f'{show(value)}: after "%" stands how many tasks run at once, at least 1')
+    if ranges.count(",") >= MAX_NAMES:
+        raise InvalidValue(f"{show(value)} lists more than {MAX_NAMES:,} indices and ranges; write a range, or rows")
+    indices: set[int] = set()
+    for part in ranges.replace(", ", ",").split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
+        if _PADDED.search(part):
+            bare = _PADDED.sub("", part)
+            raise InvalidValue(f"{show(value)}: {part} has leading zeros, and the tasks' names have none; write {bare}")
+        first = int(match.group(1))
+        last = first if match.group(2) is None else int(match.group(2))
+        step = 1 if match.group(3) is None else int(match.group(3))
+        if last < first:
+            raise InvalidValue(f"{show(value)}: {part} ends before it begins")
+        if step == 0:
+            raise InvalidValue(f"{show(value)}: a step of 0 never ends")
+        if last > MAX_INDEX:
+            raise InvalidValue(f"{show(value)}: no index is larger than {MAX_INDEX}")
+        more = range(first, last + 1, step)
+        if len(more) + len(indices) > MAX_TASKS:
+            raise InvalidValue(f"{show(value)} makes more than {MAX_TASKS} jobs")
+        if not indices.isdisjoint(more):
+            twice = next(index for index in more if index in indices)
+            raise InvalidValue(f"{show(value)} names the index {twice} twice, and makes one task of each")
+        indices.update(more)
+    return ArraySpec(tuple(sorted(indices)), int(at_once) if percent else None)
+
+
+def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
+    """Return the lists of a matrix, their values as text."""
+    tasks = 1
+    if len(value) > MAX_NAMES:
+        raise InvalidValue(f"has {len(value):,} keys, and it may have {MAX_NAMES:,}")
+    for key, choices in value.items():
+        _variable_key(key)
+        if not choices:
+            raise InvalidValue(f"{key} is an empty list, so that there is nothing to run")
+        tasks *= len(choices)
+    if not value:
+        raise InvalidValue("is empty; each key of it is a list of values")
+    if tasks > MAX_TASKS:
+        raise InvalidValue(f"makes {tasks} jobs, and one file may make {MAX_TASKS}")
+    return tuple((key, tuple(_text_of(choice) for choice in choices)) for key, choices in value.items())
+
+
+def rows(value: list[dict[str, str | int | float | bool]]) -> Rows:
+    """Return a list of rows, their values as text."""
+    if not value:
+        raise InvalidValue("is an empty list, so that there is nothing to run")
+    if len(value) > MAX_TASKS:
+        raise InvalidValue(f"makes {len(value)} jobs, and one file may make {MAX_TASKS}")
+    keys = tuple(value[0])
+    if not keys:
+        raise InvalidValue("begins with an empty table; each has the same keys, with this task's values")
+    if len(keys) > MAX_NAMES:
+        raise InvalidValue(f"has {len(keys):,} keys in each row, and it may have {MAX_NAMES:,}")
+    for key in keys:
+        _variable_key(key)
+    known = set(keys)
+    for at, row in enumerate(value):
+        if row.keys() != known:
+            other = next(iter(sorted(known ^ row.keys())))
+            lacks = "has no" if other in known else "has a"
+            raise InvalidValue(f"row {at + 1} {lacks} {other}; every row has the same keys as the first")
+    return tuple([tuple([(key, _text_of(row[key])) for key in keys]) for row in value])
+
+
+def _variable_key(key: str) -> None:
+    if _MATRIX_KEY.fullmatch(key) is None:
+        raise InvalidValue(f"{show(key)} must be of letters, digits, _ and -, a letter first")
+    if key == INDEX:
+        raise InvalidValue("{index} is the task's number already; give the key another name")
+
+
+def _text_of(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
+
+
+def _amount(type_: Any, parse: Callable[[object], int], key: Key) -> Kind:
+    return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse))
+
+
+KINDS: Kinds = {
+    "flag": lambda key: Kind(bool),
+    "count": lambda key: Kind(Annotated[int, Meta(ge=key.least or 0, le=key.most)]),
+    "number": lambda key: Kind(Annotated[float, Meta(ge=key.least, le=key.most)]),
+    "text": lambda key: Kind(str),
+    "script": lambda key: Kind(Text, intern),
+    "word": lambda key: Kind(str, partial(one_of, words=key.words)),
+    "label": lambda key: Kind(Text, lambda text: intern(label(text))),
+    "size": lambda key: _amount(Size, parse_size, key),
+    "duration": lambda key: _amount(Duration, parse_duration, key),
+    "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
+}
+"""The kinds of values that more than one file has."""

@@ -18,9 +18,8 @@ Begin = Callable[[int], None]
 class Listener(Protocol):
     """One way to tell somebody. Each listener has a thread of its own; its methods are called from that."""
 
-    @property
-    def name(self) -> str:
-        """The word for it in the log and in the record of how far it has come."""
+    name: str
+    """The word for it in the log and in the record of how far it has come."""
 
     def wants(self, name: EventName) -> bool:
         """Whether events of that kind are to be told to it at all."""
@@ -33,9 +32,11 @@ class Listener(Protocol):
 
     def tick(self) -> float | None:
         """Do what is due; return in how many seconds to be called again at the latest, None: not before an event."""
+        return None
 
     def close(self) -> None:
         """Leave soon."""
+        return
 
 
 @runtime_checkable
@@ -49,7 +50,7 @@ class Gate(Protocol):
         """Answer, and call *begin* before each step of that. What is raised here is a no."""
 
 
-class NullSink:
+class NullSink(Listener):
     """Hears nothing: what the listener *name* is not told does not pile up."""
 
     def __init__(self, name: str) -> None:
@@ -62,10 +63,3 @@ class NullSink:
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Be done with it."""
         done()
-
-    def tick(self) -> float | None:
-        """Do nothing: there is nothing that is due by itself."""
-        return None
-
-    def close(self) -> None:
-        """Leave: nothing is open."""

@@ -22,7 +22,7 @@ from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS, Jid
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
-from spool.listeners.base import Begin
+from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import identity, processes
 from spool.machine.processes import HOOK_MARK, Process, Wanted, send
@@ -39,7 +39,7 @@ _mutex = threading.Lock()
 _running: dict[int, str] = {}  # the hooks whose end somebody waits for: pid -> mark
 
 
-class Hooks:
+class Hooks(Listener):
     """Runs the hooks of each event, one after the other. They are looked for each time, so a change counts at once."""
 
     name = "hooks"
@@ -72,13 +72,6 @@ class Hooks:
                 said = ran.output.strip()
                 return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
         return Answer()
-
-    def tick(self) -> float | None:
-        """Do nothing: there is nothing that is due by itself."""
-        return None
-
-    def close(self) -> None:
-        """Leave: nothing is open."""
 
     def _run(self, path: str, event: Event, limit_ns: int) -> _HookResult:
         shown = os.path.relpath(path, self._root)

@@ -14,6 +14,7 @@ from spool.core.metrics import COUNTED, RunUsage, Sums
 from spool.core.model import SECOND_NS, Jid, State
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
+from spool.listeners.base import Listener
 from spool.listeners.message import MESSAGES
 from spool.machine import processes
 from spool.machine.processes import Wanted
@@ -30,7 +31,7 @@ _RUNS = (State.STARTING, State.RUNNING, State.STOPPING)
 _ALIVE_NS = 60 * SECOND_NS  # without a sign of life for so long, a dispatcher is none
 
 
-class Metrics:
+class Metrics(Listener):
     """Writes the file whole, as often as every 15 seconds. *config* returns the configuration in force."""
 
     name = "metrics"

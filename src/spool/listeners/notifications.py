@@ -20,6 +20,7 @@ from spool.core.events import Event, EventName, addressees, body, headline
 from spool.core.layout import Layout
 from spool.formats.config import Config
 from spool.formats.events import facts
+from spool.listeners.base import Listener
 from spool.listeners.message import MESSAGES, PREFIX, Message, UndeliveredError, has_secret, masked
 from spool.listeners.sendqueue import Patience, SendQueue
 from spool.listeners.transports import transport_for
@@ -36,7 +37,7 @@ _MOST_COLUMNS = 300
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-class Notifier:
+class Notifier(Listener):
     """Tells whoever a job or the configuration names. *config* returns the configuration in force."""
 
     name = "notify"
@@ -88,10 +89,6 @@ class Notifier:
             if lines not in texts:
                 texts[lines] = body(event, last_lines(event.metadir, lines) if event.metadir else "")
             queue.put(Message(event.name.value, title, texts[lines], document), left.one)
-
-    def tick(self) -> float | None:
-        """Nothing is ever due: each address has a thread of its own."""
-        return None
 
     def close(self) -> None:
         """Try for a moment to send what has not been tried yet. The rest is told by the next process."""

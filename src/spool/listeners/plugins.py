@@ -28,7 +28,7 @@ import pluggy
 from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.listeners.base import Begin
+from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import GROUP
 
 __all__ = ["Event", "EventName", "HookSpecs", "Plugins", "hookimpl"]
@@ -79,7 +79,7 @@ class _FailedError(Exception):
     """A call of a plugin did not come to a good end; the text says how."""
 
 
-class Plugins:
+class Plugins(Listener):
     """The plugins that are installed, as one listener."""
 
     name = "plugins"
@@ -128,13 +128,6 @@ class Plugins:
         except _FailedError as error:
             log.error("a plugin that was asked about %s: %s", event.id, error)
             return Answer(no=f"plugin {error}")
-
-    def tick(self) -> float | None:
-        """Do nothing: there is nothing that is due by itself."""
-        return None
-
-    def close(self) -> None:
-        """Leave: plugins have no end of their own."""
 
     def _load(self, entry: EntryPoint, begin: Begin) -> None:
         def load() -> None:

@@ -36,10 +36,10 @@ from spool.formats.config import Config
 from spool.formats.listener_protocol import (
     AT_ONCE,
     Available,
-    Progress,
     Ready,
     Reply,
     Review,
+    StepBegun,
     Subscribe,
     read_by_listeners,
     render,
@@ -210,7 +210,7 @@ class _ListenerProcess:
         return None
 
     def _begin(self, within_ns: int) -> None:
-        self._say(render(Progress(within_ns)))
+        self._say(render(StepBegun(within_ns)))
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
@@ -289,7 +289,7 @@ class _Reviewer:
         number, event = review.number, review.event
 
         def begin(within_ns: int) -> None:
-            self._say(render(Progress(within_ns, number)))
+            self._say(render(StepBegun(within_ns, number)))
 
         texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
         for kind, gate in list(self._listeners.items()):

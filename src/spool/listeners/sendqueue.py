@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Condition, Thread
 
 from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredError, digest
@@ -53,8 +53,8 @@ class _Queued:
 
 @dataclass(slots=True)
 class _Due:
-    batch: list[_Queued] = field(default_factory=list)  # to be sent together
-    stale: list[_Queued] = field(default_factory=list)  # to be given up
+    batch: list[_Queued]  # to be sent together
+    stale: list[_Queued]  # to be given up
 
 
 class SendQueue:
@@ -96,49 +96,50 @@ class SendQueue:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while self._next(work := _Due()):
-            self._give_up(work.stale, "it could not be told in time")
-            if work.batch:
-                self._deliver(work.batch)
+        while (due := self._next()) is not None:
+            self._give_up(due.stale, "it could not be told in time")
+            if due.batch:
+                self._deliver(due.batch)
 
-    def _next(self, work: _Due) -> bool:
-        """Wait for messages that are due or too old, and put them into *work*. False: leave."""
+    def _next(self) -> _Due | None:
+        """Wait for messages that are due or too old, and take them out; None: leave."""
         with self._change:
             idle_since = time.monotonic()
             while True:
                 now = time.monotonic()
-                self._take(now, work)
-                if work.batch or work.stale:
-                    return True
+                due = self._take(now)
+                if due.batch or due.stale:
+                    return due
                 waits = bool(self._fresh or self._tried)
                 if self._closing or (not waits and now - idle_since >= self._patience.idle_s):
                     self._thread = None
-                    return False
+                    return None
                 until = idle_since + self._patience.idle_s
                 if waits:
                     soonest = now if self._fresh else min(waiting.due for waiting in self._tried)
                     until = max(soonest, self._rests_until)
                 self._change.wait(max(0.001, until - now))
 
-    def _take(self, now: float, work: _Due) -> None:
+    def _take(self, now: float) -> _Due:
         too_old = now - self._patience.for_s
-        work.stale = [waiting for waiting in self._tried if waiting.since < too_old]
+        stale = [waiting for waiting in self._tried if waiting.since < too_old]
         if self._failures and self._failing_since < too_old:
             while self._fresh and self._fresh[0].since < too_old:
-                work.stale.append(self._fresh.popleft())
+                stale.append(self._fresh.popleft())
         self._tried = [waiting for waiting in self._tried if waiting.since >= too_old]
         if now < self._rests_until:
-            return
+            return _Due([], stale)
         due = [] if self._closing else [waiting for waiting in self._tried if waiting.due <= now]
         gathers = not self.transport.for_programs and len(due) + len(self._fresh) >= self._patience.gather_from
         room = self._patience.gather_most if gathers else 1
         # In their order; but one that the receiver chokes on must not keep the others waiting.
-        work.batch = [waiting for waiting in due if waiting.tries < _MOST_IN_ORDER][:room]
-        while self._fresh and len(work.batch) < room:
-            work.batch.append(self._fresh.popleft())
+        batch = [waiting for waiting in due if waiting.tries < _MOST_IN_ORDER][:room]
+        while self._fresh and len(batch) < room:
+            batch.append(self._fresh.popleft())
         others = [waiting for waiting in due if waiting.tries >= _MOST_IN_ORDER]
-        work.batch += others[: room - len(work.batch)]
-        self._tried = [waiting for waiting in self._tried if waiting not in work.batch]
+        batch += others[: room - len(batch)]
+        self._tried = [waiting for waiting in self._tried if waiting not in batch]
+        return _Due(batch, stale)
 
     def _deliver(self, batch: list[_Queued]) -> None:
         messages = [waiting.message for waiting in batch]

@@ -1,6 +1,6 @@
 """The GPUs of the machine as NVML shows them, watched over time, and whose each one's use is.
 
-Nothing that NVML does stops the asker: a process of its own asks (`nvml`), a look waits a moment for the
+Nothing that NVML does stops the asker: a process of its own asks (`nvml.py`), a look waits a moment for the
 answer and then goes on with what is known. What is known is never taken for more than it is:
 
 * no NVML on the machine: there are no GPUs;
@@ -22,6 +22,7 @@ That is judged by one answer of NVML's alone, so that everybody who asks comes t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -29,7 +30,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
 from spool.machine import identity
-from spool.machine.nvml import IDLE_SECONDS, Device, NvmlHelper, Sample
+from spool.machine.child_process import ChildProcess
+from spool.machine.nvml import IDLE_SECONDS, Device, Sample
 
 QUIET_BYTES = 256 << 20
 """Used memory that no process accounts for is somebody's above this: drivers and displays hold a little always."""
@@ -46,6 +48,8 @@ LIMIT_NS = 10 * SECOND_NS
 """After so long without an answer NVML is said to hang. Starting up eight idle GPUs may take some seconds."""
 
 NO_ANSWER = "NVML has not answered yet"
+
+_MOMENT_SECONDS = 0.1  # for a helper that was killed to be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Ours:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
+class DeviceUse:
     """Who uses one GPU. The fields are those of `spool.core.model.Gpu`."""
 
     foreign: tuple[ForeignProcess, ...] = ()
@@ -128,15 +132,15 @@ class UseReader:
         who: Callable[[int], tuple[str, str | None] | None] = who,
     ) -> None:
         self.pids_mean_something = pids_mean_something
-        self.ignore = ignore or Ignore()
+        self._ignored = ignore or Ignore()
         self._who = who
         self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
 
-    def ignoring(self, ignore: Ignore) -> None:
-        """Say which processes of others do not count from now on."""
-        self.ignore = ignore
+    def ignoring(self, ignored: Ignore) -> None:
+        """Say which processes do not count from now on."""
+        self._ignored = ignored
 
-    def read(self, device: Device, ours: Ours, asked: Ours) -> GpuUse:
+    def read(self, device: Device, ours: Ours, asked: Ours) -> DeviceUse:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
@@ -145,7 +149,7 @@ class UseReader:
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
-    ) -> GpuUse:
+    ) -> DeviceUse:
         foreign: list[ForeignProcess] = []
         ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
@@ -168,25 +172,27 @@ class UseReader:
             if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
-        return GpuUse(self._counted(foreign), tuple(sorted(taken.items())))
+        return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())))
 
-    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> GpuUse:
+    def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
         used = device.used_bytes
         if now or asked:  # a run that has just left was still there when NVML was asked
             if used is None:
-                return GpuUse()
-            return GpuUse(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
+                return DeviceUse()
+            return DeviceUse(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
         if used is not None:
             self._others_bytes[device.uuid] = used
         elif device.processes is None:
-            return GpuUse(problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown")
+            return DeviceUse(
+                problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown"
+            )
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
         foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
-        return GpuUse(self._counted(foreign))
+        return DeviceUse(self._counted(foreign))
 
     def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
-        return tuple(process for process in processes if not self.ignore.covers(process))
+        return tuple(process for process in processes if not self._ignored.covers(process))
 
 
 def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
@@ -249,7 +255,7 @@ class Roster:
         """Return whether a GPU that was seen is not listed now."""
         return bool(self._absent)
 
-    def update(self, sample: Sample, use_of: Callable[[Device], GpuUse]) -> tuple[str, ...]:
+    def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> tuple[str, ...]:
         """Take in what NVML said. Return notes on GPUs that are there but never told their UUID."""
         listed = {device.uuid for device in sample.devices}
         errors = dict(sample.unreadable)
@@ -268,7 +274,7 @@ class Roster:
         indices = {known.gpu.index for known in self._known.values()}
         return tuple(f"GPU {index}: {why}" for index, why in sample.unreadable if index not in indices)
 
-    def _gpu(self, device: Device, use: GpuUse, before: Gpu | None) -> Gpu:
+    def _gpu(self, device: Device, use: DeviceUse, before: Gpu | None) -> Gpu:
         return Gpu(
             uuid=device.uuid,
             index=self._free_index(device.index) if before is None else before.index,
@@ -295,6 +301,118 @@ def _blind(known: _Known, problem: str) -> _Known:
     return replace(known, gpu=gpu)
 
 
+class NvmlHelper:
+    """Asks the helper, one question at a time. It is started by the first question, and again when it is gone.
+
+    Nothing here waits for longer than it is told to, whatever the driver does. At most one helper exists at a time:
+    one that was killed inside a driver that hangs goes when the driver lets it, and until then no other is started.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
+        """Start nothing yet. *environment* is the helper's; None is this process's own."""
+        self._environment = environment
+        arguments = ("spool.machine.nvml", str(idle_seconds))
+        self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
+        self._again = False  # whether the open question may be asked a second time
+        self._asking = False
+        self._done()
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question is open."""
+        return self._asking
+
+    @property
+    def pid(self) -> int | None:
+        """The helper's pid, or None while there is none."""
+        return self._child.pid
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be polled, the same for life: readable when an answer can be received."""
+        return self._child.fileno()
+
+    def ask(self) -> str | None:
+        """Ask, unless a question is open already. Return why it cannot be asked now, or None."""
+        if self._asking:
+            return None
+        self._again = True
+        return self._ask()
+
+    def receive(self, wait_ns: int) -> Sample | None:
+        """Return the answer to the open question, or None if there is none after *wait_ns*."""
+        deadline_ns = time.monotonic_ns() + wait_ns
+        while self._asking:
+            if not self._child.wait(max(0, deadline_ns - time.monotonic_ns()) / 1e9):
+                return None
+            alive, lines = self._child.is_alive, self._child.read()
+            if lines:
+                return self._read(lines[0])
+            if not alive or self._child.has_hung_up:
+                trouble = self._gone()
+                if trouble is not None:
+                    return Sample(failure=trouble)
+        return None
+
+    def stop(self) -> None:
+        """End the helper and forget the question."""
+        self._done()
+        self._child.give_up(kill=True)
+
+    def close(self) -> None:
+        """End the helper for good."""
+        self.stop()
+        self._child.join(_MOMENT_SECONDS)
+        self._child.close()
+
+    def _ask(self) -> str | None:
+        child = self._child
+        if not child.is_alive:
+            child.give_up()  # it left because nobody asked
+        if child.pid is None:
+            if child.lingers(_MOMENT_SECONDS):
+                return "the process that asks NVML hangs in the driver and cannot be ended"
+            try:
+                child.start()
+            except OSError as error:
+                return f"cannot start the process that asks NVML: {error.strerror}"
+        child.send(b"\n")  # where it left this moment, the end of its answers will say so
+        child.watch()
+        self._asking = True
+        return None
+
+    def _child_environment(self) -> Mapping[str, str]:
+        return {
+            **(os.environ if self._environment is None else self._environment),
+            # It must find what this process has found, however that came about.
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
+        }
+
+    def _read(self, line: bytes) -> Sample:
+        try:
+            sample = Sample.from_json(line.decode())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            sample = Sample(failure=f"the process that asks NVML answered what cannot be read: {error}", leaving=True)
+        if sample.leaving:
+            self.stop()
+        else:
+            self._done()
+        return sample
+
+    def _gone(self) -> str | None:
+        """Return why there will be no answer, or None if the question was asked again."""
+        self._done()
+        code = self._child.exit_code()
+        self._child.give_up()
+        if code == 0 and self._again:  # it was just leaving because nobody had asked
+            self._again = False
+            return self._ask()
+        return f"the process that asks NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
+
+    def _done(self) -> None:
+        self._asking = False
+        self._child.watch(False)  # that it leaves when nobody asks is of no interest
+
+
 @dataclass(frozen=True, slots=True)
 class GpuLook:
     """The GPUs at one moment, in PCI bus order.
@@ -318,7 +436,6 @@ class GpuWatcher:
     def __init__(
         self,
         *,
-        ignore: Ignore | None = None,
         uses: UseReader | None = None,
         environment: Mapping[str, str] | None = None,
         limit_ns: int = LIMIT_NS,
@@ -327,8 +444,6 @@ class GpuWatcher:
         """Ask nothing yet. *environment* is that of the process that asks NVML; None is this process's own."""
         self._helper = NvmlHelper(environment, idle_seconds)
         self._uses = uses or UseReader(pids_mean_something=not in_pid_namespace())
-        if ignore is not None:
-            self._uses.ignoring(ignore)
         self._limit_ns = limit_ns
         self._roster = Roster()
         self._look = GpuLook(problem=NO_ANSWER)
@@ -338,9 +453,9 @@ class GpuWatcher:
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
-    def ignoring(self, ignore: Ignore) -> None:
-        """Say which processes of others do not count from the next answer on."""
-        self._uses.ignoring(ignore)
+    def ignoring(self, ignored: Ignore) -> None:
+        """Say which processes of others do not count, from the next answer on."""
+        self._uses.ignoring(ignored)
 
     @property
     def helper_pid(self) -> int | None:

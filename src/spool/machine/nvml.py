@@ -1,9 +1,9 @@
-"""What NVML says, once: the helper process that asks it, its parent's end, and the values that it answers with.
+"""What NVML says, once: the helper process that asks it, and the values that it answers with.
 
 A process of its own, because a call into a driver that hangs cannot be broken off. A thread stuck in one would keep
 the dispatcher from ever ending, and the kernel from ever giving its lock back; a child is killed, or waits for the
 driver alone. It answers one line of JSON for each line that it reads, and leaves when nobody asks any more, so that
-an idle spool keeps no GPU awake.
+an idle spool keeps no GPU awake. It starts in front of somebody who waits, so this module imports little.
 
 `python -m spool.machine.nvml` is the helper; `echo | python -m spool.machine.nvml` shows one answer.
 """
@@ -14,13 +14,10 @@ import json
 import os
 import select
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from spool.machine.child_process import ChildProcess
 
 IDLE_SECONDS = 60
 """A helper that is not asked for so long leaves."""
@@ -28,7 +25,6 @@ IDLE_SECONDS = 60
 MIG_INDEX_STEP = 100
 
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
-_MOMENT_SECONDS = 0.1  # for a helper that was killed to be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,118 +73,6 @@ class Sample:
             devices.append(Device(processes=pairs, **device))
         split, unreadable = tuple(fields.pop("split")), tuple((index, why) for index, why in fields.pop("unreadable"))
         return Sample(devices=tuple(devices), split=split, unreadable=unreadable, **fields)
-
-
-class NvmlHelper:
-    """Asks the helper, one question at a time. It is started by the first question, and again when it is gone.
-
-    Nothing here waits for longer than it is told to, whatever the driver does. At most one helper exists at a time:
-    one that was killed inside a driver that hangs goes when the driver lets it, and until then no other is started.
-    """
-
-    def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Start nothing yet. *environment* is the helper's; None is this process's own."""
-        self._environment = environment
-        arguments = ("spool.machine.nvml", str(idle_seconds))
-        self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
-        self._again = False  # whether the open question may be asked a second time
-        self._asking = False
-        self._done()
-
-    @property
-    def asking(self) -> bool:
-        """Whether a question is open."""
-        return self._asking
-
-    @property
-    def pid(self) -> int | None:
-        """The helper's pid, or None while there is none."""
-        return self._child.pid
-
-    def fileno(self) -> int:
-        """Return a descriptor that can be polled, the same for life: readable when an answer can be received."""
-        return self._child.fileno()
-
-    def ask(self) -> str | None:
-        """Ask, unless a question is open already. Return why it cannot be asked now, or None."""
-        if self._asking:
-            return None
-        self._again = True
-        return self._ask()
-
-    def receive(self, wait_ns: int) -> Sample | None:
-        """Return the answer to the open question, or None if there is none after *wait_ns*."""
-        deadline_ns = time.monotonic_ns() + wait_ns
-        while self._asking:
-            if not self._child.wait(max(0, deadline_ns - time.monotonic_ns()) / 1e9):
-                return None
-            alive, lines = self._child.is_alive, self._child.read()
-            if lines:
-                return self._read(lines[0])
-            if not alive or self._child.has_hung_up:
-                trouble = self._gone()
-                if trouble is not None:
-                    return Sample(failure=trouble)
-        return None
-
-    def stop(self) -> None:
-        """End the helper and forget the question."""
-        self._done()
-        self._child.give_up(kill=True)
-
-    def close(self) -> None:
-        """End the helper for good."""
-        self.stop()
-        self._child.join(_MOMENT_SECONDS)
-        self._child.close()
-
-    def _ask(self) -> str | None:
-        child = self._child
-        if not child.is_alive:
-            child.give_up()  # it left because nobody asked
-        if child.pid is None:
-            if child.lingers(_MOMENT_SECONDS):
-                return "the process that asks NVML hangs in the driver and cannot be ended"
-            try:
-                child.start()
-            except OSError as error:
-                return f"cannot start the process that asks NVML: {error.strerror}"
-        child.send(b"\n")  # where it left this moment, the end of its answers will say so
-        child.watch()
-        self._asking = True
-        return None
-
-    def _child_environment(self) -> Mapping[str, str]:
-        return {
-            **(os.environ if self._environment is None else self._environment),
-            # It must find what this process has found, however that came about.
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
-        }
-
-    def _read(self, line: bytes) -> Sample:
-        try:
-            sample = Sample.from_json(line.decode())
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            sample = Sample(failure=f"the process that asks NVML answered what cannot be read: {error}", leaving=True)
-        if sample.leaving:
-            self.stop()
-        else:
-            self._done()
-        return sample
-
-    def _gone(self) -> str | None:
-        """Return why there will be no answer, or None if the question was asked again."""
-        self._done()
-        code = self._child.exit_code()
-        self._child.give_up()
-        if code == 0 and self._again:  # it was just leaving because nobody had asked
-            self._again = False
-            return self._ask()
-        return f"the process that asks NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
-
-    def _done(self) -> None:
-        self._asking = False
-        self._child.watch(False)  # that it leaves when nobody asks is of no interest
 
 
 class _Nvml:

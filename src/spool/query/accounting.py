@@ -13,7 +13,7 @@ from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, 
 from spool.core.errors import InvalidValue, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
-from spool.formats.tasks import ArrayRecord
+from spool.formats.run_records import ArrayRecord
 from spool.formats.values import moment_or_delay
 from spool.machine import processes
 from spool.machine.processes import MachineProber

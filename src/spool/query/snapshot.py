@@ -10,16 +10,15 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, Jid, Machine, Policy
+from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.scheduler import Plan, View, decide
-from spool.executors import problem_with
+from spool.executors import Executors
 from spool.formats import jobfile, journal
 from spool.formats.journal import Memory, recall
 from spool.formats.run_records import GrantRecord
@@ -65,7 +64,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
     table = Table()
-    table.executor_problem = cache(lambda name: problem_with(name or settings.executor))
+    table.executor_problem = Executors(lambda: settings.executor).problem
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _see_arrays(spool, table, memory, now_ns)
@@ -153,17 +152,16 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     if spec is None:
         return None
     record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
-    jid = spool.jid(name, run)
     live = Live.of_records(
         record,
         spec,
         granted_at_ns=record.granted_at_ns or time.time_ns(),
         boot_ns=0,
-        jid=jid if isinstance(jid, Jid) else None,
         stop=spool.stop(name, run) or memory.stopping.get((name, run)),
         inode=record.inode or 0,
     )
-    live.remains = proof.verdict is Verdict.STOPPING
+    if proof.verdict is Verdict.STOPPING:
+        live.outlived()
     return live
 
 

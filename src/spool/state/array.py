@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from spool.core.arrays import Tasks, in_words, outcome_of
 from spool.core.model import Result, Spec, State, Stop
-from spool.formats.tasks import ArrayRecord
+from spool.formats.run_records import ArrayRecord
 
 
 @dataclass(slots=True, eq=False)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.layout import QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Proof
+from spool.core.lifecycle import Liveness, Proof, Verdict
 from spool.core.model import (
     SECOND_NS,
     Grant,
@@ -36,10 +37,12 @@ from spool.core.scheduler import View
 from spool.formats import journal
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
-from spool.machine.cgroups import RunGroup
 from spool.machine.host import local_zone, this_user, user_name
 from spool.state.array import Array
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from spool.executors import RunHandle, Usage
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
 
@@ -138,9 +141,7 @@ class Live:
     started_at_ns: int
     started_boot_ns: int  # on the clock that no one sets: since boot
     executor: str
-    pid: int | None = None  # our own child
-    pidfd: int | None = None  # of a wrapper that is not our child
-    jid: Jid | None = None
+    handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
     spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
@@ -150,7 +151,6 @@ class Live:
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
-    exit_status: int | None = None  # of our own child, as wait() reports it
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
@@ -162,7 +162,6 @@ class Live:
     accounted: bool = False  # the history has its line
     remains: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
-    group: RunGroup | None = None  # the control group that holds it to its memory, where there is one
     adopted: bool = False  # started by an earlier dispatcher
     cleared: bool = False  # it was made sure that nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
@@ -185,13 +184,27 @@ class Live:
         """Return why it is being stopped, None if it is not."""
         return self.stop.kind if self.stop is not None else None
 
+    @property
+    def jid(self) -> Jid | None:
+        """Return who its wrapper is, None as long as nobody has found out."""
+        return self.handle.jid if self.handle is not None else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Return what its wrapper, our own child, has ended with, as wait() reports it."""
+        return self.handle.exit_status if self.handle is not None else None
+
     # Transitions: what becomes of it.
 
     def become(self, read: Live) -> None:
         """Learn that its records can be read now: it is *read*, and a stop that was ordered meanwhile stays ordered."""
-        stop, recorded = self.stop, self.stop_recorded
+        stop, recorded, handle = self.stop, self.stop_recorded, self.handle
         for each in fields(Live):
             setattr(self, each.name, getattr(read, each.name))
+        if handle is not None:  # which knows what was done about it
+            self.handle = handle
+            if read.jid is not None:
+                handle.identified(read.jid)
         if stop is not None and self.stop is None:
             self.stop, self.stop_recorded = stop, recorded
 
@@ -215,13 +228,9 @@ class Live:
         """Learn that its job file is where a retry would put it."""
         self.file_missing_ns = None
 
-    def launched(self, pid: int | None, identity: Jid | None) -> None:
-        """Learn that its wrapper is on its way: a child, a known process, or nobody can tell."""
-        self.pid, self.jid = pid, identity
-
-    def confined_to(self, group: RunGroup | None) -> None:
-        """Have a control group hold it to its memory; None: none does any more."""
-        self.group = group
+    def launched(self, handle: RunHandle) -> None:
+        """Learn that its wrapper is on its way, or was started by an earlier dispatcher."""
+        self.handle = handle
 
     def failed_to_launch(self, why: str) -> None:
         """Learn that it was not started, and never will be."""
@@ -270,6 +279,41 @@ class Live:
         """Learn that its paperwork is done. *final*: its job has ended with it."""
         self.final = final
 
+    # Transitions: what the supervisor learns.
+
+    def used_memory(self, memory_bytes: int) -> None:
+        """Learn that it had so much in memory at once."""
+        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
+
+    def outlived(self) -> bool:
+        """Learn that processes of it have outlived its wrapper; return whether that is news."""
+        news, self.remains = not self.remains, True
+        return news
+
+    def nothing_left(self) -> None:
+        """Learn that nothing of it is left, so that its room is free."""
+        self.remains, self.cleared, self.gone = False, True, True
+
+    def measured(self, usage: Usage) -> None:
+        """Learn what it has used in all."""
+        self.oom_killed = usage.oom_killed
+        self.cpu_time_ns = usage.cpu_time_ns if usage.cpu_time_ns is not None else self.cpu_time_ns
+        if usage.peak_memory_bytes is not None:
+            self.peak_memory_bytes = usage.peak_memory_bytes
+
+    def exited(self, code: int | None) -> None:
+        """Learn which exit code its wrapper has written down; None: none yet."""
+        self.exit_code = code
+
+    def resolved(self, proof: Proof) -> None:
+        """Learn that it is over, and how."""
+        self.proof, self.gone = proof, True
+
+    def refused_by_machine(self, why: str | None) -> None:
+        """Learn that it is over and has not begun; *why*: the machine did not let it, where that is known."""
+        self.refusal = self.refusal or why
+        self.resolved(Proof(Verdict.VOID))
+
     @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
@@ -285,7 +329,6 @@ class Live:
         *,
         granted_at_ns: int,
         boot_ns: int,
-        jid: Jid | None,
         stop: Stop | None,
         inode: int,
     ) -> Live:
@@ -302,7 +345,6 @@ class Live:
             started_at_ns=granted_at_ns,
             started_boot_ns=boot_ns,
             executor=record.executor,
-            jid=jid,
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
@@ -338,7 +380,6 @@ class Live:
             spec,
             granted_at_ns=started.at_ns,
             boot_ns=0,
-            jid=None,
             stop=stopping.get((name, run)),
             inode=started.inode,
         )

@@ -17,7 +17,7 @@ from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, Result, Spec, Stop
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
-from spool.formats.tasks import ArrayRecord, parse_array
+from spool.formats.run_records import ArrayRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 

@@ -10,7 +10,8 @@ import pytest
 from spool.core.errors import InvalidRecord
 from spool.core.model import ArrayTask
 from spool.formats import jobfile
-from spool.formats.tasks import ArrayRecord, TaskFiles, parse_array, render_array
+from spool.formats.jobfile import TaskFiles
+from spool.formats.run_records import ArrayRecord, parse_array, render_array
 
 FILE = b"""\
 # a comment, which is nobody's business

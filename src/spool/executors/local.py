@@ -1,0 +1,338 @@
+"""The runs of this machine, whoever has started them: whether they live, how they are ended, what they use.
+
+A run is ended by TERM to its whole process tree, and after the grace by KILL, look after look until nothing of it is
+left. The wrapper is spared while something else is left, so that it can write the exit code down; not for ever, since
+it may have something in its way. Nothing of this needs another process, or a descriptor that is not put by: a machine
+that has neither left is the very one on which a run has to be ended.
+
+As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one
+short read to be sure that nothing is left, not a look at every process of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from spool.core.lifecycle import Liveness
+from spool.core.model import SECOND_NS, Jid
+from spool.executors.base import Usage
+from spool.machine import identity, processes
+from spool.machine.cgroups import RunGroup, RunGroups
+from spool.machine.processes import Census, Process, Wanted, pss_bytes, rss_bytes, send
+
+_WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
+_KIBIBYTE = 1024
+
+
+class LocalRun:
+    """A run whose processes are on this machine."""
+
+    def __init__(
+        self,
+        engine: LocalProcesses,
+        key: tuple[str, int],
+        *,
+        pid: int | None = None,
+        jid: Jid | None = None,
+        group: RunGroup | None = None,
+    ) -> None:
+        """Know a run by its wrapper: *pid*, where that is a child of ours, or *jid*. Nobody: its mark tells."""
+        self.engine = engine
+        self.key = key
+        self.pid = pid
+        self.jid = jid
+        self.exit_status: int | None = None
+        self._group = group
+        self._usage = Usage()
+        self._told: set[Process] = set()  # these have had TERM
+        self._told_at_ticks = 0  # when the first of them had, as processes count their starts
+        self._killing_since_ns: int | None = None  # the grace is over
+        self._alone_since_ns: int | None = None  # the wrapper is all that is left since then
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the wrapper is a child of ours."""
+        return self.pid is not None
+
+    def identified(self, jid: Jid) -> None:
+        """Know who the wrapper is."""
+        self.jid = jid
+
+    def liveness(self) -> Liveness:
+        """Return what became of the wrapper: of a child, only once it is reaped."""
+        if self.pid is not None:
+            return Liveness.ALIVE if self.exit_status is None else Liveness.GONE
+        return Liveness.ABSENT if self.jid is None else self.engine.liveness(self.jid)
+
+    def watch(self) -> int | None:
+        """Return a pidfd of a wrapper that is no child of ours."""
+        if self.pid is not None or self.jid is None:
+            return None
+        try:
+            fd = os.pidfd_open(self.jid.pid)
+        except OSError:  # gone already, no descriptor left, or a kernel without pidfds
+            fd = -1
+        try:
+            found = identity.liveness(self.jid)
+        except OSError:  # it is not known now; a poll will see
+            found = Liveness.ELSEWHERE
+        if fd >= 0 and found is Liveness.ALIVE:
+            return fd
+        if fd >= 0:
+            os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
+        if found is Liveness.GONE:
+            raise ProcessLookupError
+        return None
+
+    def left_behind(self) -> bool:
+        """Whether processes of the run outlived its wrapper."""
+        return self.engine.left_behind(self)
+
+    def warn(self, signal_name: str, *, spare_shell: bool) -> None:
+        """Signal every process of the run but its wrapper."""
+        members = self.engine.processes_of([self])[self]
+        wrapper = self._wrapper_pid
+        spared = {wrapper}
+        if spare_shell:
+            parents = {process.pid: _parent(process) for process in members}
+            waited_for = set(parents.values())
+            spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
+        send([process for process in members if process.pid not in spared], signal.Signals[f"SIG{signal_name}"])
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the kernel counts what the run has in memory, and ends it by itself when that is too much."""
+        return self._group is not None and self._group.peak_memory_bytes() is not None
+
+    def usage(self) -> Usage:
+        """Return what the kernel has counted, for its control group if it has one, and what was seen of it."""
+        group, self._group = self._group, None
+        if group is not None:
+            peak, cpu_time_ns = group.peak_memory_bytes(), group.cpu_time_ns()
+            self._usage = Usage(
+                cpu_time_ns if cpu_time_ns is not None else self._usage.cpu_time_ns,
+                peak if peak is not None else self._usage.peak_memory_bytes,
+                bool(group.oom_kills()),
+            )
+            group.remove()
+        return self._usage
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.engine.forget(self)
+
+    # For its engine.
+
+    def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
+        """Know that the wrapper, a child of ours, is reaped."""
+        self.exit_status = status
+        self._usage = Usage(cpu_time_ns, self._usage.peak_memory_bytes)
+        self.used(peak_bytes)
+
+    def used(self, memory_bytes: int) -> None:
+        """Know that the run had so much in memory at once."""
+        if memory_bytes:  # else nobody was left to be asked
+            usage = self._usage
+            self._usage = Usage(usage.cpu_time_ns, max(usage.peak_memory_bytes or 0, memory_bytes))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the run was seen to have in memory."""
+        return self._usage.peak_memory_bytes or 0
+
+    def wanted(self) -> Wanted:
+        """Return what its processes are known by. Of our own child that is known before it has written its jid."""
+        jid = self.jid
+        if jid is None and self.pid is not None:
+            gone = Jid(self.pid, 0, identity.boot_id(), identity.pid_namespace(), identity.host())
+            self.jid = identity.of_process(self.pid) if self.exit_status is None else None
+            jid = self.jid or gone
+        job, run = self.key
+        return Wanted(job, run, self.engine.spool_dir, jid, frozenset(self._told))
+
+    def press(self, left: set[Process], *, kill: bool) -> None:
+        """Signal what is left of a run that is to end; *kill*: the grace is over."""
+        now, wrapper = time.monotonic_ns(), self._wrapper_pid
+        others = {process for process in left if process.pid != wrapper}
+        if others:
+            self._alone_since_ns = None
+            if kill:
+                if self._killing_since_ns is None:
+                    self._killing_since_ns = now
+                # A wrapper that has another child whenever one was killed would go on for ever.
+                spared = now < self._killing_since_ns + _WRAPPER_GRACE_NS
+                send(others if spared else left, signal.SIGKILL)
+            elif news := self._untold(others, left):
+                self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
+                send(news, signal.SIGTERM)
+                self._told |= news
+            return
+        if self._alone_since_ns is None:
+            self._alone_since_ns = now
+            if not left <= self._told:  # between two of its children: no later one is to be started
+                send(left, signal.SIGTERM)
+                self._told |= left
+        elif kill and now >= self._alone_since_ns + _WRAPPER_GRACE_NS:
+            send(left, signal.SIGKILL)
+
+    def _untold(self, others: set[Process], left: set[Process]) -> set[Process]:
+        """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
+
+        What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over. But
+        between the look and the signal a shell may have begun its next command, and waits for that before its trap.
+        """
+        if not self._told:
+            return others
+        pids = {process.pid for process in left}
+        return {
+            process
+            for process in others - self._told
+            if process.start_ticks < self._told_at_ticks or _parent(process) not in pids
+        }
+
+    @property
+    def _wrapper_pid(self) -> int | None:
+        return self.jid.pid if self.jid is not None else self.pid
+
+
+class LocalProcesses:
+    """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
+
+    def __init__(
+        self,
+        spool_dir: str = "",
+        *,
+        liveness: Callable[[Jid], Liveness] = identity.liveness,
+        groups: RunGroups | None = None,
+    ) -> None:
+        """Know no run yet. *liveness* tells what became of a wrapper, *groups* is where control groups can be made."""
+        self.spool_dir = spool_dir
+        self.liveness = liveness
+        self.groups = groups
+        self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
+        self._unrelated: set[int] = set()  # children that are no run's
+        self._ready: frozenset[int] = frozenset()  # those that wait to become one's
+        self._inherits = False
+        self._own_peak_kib = 0  # as far as it was looked at
+        self._census = Census()
+
+    def inherit(self) -> None:
+        """Become the parent of every orphan of a run."""
+        self._inherits = processes.become_subreaper()
+
+    def close(self) -> None:
+        """Give the orphans back."""
+        if self._inherits:
+            processes.become_subreaper(on=False)
+
+    def machine(self) -> None:
+        """Have nothing but this machine."""
+
+    def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
+        """Return the run whose wrapper is this child of ours."""
+        made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
+        self._unrelated.discard(pid)
+        self._census.ask_again(pid)  # it was a shell of nobody's
+        return made
+
+    def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
+        """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
+        return LocalRun(self, (job, run), jid=jid, group=group)
+
+    def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
+        """Return a run that another dispatcher has started."""
+        self._census.ask_again()  # what is of it was seen as a stranger's
+        return self.no_child(job, run, jid, self.groups.existing(job, run) if self.groups is not None else None)
+
+    def forget(self, run: LocalRun) -> None:
+        """Let go of a run that is over."""
+        if run.pid is not None:
+            self._children.pop(run.pid, None)
+
+    def waits_to_be_a_run(self, pids: Iterable[int]) -> None:
+        """Know these children, and no others, for processes of our own."""
+        self._ready = frozenset(pids)
+
+    def reap(self) -> Iterator[LocalRun]:
+        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._unrelated.discard(pid)
+            run = self._children.get(pid)
+            if run is not None:
+                peak_bytes = usage.ru_maxrss * _KIBIBYTE if self._says_something(usage.ru_maxrss) else 0
+                run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
+                yield run
+
+    def _says_something(self, peak_kib: int) -> bool:
+        """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
+
+        The rusage of this process will not do: it counts whoever has started us, up to the same moment.
+        """
+        if peak_kib > self._own_peak_kib:
+            self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
+        return peak_kib > self._own_peak_kib
+
+    def left_behind(self, run: LocalRun) -> bool:
+        """Whether processes of *run* outlived its wrapper."""
+        inherited = processes.children_of_self() if self._inherits and run.is_child else None
+        if inherited is None:
+            return bool(self.processes_of([run])[run])
+        unknown = {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready
+        if not unknown:
+            return False
+        found = self.processes_of(self._children.values())
+        self._unrelated |= unknown - {process.pid for members in found.values() for process in members}
+        return bool(found.get(run))
+
+    def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
+        """Return the processes of each run: its session, its descendants and what carries its marks."""
+        runs = list(runs)
+        found = processes.scan(run.wanted() for run in runs)
+        return {run: set(found[run.key]) for run in runs}
+
+    def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
+        """Go on ending *runs*, after one walk over all processes."""
+        left = self.processes_of(runs)
+        for run, kill in runs.items():
+            if left[run]:
+                run.press(left[run], kill=kill)
+        return [run for run in runs if not left[run]]
+
+    def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
+        """Return what these runs have in memory, exactly where that is over the limit that stands beside each.
+
+        Left out is who has less than ever, and of whom nobody is left. What seems to be over its limit is looked at
+        again, closely: resident sizes count shared pages once for each process, so they are cheap and never too low.
+        """
+        found = self._census.look(lambda: (run.wanted() for run in limits))
+        used, over = dict[LocalRun, int](), list[LocalRun]()
+        for run, limit in limits.items():
+            members = found.get(run.key, {})
+            resident = rss_bytes(members)
+            if resident <= run.peak_bytes and resident <= limit:
+                continue
+            own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
+            used[run] = rss_bytes(own)
+            if used[run] > limit:
+                used[run] = pss_bytes(own)
+            if used[run] > limit:
+                over.append(run)
+        for run, really in self.processes_of(over).items():
+            used[run] = pss_bytes(process.pid for process in really)
+        for run, memory_bytes in used.items():
+            run.used(memory_bytes)
+        return {run: memory_bytes for run, memory_bytes in used.items() if memory_bytes}
+
+
+def _parent(process: Process) -> int | None:
+    stat = identity.read_stat(process.pid)
+    return stat.parent if stat is not None else None
