@@ -92,7 +92,7 @@ HOMES = {
 ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
-    ("cli/plotting.py", "matplotlib"): "an extra that one verb asks for, and lives without",
+    ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
 
@@ -120,8 +120,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.moments": BEING_REBUILT,
     "core.why_reserved": BEING_REBUILT,
     "dispatcher.Supervisor.__init__": BEING_REBUILT,
-    "formats.Key.__init__": BEING_REBUILT,
-    "formats.check_together": BEING_REBUILT,
+    "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": BEING_REBUILT,
     "formats.render": BEING_REBUILT,
     "machine.members": BEING_REBUILT,
@@ -130,29 +129,16 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": BEING_REBUILT,
 }
 SMALL_MODULES: dict[str, str] = {
-    "cli/gantt.py": BEING_REBUILT,
     "cli/main.py": "the entry of the program, which pyproject.toml names",
-    "cli/paramfile.py": BEING_REBUILT,
-    "cli/plotting.py": BEING_REBUILT,
-    "cli/timeline.py": BEING_REBUILT,
     "core/passing.py": BEING_REBUILT,
     "core/shares.py": BEING_REBUILT,
     "dispatcher/planner.py": BEING_REBUILT,
-    "formats/directives.py": BEING_REBUILT,
-    "formats/editing.py": BEING_REBUILT,
-    "formats/schema.py": BEING_REBUILT,
-    "query/accounting.py": BEING_REBUILT,
-    "query/efficiency.py": BEING_REBUILT,
-    "store/history.py": BEING_REBUILT,
+    "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
+    "store/history.py": "reads the disk; what adds it up is a layer above",
     "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {
-    "Answer": BEING_REBUILT,
-    "Dispatcher": BEING_REBUILT,
-    "JobFile": BEING_REBUILT,
     "Limits": BEING_REBUILT,
-    "Piece": BEING_REBUILT,
-    "Waits": BEING_REBUILT,
 }
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}

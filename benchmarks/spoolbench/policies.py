@@ -15,7 +15,7 @@ from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.simulation import Discipline, Figures
 from spool.core.units import show_duration
-from spool.query.whatif import Scenario, Workload, gpus_like, imagine, of_file, study
+from spool.query.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
 LIMITS = {"all": 1.0, "half": 0.5, "none": 0.0}  # the part of the users who state a limit
@@ -123,8 +123,8 @@ def _machine(trace: Trace) -> Machine:
 def _simulate(trace: Trace, run: Run) -> Found:
     machine = _machine(trace)
     scenario = Scenario(limits=LIMITS[run.limits], load=run.load / 100 or None)
-    imagined = imagine(_read(trace.path), machine, Policy(), scenario)
-    figures = study(imagined, Policy(), Discipline(run.policy)).figures
+    imagined = prepare(_read(trace.path), machine, Policy(), scenario)
+    figures = simulate_policy(imagined, Policy(), Discipline(run.policy)).figures
     return Found(_values(figures), figures.jobs, figures.left, imagined.load)
 
 

@@ -16,7 +16,7 @@ import pytest
 from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
 from spool.client import gc
-from spool.client.gc import Keep, plan_removal, remove
+from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
@@ -124,7 +124,7 @@ def test_gc_keeps_everything_while_a_waiting_job_cannot_be_read(
     never_ran = put_job(spool_root, "cancelled", place="done")
     put_job(spool_root, "waits", 'command = "true"\ndepends_on = ["old"]\n')
     refuse(monkeypatch, spool_root / "queued" / "waits.toml")
-    keep = Keep(max_age_ns=0, max_runs=0, max_bytes=0)
+    keep = RetentionPolicy(max_age_ns=0, max_runs=0, max_bytes=0)
     removal = plan_removal(Spool(str(spool_root)), keep, time.time_ns() + DAY_NS)
     assert (removal.runs, removal.jobs) == ((), ())
     assert [problem for problem in removal.problems if "job waits depends on" in problem]
@@ -190,7 +190,7 @@ def test_a_gc_that_is_cut_off_leaves_nothing_for_ever(tmp_path: Path) -> None:
         for metadir in metadirs:
             (metadir / "kept" / "by the job").mkdir(parents=True)
         spool, disk = Spool(str(root)), FaultyDisk(str(root / ".tmp"), cut_at=cut_at)
-        removal = plan_removal(spool, Keep(max_age_ns=DAY_NS), time.time_ns())
+        removal = plan_removal(spool, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns())
         cut_off(lambda: remove(spool, removal, disk))
         locked = LockedSpool(str(root))
         locked.sweep_staging()
@@ -208,7 +208,7 @@ def test_what_changed_after_the_plan_is_left_alone(spool_root: Path) -> None:
     """A job that is queued again between the look and the removal keeps its runs and its file."""
     root = Spool(str(spool_root))
     ended(spool_root, "a", 1, 1000)
-    removal = plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns())
+    removal = plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns())
     assert [old.name for old in removal.runs] == ["a"]
     os.rename(spool_root / "done" / "a.toml", spool_root / "queued" / "a.toml")
     gone = remove(root, removal)
@@ -222,7 +222,7 @@ def test_two_collectors_do_not_meet(spool_root: Path) -> None:
     with (spool_root / ".tmp" / "gc.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SpoolError, match="another"):
-            remove(root, plan_removal(root, Keep(max_age_ns=1), time.time_ns()))
+            remove(root, plan_removal(root, RetentionPolicy(max_age_ns=1), time.time_ns()))
 
 
 def outside(tmp_path: Path) -> Path:
@@ -293,7 +293,7 @@ def test_a_job_that_is_swapped_for_a_link_while_gc_works_leads_nowhere(spool_roo
                 return super()._happens(name, *paths, half=half)
 
         disk, root = Swapping(str(spool_root / ".tmp")), Spool(str(spool_root))
-        remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()), disk)
+        remove(root, plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns()), disk)
         if (spool_root / "jobs" / "x").is_symlink():
             os.unlink(spool_root / "jobs" / "x")
         return disk
@@ -347,10 +347,10 @@ def test_gc_goes_on_after_what_cannot_be_removed(spool_root: Path) -> None:
         for name in ("a", "b", "c"):
             ended(spool_root, name, 1, 1000)
         disk, root = FaultyDisk(str(spool_root / ".tmp"), fail_at=fail_at, error=errno.EIO), Spool(str(spool_root))
-        gone = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()), disk)
+        gone = remove(root, plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns()), disk)
         assert sum(runs(spool_root, name) == [] for name in ("a", "b", "c")) >= 2
         assert len(gone.problems) <= 1
-        again = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()))
+        again = remove(root, plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns()))
         assert again.problems == ()
         assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
         for record in os.listdir(spool_root / "done"):  # it has an age of its own, which begins anew
@@ -373,7 +373,7 @@ def test_the_newest_run_of_a_job_goes_only_with_all_others(spool_root: Path) -> 
     (spool_root / "jobs" / "x" / "1").mkdir(parents=True)  # no result: it may live
     ended(spool_root, "x", 2, 1000)
     ended(spool_root, "x", 3, 1000)
-    removal = plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns())
+    removal = plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns())
     assert ([old.run for old in removal.runs], removal.jobs) == ([2], ())
 
 
@@ -388,7 +388,7 @@ def test_gc_asks_of_each_run_a_fixed_number_of_questions(spool_root: Path, monke
             ended(spool_root, "x", run, 1000)
         counted.clear()
         root = Spool(str(spool_root))
-        gone = remove(root, plan_removal(root, Keep(max_age_ns=DAY_NS), time.time_ns()))
+        gone = remove(root, plan_removal(root, RetentionPolicy(max_age_ns=DAY_NS), time.time_ns()))
         assert len(gone.runs) == number
         return len(counted)
 

@@ -20,7 +20,7 @@ from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
-from spool.query.jobs import Lister, Row
+from spool.query.jobs import JobLister, JobRow
 from spool.store.lock import Service
 from spool.store.spool import Spool
 from support import ROOT, wait_for
@@ -107,7 +107,7 @@ def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Pat
     assert found["version"] == 1
     assert found["dispatcher"] is False
     [row] = found["jobs"]
-    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in Row.__dataclass_fields__}
+    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in JobRow.__dataclass_fields__}
     assert set(row) == fields
     assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
 
@@ -127,7 +127,7 @@ def test_ls_believes_the_files_before_the_dispatcher(
     view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
     (spool_root / "state.json").write_bytes(render_state(view))
     monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
-    rows = {row.name: row for row in Lister(Spool(str(spool_root))).listing().rows}
+    rows = {row.name: row for row in JobLister(Spool(str(spool_root))).listing().rows}
     assert set(rows) == {"waits", "moved", "new"}
     assert (rows["waits"].reason, rows["waits"].cpus) == ("cpus: needs 4, 1 free", 4)
     assert (rows["moved"].state, rows["moved"].reason) == (State.HELD, "")
@@ -152,7 +152,7 @@ def test_thousands_of_jobs_are_listed_without_reading_their_files(
         raise AssertionError("a job file was read")
 
     monkeypatch.setattr(Spool, "job_text", refuse)
-    assert len(Lister(Spool(str(spool_root))).listing().rows) == count
+    assert len(JobLister(Spool(str(spool_root))).listing().rows) == count
 
 
 def test_a_terminal_gets_a_table_and_a_pipe_plain_text(spool_root: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
-from spool.cli import timeline
+from spool.cli import charts
 from spool.cli.common import this_user
 from spool.core.model import SECOND_NS as S
 from spool.query import reservations
@@ -197,11 +197,11 @@ def test_the_timeline_marks_now_and_draws_each_where_it_holds(monkeypatch: pytes
     time.tzset()
     now = int(datetime.fromisoformat("2026-01-31T12:00:00+00:00").timestamp()) * S
     lines = [
-        timeline.Line("a", [timeline.Bar(now - 2 * HOUR, now + 2 * HOUR, "active")]),
-        timeline.Line("long", [timeline.Bar(now + 4 * HOUR, now + 8 * HOUR, "pending")]),
+        charts.Line("a", [charts.Bar(now - 2 * HOUR, now + 2 * HOUR, "active")]),
+        charts.Line("long", [charts.Bar(now + 4 * HOUR, now + 8 * HOUR, "pending")]),
     ]
     try:
-        first, second, scale = timeline.picture(lines, now, 46)
+        first, second, scale = charts.timeline(lines, now, 46)
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from calling import Command, asked
-from spool.cli import blocks, plotting, render
+from spool.cli import charts, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.core.simulation import Discipline
@@ -339,7 +339,7 @@ def test_waits_utilisation_and_queue_are_drawn(
         def savefig(self, path: str, dpi: int) -> None:
             Path(path).write_text("drawn")
 
-    monkeypatch.setattr(plotting, "ready", lambda path: Figure())
+    monkeypatch.setattr(charts, "figure_for", lambda path: Figure())
     said = spool("simulate", trace, "--policy", ",".join(Discipline), "--plot", tmp_path / "x.svg")
     assert said.code == 0, said.err
     assert len(panels) == 3
@@ -383,5 +383,5 @@ def test_with_matplotlib_it_draws(spool: Command, trace: Path, tmp_path: Path, k
 
 def test_blocks_show_what_is_not_nothing() -> None:
     """The smallest value that is not 0 has a mark, the highest a full one, and nothing divides by 0."""
-    assert blocks.curve([0.0, 0.001, 0.5, 1.0, 2.0], 1.0) == " ▁▄██"
-    assert blocks.curve([0.0, 0.0], 0.0) == "  "
+    assert charts.curve([0.0, 0.001, 0.5, 1.0, 2.0], 1.0) == " ▁▄██"
+    assert charts.curve([0.0, 0.0], 0.0) == "  "

@@ -14,7 +14,7 @@ import pytest
 
 from calling import Command, put_job, start
 from shell import Home, home_of_test
-from spool.cli import gantt, group, reserve
+from spool.cli import charts, group, reserve
 from spool.core.model import Result, State
 from spool.store.spool import Spool
 from support import ROOT
@@ -124,10 +124,10 @@ def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
 ) -> None:
     """What the world does to us is told in a line with code 5; what we did wrong is shown whole."""
     put_job(spool_root, "a")
-    monkeypatch.setattr("spool.cli.ls.Lister", _raising(OSError(28, "No space left on device", "/x")))
+    monkeypatch.setattr("spool.cli.ls.JobLister", _raising(OSError(28, "No space left on device", "/x")))
     said = spool("ls")
     assert (said.code, said.err) == (5, "spool: cannot use /x: No space left on device; make room on the disk")
-    monkeypatch.setattr("spool.cli.ls.Lister", _raising(ZeroDivisionError()))
+    monkeypatch.setattr("spool.cli.ls.JobLister", _raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         spool("ls")
 
@@ -217,13 +217,13 @@ def test_the_picture_shows_waits_runs_and_retries() -> None:
         ],
         "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * second)],
     }
-    lines = gantt.chart(runs, 0, 10 * second, gantt.Look(width=40, blocks=False))
+    lines = charts.gantt(runs, 0, 10 * second, charts.Style(width=40, blocks=False))
     row = lines[0].split("  ")[1]
     assert row.startswith("..")
     assert row.index("#") < row.index("x") < row.rindex("#")
     assert "x" in lines[1]
     assert "+0 s" in lines[2]
-    assert "\x1b[" in gantt.chart(runs, 0, 10 * second, gantt.Look(colour=True))[0]
+    assert "\x1b[" in charts.gantt(runs, 0, 10 * second, charts.Style(colour=True))[0]
 
 
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.efficiency import Run, efficiency, rounded_size, rounded_time, summary
+from spool.core.efficiency import MeasuredRun, efficiency, rounded_size, rounded_time, summary
 from spool.core.model import SECOND_NS as S
 from spool.core.model import State
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
@@ -16,7 +16,7 @@ from spool.core.units import format_duration, format_size, parse_duration, parse
 G = 1 << 30
 M = 1 << 20
 MINUTE, HOUR = 60 * S, 3600 * S
-TRAIN = Run(
+TRAIN = MeasuredRun(
     "train", 1, State.FINISHED, cpus=8, memory_bytes=16 * G, gpus=2, time_limit_ns=8 * HOUR, run_time_ns=2 * HOUR,
     cpu_time_ns=5 * HOUR, peak_memory_bytes=4 * G,
 )  # fmt: skip
@@ -47,7 +47,7 @@ def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
 
 def test_what_was_not_asked_for_has_no_part() -> None:
     """No limit, no percentage; a job of no CPUs divides by nothing; unwatched, only one process is known."""
-    found = efficiency(Run("job", 1, State.FINISHED, run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=G))
+    found = efficiency(MeasuredRun("job", 1, State.FINISHED, run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=G))
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency, found.time_limit_used) == (
         1, None, None, None,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> Non
 
 def test_a_run_that_never_started_used_nothing() -> None:
     """It has no numbers at all."""
-    found = efficiency(Run("job", 1, State.CANCELLED, started=False))
+    found = efficiency(MeasuredRun("job", 1, State.CANCELLED, started=False))
     assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
 
 

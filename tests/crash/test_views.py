@@ -72,7 +72,7 @@ def compare(world: World, now: Dispatcher) -> None:
     clock, policy = now.clock(), now.settings.config.policy
     machine = Machine(cpus=world.cpus, memory_bytes=1 << 30)
     own = now.planner.view(machine, clock, paused=now.pause.paused, holding=Holding())
-    seen = snapshot.survey(Spool(str(world.root)), clock)
+    seen = snapshot.snapshot(Spool(str(world.root)), clock)
     same(facts(seen.view, seen.table.arrays), facts(own, now.state.arrays))
     assert seen.policy == policy
     if all(job.executor_problem is None for job in (*own.queue.values(), *own.held.values())):

@@ -166,13 +166,13 @@ def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(
 
     monkeypatch.setattr(snapshot.jobfile, "parse", noted)
     spool = Spool(str(session.world.root))
-    told = snapshot.survey(spool).left_out["bad"]
+    told = snapshot.snapshot(spool).left_out["bad"]
     assert told.startswith('unknown key "k000')
     assert told.endswith("; and 900 more")
     assert not asked
     while path.stat().st_ctime_ns <= path.with_suffix(".toml.error").stat().st_mtime_ns:
         path.write_text(MISTAKES + "x = 1\n")
-    assert snapshot.survey(spool).left_out["bad"].endswith("; and 901 more")
+    assert snapshot.snapshot(spool).left_out["bad"].endswith("; and 901 more")
     assert asked == ["bad"]
 
 
@@ -200,7 +200,7 @@ def test_a_path_that_cannot_be_expanded_is_told_and_fails_no_run(session: Sessio
     session.settle()
     assert not session.world.begun
     assert why in path.with_suffix(".toml.error").read_text()
-    survey_says = snapshot.survey(Spool(str(session.world.root))).left_out["lost"]
+    survey_says = snapshot.snapshot(Spool(str(session.world.root))).left_out["lost"]
     assert why in survey_says or "array" in line or "rows" in line
 
 

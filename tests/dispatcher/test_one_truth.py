@@ -28,9 +28,9 @@ from spool.machine.host import is_shared_between_hosts
 from spool.query import doctor, snapshot
 from spool.query.doctor import Level
 from spool.query.explain import why
-from spool.query.jobs import Lister
-from spool.query.machine import overview
-from spool.query.reservations import booked
+from spool.query.jobs import JobLister
+from spool.query.machine import machine_status
+from spool.query.reservations import read_reservations
 from spool.store.spool import Spool
 
 HOUR_S = 3600
@@ -79,7 +79,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 def planned(session: Session) -> Plan:
     """Return what a command foresees."""
-    return snapshot.survey(Spool(str(session.world.root))).plan
+    return snapshot.snapshot(Spool(str(session.world.root))).plan
 
 
 # --- the clock of scheduling_timeout ------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(ses
     shutil.rmtree(jobs / "broken")
     (jobs / "broken").touch()
     spool = Spool(str(session.world.root))
-    rows = {row.name: row for row in Lister(spool).listing().rows}
+    rows = {row.name: row for row in JobLister(spool).listing().rows}
     assert rows.keys() == {"broken", "next", "other"}
     assert "jobs/broken" in rows["broken"].reason
-    seen = snapshot.survey(spool)
+    seen = snapshot.snapshot(spool)
     assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("broken", 2)]
     assert "jobs/broken" in seen.left_out["broken"]
     assert seen.plan.all_noes("next")[0].code == "dependency"
     assert why(spool, "next").reasons[0].code == "dependency"
-    assert overview(spool).cpus_granted == 2
+    assert machine_status(spool).cpus_granted == 2
 
 
 def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
@@ -241,7 +241,7 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
         Machine(cpus=2, memory_bytes=1 << 30), now.clock(), paused=now.pause.paused, holding=Holding()
     )
     assert [run.stopping for run in own.running.values()] == [True]
-    assert [run.stopping for run in snapshot.survey(Spool(str(session.world.root))).view.running.values()] == [True]
+    assert [run.stopping for run in snapshot.snapshot(Spool(str(session.world.root))).view.running.values()] == [True]
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
     now.world.gpu_indices = frozenset({0, 2})
     now.state.changed()
     session.turns(1)
-    shelf = booked(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
+    shelf = read_reservations(Spool(str(session.world.root)), frozenset({0, 2}), now.clock())
     assert now.reservations.standing == shelf.standing
     assert [one.name for one in shelf.standing] == ["first", "last"]
     for row in shelf.rows:
@@ -291,7 +291,7 @@ def test_what_stands_does_not_change_with_the_clock(session: Session) -> None:
         path.write_text(f'user = "a"\ngpus = [0]\nstart = 2100-01-01T0{start}:00:00Z\nend = 2100-01-01T0{end}:00:00Z\n')
         os.utime(path, ns=(number, number))
     for at_ns in (0, 4_102_500_000_000_000_000):
-        standing = booked(Spool(str(root)), None, at_ns).standing
+        standing = read_reservations(Spool(str(root)), None, at_ns).standing
         assert [one.name for one in standing] == ["early", "late"]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from served import Served, alive, marked, pids_in
 from spool.core.errors import SpoolError
-from spool.query.details import details
-from spool.query.explain import forecast, why
-from spool.query.jobs import Lister
-from spool.query.machine import overview
+from spool.query.details import job_details
+from spool.query.explain import preview, why
+from spool.query.jobs import JobLister
+from spool.query.machine import machine_status
 from spool.store.spool import Spool
 from support import wait_for
 
@@ -384,15 +384,15 @@ def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
 def _views(served: Served) -> dict[str, object]:
     """Return what the commands print; asked here, since starting them takes longer than they do."""
     spool = Spool(str(served.root))
-    row = next(row for row in Lister(spool).listing().rows if row.name == "left")
+    row = next(row for row in JobLister(spool).listing().rows if row.name == "left")
     with pytest.raises(SpoolError) as refused:
         why(spool, "left")
-    info = overview(spool)
+    info = machine_status(spool)
     return {
         "ls": (row.state, row.reason),
-        "show": [(run.state, run.reason) for run in details(spool, "left").runs],
+        "show": [(run.state, run.reason) for run in job_details(spool, "left").runs],
         "why left": "is being stopped" if "is being stopped" in str(refused.value) else str(refused.value),
         "why next": [no.code for no in why(spool, "next").reasons],
-        "plan": [each.code for each in forecast(spool).waits],
+        "plan": [each.code for each in preview(spool).waits],
         "info": (info.cpus_granted, [(run.job, run.stopping) for run in info.runs]),
     }

@@ -8,7 +8,7 @@ from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Machine, Policy, Request, Spec
 from spool.core.simulation import Coming, Discipline
-from spool.query.whatif import Scenario, Workload, gpus_like, imagine, load_of, stating_limits, study
+from spool.query.whatif import Scenario, Workload, gpus_like, load_of, prepare, simulate_policy, stating_limits
 
 BOX = Machine(4, 1 << 40)
 
@@ -52,8 +52,8 @@ def test_memory_that_is_not_counted_makes_no_shapes() -> None:
     jobs = tuple(
         Coming(str(size), Spec("true", request=Request(1, memory_bytes=size << 40)), 0, S) for size in (0, 1, 2)
     )
-    assert len({id(each.spec) for each in imagine(Workload("t", jobs), BOX, Policy(), Scenario()).coming}) == 1
-    assert imagine(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
+    assert len({id(each.spec) for each in prepare(Workload("t", jobs), BOX, Policy(), Scenario()).coming}) == 1
+    assert prepare(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
 
 
 def test_the_load_is_work_by_room() -> None:
@@ -67,7 +67,7 @@ def test_the_load_is_work_by_room() -> None:
 def test_arrivals_are_stretched_to_the_load_that_is_wanted() -> None:
     """Only the times between submissions change, from the first on."""
     jobs = (job("a", 50, 100, 2), job("b", 100, 100, 2), job("c", 150, 200, 4))
-    found = imagine(Workload("t", jobs), BOX, Policy(), Scenario(load=1.5))
+    found = prepare(Workload("t", jobs), BOX, Policy(), Scenario(load=1.5))
     assert (found.load_of_source, found.load) == (3.0, 1.5)
     assert [each.submit_at_ns for each in found.coming] == [50 * S, 150 * S, 250 * S]
     assert [(each.spec, each.duration_ns) for each in found.coming] == [(each.spec, each.duration_ns) for each in jobs]
@@ -76,7 +76,7 @@ def test_arrivals_are_stretched_to_the_load_that_is_wanted() -> None:
 def test_jobs_that_come_at_once_have_no_load_to_scale() -> None:
     """There is no span to stretch."""
     with pytest.raises(UsageError, match="--scale-load"):
-        imagine(Workload("t", (job("a"), job("b"))), BOX, Policy(), Scenario(load=0.85))
+        prepare(Workload("t", (job("a"), job("b"))), BOX, Policy(), Scenario(load=0.85))
 
 
 def test_sizes_users_and_longest_waits_are_told() -> None:
@@ -90,8 +90,8 @@ def test_sizes_users_and_longest_waits_are_told() -> None:
         job("card", 3, 50, 1, "cem", gpus=3),
     )
     told: list[tuple[int, int]] = []
-    imagined = imagine(Workload("t", jobs), box, Policy(), Scenario())
-    found = study(imagined, Policy(), Discipline.FIFO, lambda done, of: told.append((done, of)))
+    imagined = prepare(Workload("t", jobs), box, Policy(), Scenario())
+    found = simulate_policy(imagined, Policy(), Discipline.FIFO, lambda done, of: told.append((done, of)))
     assert [each.name for each in found.sizes] == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
     assert [each.name for each in found.users] == ["ann", "cem", "bob"]
     assert sum(each.figures.jobs for each in found.users) == found.figures.jobs == 5

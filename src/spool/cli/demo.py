@@ -9,7 +9,7 @@ import tempfile
 import click
 
 from spool.cli import render
-from spool.cli.gantt import Look, chart
+from spool.cli.charts import Style, gantt
 from spool.cli.group import Verb, tell
 from spool.core.model import SECOND_NS, Result, State
 from spool.query.demo import Demonstration, Happened, went_well
@@ -73,13 +73,13 @@ def _picture(demonstration: Demonstration, names: list[str], results: list[Resul
     begin_ns = min((result.submitted_at_ns for result in results if result.submitted_at_ns), default=0)
     end_ns = max((result.ended_at_ns for result in results if result.ended_at_ns), default=begin_ns)
     encoding = (sys.stdout.encoding or "ascii").lower()
-    look = Look(
+    look = Style(
         width=min(120, shutil.get_terminal_size().columns),
         colour=sys.stdout.isatty(),
         blocks=encoding.startswith("utf"),
     )
     render.say()
-    for line in chart(runs, begin_ns, end_ns, look):
+    for line in gantt(runs, begin_ns, end_ns, look):
         render.say(drawn=line)
 
 

@@ -10,7 +10,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, opened
 from spool.cli.group import Verb, tell
-from spool.client.gc import Keep, Removal, plan_removal, remove
+from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.executors import by_name
@@ -41,7 +41,7 @@ def command(
     """
     spool = opened(root)
     configured = Settings(spool).config.gc
-    keep = Keep(
+    keep = RetentionPolicy(
         parse_duration(older_than) if older_than is not None else configured.max_age_ns,
         keep_runs if keep_runs is not None else configured.max_runs,
         parse_size(max_size) if max_size is not None else configured.max_size_bytes,

@@ -8,7 +8,7 @@ from spool.cli import render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.gpus import stranger
-from spool.query.machine import GpuUse, Holder, gpus
+from spool.query.machine import GpuHolder, GpuStatus, gpus
 
 _COLUMNS = (
     render.Column("GPU", right=True),
@@ -58,7 +58,7 @@ def command(root: str, as_json: bool) -> int:
     return 0
 
 
-def _row(each: GpuUse) -> list[str]:
+def _row(each: GpuStatus) -> list[str]:
     who = [_holder(holder) for holder in each.holders]
     who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in each.foreign]
     who += [f"reserved {line}" for line in each.reserved]
@@ -79,7 +79,7 @@ def _percent(part: int | None) -> str:
     return "" if part is None else f"{part} %"
 
 
-def _holder(holder: Holder) -> str:
+def _holder(holder: GpuHolder) -> str:
     taken = f"uses {render.size(holder.taken_bytes)}" if holder.taken_bytes is not None else ""
     granted = f"granted {render.size(holder.granted_bytes)}" if holder.granted_bytes is not None else ""
     tail = ", ".join(filter(None, [holder.user, granted, taken]))

@@ -9,7 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
-from spool.query.machine import Overview, overview
+from spool.query.machine import MachineStatus, machine_status
 
 _COLUMNS = (
     render.Column("JOB"),
@@ -37,7 +37,7 @@ def command(root: str, as_json: bool) -> int:
 
     By hand: nproc; free; df .; ls running; cat state.json
     """
-    found = overview(viewed(root))
+    found = machine_status(viewed(root))
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:
@@ -45,7 +45,7 @@ def command(root: str, as_json: bool) -> int:
     return 0
 
 
-def _print(found: Overview) -> None:
+def _print(found: MachineStatus) -> None:
     lines = [
         ("spool", f"{found.spool}{'  (paused: nothing starts)' if found.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
@@ -83,7 +83,7 @@ def _print(found: Overview) -> None:
 _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it makes it anew at its next look"
 
 
-def _dispatcher(found: Overview) -> str:
+def _dispatcher(found: MachineStatus) -> str:
     one = found.dispatcher
     if one is None:
         return "none runs: nothing starts until one does; `spool dispatch` is one"
@@ -101,7 +101,7 @@ def _dispatcher(found: Overview) -> str:
     return ", ".join(parts)
 
 
-def _memory(found: Overview) -> str:
+def _memory(found: MachineStatus) -> str:
     parts = [
         f"{show_size(found.memory_bytes)} after the reserve",
         f"{show_size(found.memory_granted_bytes)} granted",
@@ -112,13 +112,13 @@ def _memory(found: Overview) -> str:
     return ", ".join(parts)
 
 
-def _runs(found: Overview) -> str:
+def _runs(found: MachineStatus) -> str:
     running = len(found.runs)
     full = "" if found.max_running is None or running < found.max_running else ": the spool is full"
     return f"{running} of {found.max_running}{full}"
 
 
-def _gpus(found: Overview) -> str:
+def _gpus(found: MachineStatus) -> str:
     if found.gpu_problem is not None:
         return f"unknown: {found.gpu_problem}"
     if not found.gpus:
@@ -129,7 +129,7 @@ def _gpus(found: Overview) -> str:
     return f"{len(found.gpus)}: " + "; ".join(f"{state} {', '.join(each)}" for state, each in states.items())
 
 
-def _disk(found: Overview) -> str:
+def _disk(found: MachineStatus) -> str:
     if found.disk_free_bytes is None:
         return "unknown"
     low = ", too little to start jobs" if found.disk_free_bytes < found.disk_floor_bytes else ""

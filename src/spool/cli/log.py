@@ -9,12 +9,10 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.codes import told
-from spool.cli.common import job_name, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, opened
 from spool.cli.group import Verb, tell
-from spool.cli.wait import POLL_S
-from spool.client.output import Follower, Gathering, Stream, Tail, outputs
+from spool.cli.wait import POLL_S, told
+from spool.client.output import ArrayOutput, Follower, Stream, Tail, outputs
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.model import State
 from spool.store.spool import Spool
@@ -45,7 +43,7 @@ def command(
     newest = _run_of(spool, name, run, may_wait=follow)
     tasks = None
     if newest is not None and not (follow and not only_path) and spool.array(name, newest) is not None:
-        tasks = Gathering(spool, name, newest, lines=lines)
+        tasks = ArrayOutput(spool, name, newest, lines=lines)
     if only_path and newest is not None:
         for job, its_run in tasks.tasks() if tasks is not None else ((name, newest),):
             render.say(_path(spool, job, its_run, stream))

@@ -9,14 +9,13 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, natural, viewed
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, natural, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
-from spool.query.jobs import Lister, Listing, Row
+from spool.query.jobs import JobList, JobLister, JobRow
 
 _COLUMNS = (
     render.Column("NAME"),
@@ -33,7 +32,7 @@ _ORDER = {
     State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.QUEUED: 1, State.HELD: 2, State.INVALID: 3,
 }  # fmt: skip
 _BIG = 1 << 62
-_SORTS: dict[str, Callable[[Row], object]] = {
+_SORTS: dict[str, Callable[[JobRow], object]] = {
     "name": lambda row: natural(row.name),
     "state": lambda row: (_ORDER.get(row.state, 4), row.state, natural(row.name)),
     "priority": lambda row: (-(row.priority or 0), row.submitted_at_ns or _BIG),
@@ -47,7 +46,7 @@ _SORTS: dict[str, Callable[[Row], object]] = {
 }
 
 
-def _usual_order(row: Row) -> tuple[int, int, int, object]:
+def _usual_order(row: JobRow) -> tuple[int, int, int, object]:
     """Return what to sort by: what ended first and the newest of it last, what runs, what waits and the next first."""
     rank = _ORDER.get(row.state, -1)
     if rank == 0:
@@ -94,7 +93,7 @@ def command(
     patterns = [pattern if set(pattern) & set("*?[") else job_name(pattern) for pattern in names]
     only = (lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)) if patterns else None
     ended = bool(wanted) and all(state.ended for state in wanted)
-    listing = Lister(spool).listing(everything=everything or ended, only=only)
+    listing = JobLister(spool).listing(everything=everything or ended, only=only)
     rows = [
         row
         for row in listing.rows
@@ -128,7 +127,7 @@ def _states(texts: tuple[str, ...]) -> frozenset[State]:
     return frozenset(map(State, words))
 
 
-def _cells(row: Row, now_ns: int) -> tuple[str, ...]:
+def _cells(row: JobRow, now_ns: int) -> tuple[str, ...]:
     return (
         row.name,
         row.state.value,
@@ -142,7 +141,7 @@ def _cells(row: Row, now_ns: int) -> tuple[str, ...]:
     )
 
 
-def _reason(row: Row, now_ns: int) -> str:
+def _reason(row: JobRow, now_ns: int) -> str:
     if row.ended_at_ns is None:
         again = f"attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
         return "; ".join(part for part in (row.reason, again) if part)
@@ -150,7 +149,7 @@ def _reason(row: Row, now_ns: int) -> str:
     return f"{row.reason}, {ago}" if row.reason else ago
 
 
-def _remark(listing: Listing) -> None:
+def _remark(listing: JobList) -> None:
     """Say on stderr what makes the list worth less than it looks."""
     if listing.paused:
         tell("the spool is paused: nothing starts until `spool resume`")

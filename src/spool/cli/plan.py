@@ -11,7 +11,7 @@ from spool.core.model import Grant
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
-from spool.query.explain import Forecast, Starting, Waits, forecast
+from spool.query.explain import Preview, StartingJob, WaitingJob, preview
 
 _COLUMNS = (
     render.Column("#", right=True),
@@ -38,7 +38,7 @@ def command(root: str, as_json: bool) -> int:
       spool plan
       spool plan --json | jq -r '.starts[].name'
     """
-    found = forecast(viewed(root))
+    found = preview(viewed(root))
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:
@@ -46,7 +46,7 @@ def command(root: str, as_json: bool) -> int:
     return 0
 
 
-def _print(found: Forecast) -> None:
+def _print(found: Preview) -> None:
     if found.config_problem is not None:
         tell(found.config_problem)
     if found.paused:
@@ -87,7 +87,7 @@ def _print(found: Forecast) -> None:
         render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
 
 
-def _start(each: Waits, found: Forecast) -> str:
+def _start(each: WaitingJob, found: Preview) -> str:
     if each.start_at_ns is None:
         return "?"
     wait = each.start_at_ns - found.at_ns
@@ -95,7 +95,7 @@ def _start(each: Waits, found: Forecast) -> str:
     return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
 
 
-def _runs(each: Starting | Waits) -> str:
+def _runs(each: StartingJob | WaitingJob) -> str:
     return f"{'~' if each.run_is_guess else ''}{show_duration(each.expected_run_ns)}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli import render, timeline
+from spool.cli import charts, render
 from spool.cli.common import for_each, json_option, made, natural, opened, this_user, viewed
 from spool.cli.group import Verb, tell, unfilled
 from spool.core import layout
@@ -17,8 +17,8 @@ from spool.core.model import Reservation
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY
 from spool.query import reserving
-from spool.query.reservations import Booked
-from spool.query.reserving import Bookings, Wish
+from spool.query.reservations import ReservationStatus
+from spool.query.reserving import ReservationList, ReservationRequest
 from spool.store.spool import Spool
 
 _COLUMNS = (
@@ -92,7 +92,7 @@ def create(
     if project is None and user is None:
         user = NOBODY if nobody else this_user()
     name = name.removesuffix(layout.JOB_SUFFIX)
-    done = reserving.make(made(root), Wish(name, gpus, user, project, start, duration, end, comment))
+    done = reserving.create(made(root), ReservationRequest(name, gpus, user, project, start, duration, end, comment))
     for note in done.notes:
         tell(note)
     one = done.reservation
@@ -114,7 +114,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
 
     By hand: head reservations/*
     """
-    found = reserving.bookings(viewed(root), everything=everything)
+    found = reserving.list_reservations(viewed(root), everything=everything)
     if as_json:
         rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
@@ -127,7 +127,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     lines = _lines(found)
     if lines:
         render.say()
-        for line in timeline.picture(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
+        for line in charts.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
             render.say(line)
     if found.gpu_problem is not None:
         tell(f"what the machine has is unknown: {found.gpu_problem}")
@@ -170,12 +170,12 @@ def _whom(one: Reservation) -> str:
     return one.user if one.user is not None else f"project {one.project}"
 
 
-def _values(one: Booked) -> dict[str, object]:
+def _values(one: ReservationStatus) -> dict[str, object]:
     values = render.plain(one.reservation) if one.reservation is not None else {}
     return {key: value for key, value in values.items() if key != "name"} | {"problem": one.problem or None}
 
 
-def _row(one: Booked) -> list[str]:
+def _row(one: ReservationStatus) -> list[str]:
     said = one.reservation
     if said is None:
         return [one.name, one.state.value, "", "", "", "", one.problem]
@@ -190,19 +190,18 @@ def _row(one: Booked) -> list[str]:
     ]
 
 
-def _lines(found: Bookings) -> Sequence[timeline.Line]:
+def _lines(found: ReservationList) -> Sequence[charts.Line]:
     """Return a row for each reservation that stands, and one for each GPU that one of them names."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
     lines = [
-        timeline.Line(one.name, [timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)])
-        for one, said in standing
+        charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing
     ]
     for index in found.gpus:
         bars = [
-            timeline.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
+            charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
             for one, said in standing
             if index in said.gpu_indices
         ]
         if bars:
-            lines.append(timeline.Line(f"GPU {index}", bars))
+            lines.append(charts.Line(f"GPU {index}", bars))
     return lines

@@ -14,14 +14,12 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.codes import code_of, told
 from spool.cli.common import made, this_user
 from spool.cli.group import WordsVerb, tell
-from spool.cli.holding import Holds
 from spool.cli.joboptions import key_options
 from spool.cli.submit import asked
-from spool.cli.wait import POLL_S
-from spool.client.output import Follower, Piece, Stream
+from spool.cli.wait import POLL_S, HoldNotices, code_of, told
+from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.core.model import State
@@ -100,7 +98,7 @@ class _Session:
         self._job = job
         self._quiet = quiet
         self._follower = Follower(spool, job, after=before)
-        self._holds = Holds(spool)
+        self._notices = HoldNotices(spool)
         self._interrupts = 0
 
     def follow(self) -> int:
@@ -136,11 +134,11 @@ class _Session:
         except SpoolError:
             return  # it has just ended
 
-    def _show(self, piece: Piece | None) -> None:
+    def _show(self, piece: OutputPiece | None) -> None:
         if piece is None:
             sys.stdout.flush()
             if not self._quiet:
-                self._holds.see(self._follower.awaited)
+                self._notices.see(self._follower.awaited)
             time.sleep(POLL_S)
         elif not piece.data:
             if piece.run > 1 and not self._quiet:

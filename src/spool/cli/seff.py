@@ -7,13 +7,12 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, opened
 from spool.cli.group import Verb
-from spool.core.efficiency import Advice, Run, Spread, Summary
+from spool.core.efficiency import Advice, MeasuredRun, Spread, Summary
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
-from spool.query.efficiency import OfArray, OfRun, compare
+from spool.query.accounting import ArrayEfficiency, RunEfficiency, compare
 
 _UNKNOWN = "unknown"
 
@@ -43,12 +42,14 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     if as_json:
         render.as_json({"version": 1, **_json(found)})
     else:
-        render.pairs(line for line in (_of_run(found) if isinstance(found, OfRun) else _of_array(found)) if line[1])
+        render.pairs(
+            line for line in (_of_run(found) if isinstance(found, RunEfficiency) else _of_array(found)) if line[1]
+        )
     return 0
 
 
-def _json(found: OfRun | OfArray) -> dict[str, object]:
-    if isinstance(found, OfArray):
+def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
+    if isinstance(found, ArrayEfficiency):
         return {"job": found.job, "array": True, **render.plain(found.summary)}
     used = render.plain(found.used)
     return {
@@ -62,7 +63,7 @@ def _json(found: OfRun | OfArray) -> dict[str, object]:
     }
 
 
-def _of_run(found: OfRun) -> list[tuple[str, str]]:
+def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
     used, compared = found.used, found.compared
     so_far = "" if used.ended else " so far"
     others = f" of {len(found.runs)}" if len(found.runs) > 1 else ""
@@ -86,7 +87,7 @@ def _busy(cpus: float | None, part: float | None) -> str:
     return f"{cpus:.2f} busy on average" + (f": {render.percent(part)}" if part is not None else "")
 
 
-def _memory(found: OfRun) -> str:
+def _memory(found: RunEfficiency) -> str:
     used, share = found.used, found.compared.memory_efficiency
     asked = f"{show_size(used.memory_bytes)} given, " if used.memory_bytes is not None else "no limit, "
     if found.memory_now_bytes is not None:
@@ -98,7 +99,7 @@ def _memory(found: OfRun) -> str:
     return f"{asked}{show_size(used.peak_memory_bytes)} at most{of}{part}"
 
 
-def _gpus(used: Run, hours: float | None) -> str:
+def _gpus(used: MeasuredRun, hours: float | None) -> str:
     share = f" ({show_size(used.gpu_memory_bytes)} of each)" if used.gpu_memory_bytes is not None else ""
     return f"{count_of(used.gpus, 'GPU')}{share}, {render.ratio(hours) or _UNKNOWN} GPU hours"
 
@@ -119,7 +120,7 @@ def _next_time(advice: Advice) -> list[tuple[str, str]]:
     return [*(("note", note) for note in advice.notes), ("next time", "\n".join(filter(None, keys)))]
 
 
-def _of_array(found: OfArray) -> list[tuple[str, str]]:
+def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
     whole: Summary = found.summary
     states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
     limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"

@@ -7,13 +7,12 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
-from spool.query.details import Details, RunDetails, details
+from spool.query.details import JobDetails, RunDetails, job_details
 
 
 @click.command(cls=Verb)
@@ -29,7 +28,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
-    found = details(opened(root), job_name(name), run)
+    found = job_details(opened(root), job_name(name), run)
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:
@@ -37,7 +36,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     return 0
 
 
-def _print(found: Details) -> None:
+def _print(found: JobDetails) -> None:
     now_ns = time.time_ns()
     row = found.row
     lines = [("job", found.name), ("state", row.state.value)]
@@ -76,7 +75,7 @@ def _print(found: Details) -> None:
     render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
 
 
-def _asks(found: Details) -> str:
+def _asks(found: JobDetails) -> str:
     row = found.row
     parts = []
     if row.cpus is not None:

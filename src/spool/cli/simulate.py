@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from spool.cli import blocks, plotting, render
+from spool.cli import charts, render
 from spool.cli.common import json_option, opened
 from spool.cli.group import Verb, tell
 from spool.client.submit import is_spool
@@ -22,16 +22,16 @@ from spool.formats.config import Config
 from spool.machine.host import Host, less_reserve
 from spool.query.whatif import (
     Group,
-    Imagined,
+    PolicyResult,
     Scenario,
-    Study,
+    SimulationSetup,
     Workload,
     curves,
     gpus_like,
-    imagine,
     of_file,
     of_history,
-    study,
+    prepare,
+    simulate_policy,
 )
 from spool.store.config import Settings
 from spool.store.spool import Spool
@@ -53,7 +53,7 @@ _WAITS: tuple[_Told, ...] = (
     ("GPU", lambda each: render.percent(each.gpu_utilisation)),
 )
 # A row for each, for side by side they are wider than a terminal.
-_FIGURES: tuple[tuple[str, Callable[[Study], str]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     ("longest queue", lambda each: str(each.figures.max_queue)),
     ("mean queue", lambda each: render.ratio(each.figures.mean_queue)),
     ("makespan", lambda each: render.duration(each.figures.makespan_ns)),
@@ -134,7 +134,7 @@ def command(
         raise UsageError("cannot simulate: give a trace, or --history, one of the two")
     if no_limits and limits is not None:
         raise UsageError("cannot simulate: --no-limits and --limits contradict each other; give one of the two")
-    figure = plotting.ready(plot) if plot is not None else None
+    figure = charts.figure_for(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
     rules = config.policy
@@ -146,7 +146,7 @@ def command(
     rules = replace(rules, gpu_use=None)  # which of the real GPUs may be given says nothing of imagined ones
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
-    imagined = imagine(workload, machine, rules, scenario)
+    imagined = prepare(workload, machine, rules, scenario)
     if not imagined.coming:
         raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(machine)}"))
     done = [_study(imagined, rules, each, quiet=as_json) for each in disciplines]
@@ -157,16 +157,16 @@ def command(
     if figure is not None and plot is not None:
         title = f"{count_of(len(imagined.coming), 'job')} of {workload.source.rpartition('/')[2]}, {_in_words(machine)}"
         waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-        plotting.draw(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
+        charts.plot(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
         tell(f"drew {plot}")
     return 0
 
 
-def _study(imagined: Imagined, rules: Policy, discipline: Discipline, *, quiet: bool) -> Study:
+def _study(imagined: SimulationSetup, rules: Policy, discipline: Discipline, *, quiet: bool) -> PolicyResult:
     if quiet:
-        return study(imagined, rules, discipline)
+        return simulate_policy(imagined, rules, discipline)
     with render.progress(f"simulating {discipline.value}") as told:
-        return study(imagined, rules, discipline, told)
+        return simulate_policy(imagined, rules, discipline, told)
 
 
 def _disciplines(text: str) -> list[Discipline]:
@@ -203,7 +203,7 @@ def _in_words(machine: Machine) -> str:
     return ", ".join(parts)
 
 
-def _print(imagined: Imagined, done: Sequence[Study], *, all_users: bool) -> None:
+def _print(imagined: SimulationSetup, done: Sequence[PolicyResult], *, all_users: bool) -> None:
     workload = imagined.workload
     left = [
         f"{imagined.never_fit} never fit" if imagined.never_fit else "",
@@ -260,7 +260,7 @@ def _groups(
     render.table(columns, rows)
 
 
-def _print_longest(done: Sequence[Study]) -> None:
+def _print_longest(done: Sequence[PolicyResult]) -> None:
     columns = [
         render.Column("LONGEST WAITS"),
         render.Column("WAIT", right=True),
@@ -281,7 +281,7 @@ def _print_longest(done: Sequence[Study]) -> None:
         render.table(columns, rows)
 
 
-def _picture(machine: Machine, done: Sequence[Study]) -> None:
+def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
     """Print utilisation and queue over time, a row for each policy, all on one scale of time.
 
     A queue is drawn up to its own highest, which stands before it: under one policy it may be a hundred times longer.
@@ -290,20 +290,20 @@ def _picture(machine: Machine, done: Sequence[Study]) -> None:
     found = curves(done, machine, width)
     render.say("processors in use")
     for policy, each in found.items():
-        render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.utilisation, 1.0)}".rstrip())
+        render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.utilisation, 1.0)}".rstrip())
     if machine.gpus:
         render.say("GPUs in use")
         for policy, each in found.items():
-            render.say(f"{policy.value:6}{'100%':>6}  {blocks.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
+            render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
     render.say("jobs that wait")
     for policy, each in found.items():
         highest = max(each.queue, default=0.0)
-        render.say(f"{policy.value:6}{highest:6.0f}  {blocks.curve(each.queue, highest)}".rstrip())
+        render.say(f"{policy.value:6}{highest:6.0f}  {charts.curve(each.queue, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
-def _print_json(imagined: Imagined, done: Sequence[Study]) -> None:
+def _print_json(imagined: SimulationSetup, done: Sequence[PolicyResult]) -> None:
     workload, machine = imagined.workload, imagined.machine
     memory = machine.memory_bytes if machine.memory_bytes < _NO_LIMIT_BYTES else None
     render.as_json(

@@ -17,7 +17,7 @@ from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import InvalidValue, UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
-from spool.query.accounting import Report, moment, report
+from spool.query.accounting import AccountingReport, account, moment
 
 _NONE = "-"
 
@@ -57,7 +57,7 @@ def command(
     if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
-    found = report(viewed(root), wanted, key)
+    found = account(viewed(root), wanted, key)
     if as_json:
         _print_json(found, wanted, key)
     elif not found.statistics.total.runs and not found.statistics.groups:
@@ -79,7 +79,7 @@ def _moment(option: str, text: str | None, now_ns: int) -> int | None:
         raise UsageError(f"cannot understand {option}: {error}") from None
 
 
-def _remark(found: Report) -> None:
+def _remark(found: AccountingReport) -> None:
     """Say on stderr what was left out."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
@@ -92,7 +92,7 @@ def _remark(found: Report) -> None:
         tell(problem)
 
 
-def _print_json(found: Report, wanted: RunFilter, by: By | None) -> None:
+def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> None:
     statistics = found.statistics
     render.as_json(
         {

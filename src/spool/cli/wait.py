@@ -1,26 +1,79 @@
-"""`spool wait`: wait until jobs have ended."""
+"""`spool wait`: wait until jobs have ended, and exit as they did.
+
+Who follows a job in other ways (`run`, `log`) says by the same words that it is held and how it ended.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
 import click
 
-from spool.cli.codes import TIMED_OUT, code_of, told
-from spool.cli.common import named, natural, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, named, natural, opened
 from spool.cli.group import Verb, tell
-from spool.cli.holding import Holds
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
-from spool.core.layout import QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
 
 POLL_S = 0.025
 PATIENCE_NS = 3_000_000_000  # one that was just started in the background is there by then
+TIMED_OUT = 124  # as coreutils' timeout says it
+
+_CODES = {
+    State.FINISHED: 0,
+    State.TIMEOUT: TIMED_OUT,
+    State.LOST: 125,
+    State.CANCELLED: 130,
+    State.OUT_OF_MEMORY: 137,
+    State.UNSCHEDULABLE: 75,
+    State.INVALID: int(ExitCode.INVALID_FILE),
+}
+
+
+def code_of(outcome: State, exit_code: int | None) -> int:
+    """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
+    if outcome is State.FAILED:
+        return exit_code or 1
+    return _CODES[outcome]
+
+
+def told(end: End) -> str:
+    """Return how a job ended as a line for people."""
+    if end.outcome is State.INVALID:
+        return end.reason
+    if end.reason.startswith(end.outcome):  # "cancelled by alice"
+        return f"job {end.name}: {end.reason}"
+    return f"job {end.name}: {end.outcome}{f': {end.reason}' if end.reason else ''}"
+
+
+class HoldNotices:
+    """Says of jobs that are waited for that they are held, and why, each hold once: else the wait looks like a hang."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._told: set[str] = set()
+
+    def see(self, awaited: Awaited) -> None:
+        """Say on stderr that the job is held, if the last look has found it so and that is new."""
+        name = awaited.name
+        if not awaited.held:
+            self._told.discard(name)
+        elif name not in self._told:
+            self._told.add(name)
+            why = self._why(name)
+            tell(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
+
+    def _why(self, name: str) -> str:
+        try:
+            status = os.stat(self._spool.layout.job_file(HELD, name))
+        except OSError:  # it was released this very moment
+            return ""
+        return self._spool.why_held(name, status.st_mtime_ns)
 
 
 def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:
@@ -34,13 +87,13 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
         except NoSuchJob as error:
             tell(str(error))
             codes[name] = int(ExitCode.NO_SUCH_JOB)
-    holds = Holds(spool)
+    notices = HoldNotices(spool)
     begun = time.monotonic_ns()
     warned = False
     while waiting and not (first and codes):
         for awaited in list(waiting):
             end = awaited.look()
-            holds.see(awaited)
+            notices.see(awaited)
             if end is not None:
                 waiting.remove(awaited)
                 codes[awaited.name] = _told(end)

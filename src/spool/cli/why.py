@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, viewed
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, viewed
 from spool.cli.group import Verb
 from spool.core.units import show_duration
-from spool.query.explain import Answer, why
+from spool.query.explain import Explanation, why
 
 
 @click.command(cls=Verb)
@@ -33,7 +32,7 @@ def command(root: str, name: str, as_json: bool) -> int:
     return 0
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: Explanation) -> None:
     if not answer.reasons:
         render.say(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
     for at, reason in enumerate(answer.reasons):

@@ -35,7 +35,7 @@ Step = Callable[[int, int], object]  # is told how many of how many are done
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RetentionPolicy:
     """What is kept: runs younger than *max_age_ns*, the newest *max_runs* of each job, *max_bytes* of all."""
 
     max_age_ns: int | None = None
@@ -49,7 +49,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class OldRun:
+class ExpiredRun:
     """One run that may be removed."""
 
     name: str
@@ -62,7 +62,7 @@ class OldRun:
 class Removal:
     """What goes: runs, and the jobs of which nothing stays, with the number of their newest run."""
 
-    runs: tuple[OldRun, ...]
+    runs: tuple[ExpiredRun, ...]
     jobs: tuple[tuple[str, int], ...]
     problems: tuple[str, ...] = ()  # what could not be looked into, or removed: a line for each
 
@@ -76,12 +76,12 @@ def _nothing(done: int, of: int) -> None:
     """Tell nobody."""
 
 
-def plan_removal(spool: Spool, keep: Keep, now_ns: int, step: Step = _nothing) -> Removal:
+def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = _nothing) -> Removal:
     """Return what *keep* does not keep. Changes nothing."""
     problems: list[str] = []
     wanted = _depended_on(spool, problems)
-    chosen: dict[tuple[str, int], OldRun] = {}
-    left: list[OldRun] = []
+    chosen: dict[tuple[str, int], ExpiredRun] = {}
+    left: list[ExpiredRun] = []
     runs_of: dict[str, list[int]] = {}
     total_bytes = 0
     with _directories(spool) as at:
@@ -125,7 +125,7 @@ def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step 
     """
     disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
     disk.ensure_staging()
-    runs_of: dict[str, list[OldRun]] = {}
+    runs_of: dict[str, list[ExpiredRun]] = {}
     for old in removal.runs:
         runs_of.setdefault(old.name, []).append(old)
     last = dict(removal.jobs)
@@ -153,7 +153,7 @@ class _Collector:
         self._disk = disk
         self._at = at
         self._stays: set[str] = set()  # jobs that keep a run which could not be removed
-        self.gone: list[OldRun] = []
+        self.gone: list[ExpiredRun] = []
         self.problems: list[str] = []
 
     def sweep(self) -> None:
@@ -186,7 +186,7 @@ class _Collector:
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         self._disk.sync_directory(self._spool.layout.at(JOBS))
 
-    def remove_runs(self, name: str, runs: Sequence[OldRun], *, whole: bool) -> Iterator[None]:
+    def remove_runs(self, name: str, runs: Sequence[ExpiredRun], *, whole: bool) -> Iterator[None]:
         """Remove these runs of a job, a step each; the last one of a *whole* job only if all others are gone."""
         if not runs:
             return
@@ -290,12 +290,12 @@ class _Look:
     """What there is of one job."""
 
     runs: list[int]
-    chosen: list[OldRun]  # too old, or too many
-    left: list[OldRun]  # these may go too, where room is wanted; the sizes are told where that matters
+    chosen: list[ExpiredRun]  # too old, or too many
+    left: list[ExpiredRun]  # these may go too, where room is wanted; the sizes are told where that matters
     stays_bytes: int
 
 
-def _look(spool: Spool, jobs: int, name: str, keep: Keep, now_ns: int, *, may_go: bool) -> _Look:
+def _look(spool: Spool, jobs: int, name: str, keep: RetentionPolicy, now_ns: int, *, may_go: bool) -> _Look:
     """Look at the runs of a job."""
     try:
         at = open_directory(name, jobs)
@@ -306,14 +306,14 @@ def _look(spool: Spool, jobs: int, name: str, keep: Keep, now_ns: int, *, may_go
         runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
         looked_at = runs if may_go else []
         ended = [(run, at_ns) for run in looked_at if (at_ns := _ended_at_ns(spool, name, run, at)) is not None]
-        chosen: list[OldRun] = []
-        left: list[OldRun] = []
+        chosen: list[ExpiredRun] = []
+        left: list[ExpiredRun] = []
         for index, (run, at_ns) in enumerate(ended):
             too_old = keep.max_age_ns is not None and now_ns - at_ns > keep.max_age_ns
             too_many = keep.max_runs is not None and len(ended) - index > keep.max_runs
             goes = too_old or too_many
             size_bytes = _size(str(run), at) if goes or sized else 0
-            (chosen if goes else left).append(OldRun(name, run, at_ns, size_bytes))
+            (chosen if goes else left).append(ExpiredRun(name, run, at_ns, size_bytes))
         removable = {run for run, _ in ended}
         stays_bytes = sum(_size(str(run), at) for run in runs if run not in removable) if sized else 0
         return _Look(runs, chosen, left, stays_bytes)
@@ -347,7 +347,7 @@ def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
     return result is not None and result.again is None
 
 
-def _record_is_old(spool: Spool, name: str, keep: Keep, now_ns: int) -> bool:
+def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) -> bool:
     """Whether a job that never ran lies in `done/` for longer than is kept."""
     if keep.max_age_ns is None or spool.places(name) != [DONE]:
         return False

@@ -25,7 +25,7 @@ class Stream(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputPiece:
     """Some output of a run. Empty at the beginning of one that is looked at from now on."""
 
     run: int
@@ -113,7 +113,7 @@ def outputs(spool: Spool, name: str, run: int) -> Outputs:
     return Outputs(found.stdout or log, found.stderr)
 
 
-class Gathering:
+class ArrayOutput:
     """The outputs of the tasks of one expanded array: of each its newest run, whole, under its name.
 
     *lines*: only the last lines of each.
@@ -141,7 +141,7 @@ class Gathering:
             if result is None or (result.ended_at_ns or 0) >= self._since_ns:
                 yield task, run
 
-    def ended(self, *, last: bool = False) -> Iterator[Piece]:
+    def ended(self, *, last: bool = False) -> Iterator[OutputPiece]:
         """Yield the outputs of the tasks that have ended since the last call; *last*: the array is over."""
         over = self._over()
         if last or not self._looked:
@@ -152,7 +152,7 @@ class Gathering:
                 del self._left[task]
                 yield from self.output(task, run)
 
-    def output(self, task: str, run: int) -> Iterator[Piece]:
+    def output(self, task: str, run: int) -> Iterator[OutputPiece]:
         """Yield the whole output of a task, a line with its name before it; nothing if it has written nothing."""
         where = outputs(self._spool, task, run)
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
@@ -163,7 +163,7 @@ class Gathering:
                 tail.skip_to_last(self._lines)
             head = f"==> {task} <==\n".encode()
             while data := tail.read():
-                yield Piece(run, stream, head + data)
+                yield OutputPiece(run, stream, head + data)
                 head = b""
             tail.close()
 
@@ -214,15 +214,15 @@ class Follower:
         self._lines = lines
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
-        self._tasks: Gathering | None = None
+        self._tasks: ArrayOutput | None = None
         self.end: End | None = None
         if run is not None:
             self._begin(run)
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[OutputPiece | None]:
         """Yield what there is, and None where nothing is new: time to wait a little. Ends with the job, or the run."""
         if self._run is not None:
-            yield Piece(self._run, Stream.OUT, b"")
+            yield OutputPiece(self._run, Stream.OUT, b"")
         while True:
             self.end = self.awaited.look()
             newest = self._spool.latest_run(self._name)
@@ -231,12 +231,12 @@ class Follower:
             if self._run is None and newest is not None:
                 first = min(run for run in self._spool.runs(self._name) if run > self._after)
                 self._begin(first)
-                yield Piece(first, Stream.OUT, b"")
+                yield OutputPiece(first, Stream.OUT, b"")
             over = self.end is not None or self._run_is_over(newest)
             yield from self._drained()
             if over and self._run is not None and newest is not None and newest > self._run and not self._only:
                 self._begin(min(run for run in self._spool.runs(self._name) if run > self._run))
-                yield Piece(self._run, Stream.OUT, b"")
+                yield OutputPiece(self._run, Stream.OUT, b"")
                 continue
             if self.end is not None or (over and self._only):
                 return
@@ -251,7 +251,7 @@ class Follower:
 
     def _begin(self, run: int) -> None:
         if self._spool.array(self._name, run) is not None:
-            self._run, self._tasks = run, Gathering(self._spool, self._name, run, lines=self._lines)
+            self._run, self._tasks = run, ArrayOutput(self._spool, self._name, run, lines=self._lines)
             return
         where = outputs(self._spool, self._name, run)
         paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
@@ -267,13 +267,13 @@ class Follower:
                     self._tails[stream].skip_to_last(self._lines)
         self._run = run
 
-    def _drained(self) -> Iterator[Piece]:
+    def _drained(self) -> Iterator[OutputPiece]:
         assert self._run is not None or not self._tails
         if self._tasks is not None:
             yield from self._tasks.ended(last=self.end is not None)
         for stream, tail in self._tails.items():
             while data := tail.read():
-                yield Piece(self._run or 0, stream, data)
+                yield OutputPiece(self._run or 0, stream, data)
 
     def close(self) -> None:
         """Close the files."""

@@ -77,7 +77,7 @@ class Awaited:
         if self._spool.array(self.name, result.run) is not None:
             if time.monotonic_ns() < self._again_at_ns:
                 return None
-            now = standing(self._spool, result)
+            now = array_outcome(self._spool, result)
             if now.outcome is None:
                 self._again_at_ns = time.monotonic_ns() + _TASKS_EVERY_NS
                 return None
@@ -119,7 +119,7 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ArrayOutcome:
     """How an array stands that has ended. `outcome` None: a task of it goes on, for it was queued again."""
 
     outcome: State | None
@@ -127,14 +127,14 @@ class Standing:
     ended_at_ns: int | None
 
 
-def standing(spool: Spool, result: Result, *, ran_again: bool | None = None) -> Standing:
+def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None) -> ArrayOutcome:
     """Return how the array stands that ended with *result*: each task counts as it ended last, as for a dependency.
 
     *ran_again*: whether a task has ended since; None: look into the history. Of a cancelled array that it was cancelled
     stands.
     """
     name = result.job
-    then = Standing(result.outcome, result.reason, result.ended_at_ns)
+    then = ArrayOutcome(result.outcome, result.reason, result.ended_at_ns)
     if result.outcome is State.CANCELLED:
         return then
     ended_at_ns = result.ended_at_ns or 0
@@ -150,9 +150,9 @@ def standing(spool: Spool, result: Result, *, ran_again: bool | None = None) -> 
     outcomes = [outcome for outcome, _ in ends]
     words = in_words(outcomes, len(names), going_on)
     if going_on:
-        return Standing(None, words, None)
+        return ArrayOutcome(None, words, None)
     last_ns = max((at_ns for _, at_ns in ends), default=0)
-    return Standing(outcome_of(outcomes, len(names)), words, max(last_ns, ended_at_ns))
+    return ArrayOutcome(outcome_of(outcomes, len(names)), words, max(last_ns, ended_at_ns))
 
 
 def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:

@@ -8,7 +8,7 @@ was in use at once is a sweep over the intervals in which runs had what they wer
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,6 @@ Day = tuple[str, int, int]
 _DAY_NS = 24 * 3600 * SECOND_NS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_NS = 3600 * SECOND_NS
-_COARSE_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,24 +349,14 @@ class Tally:
 
 
 def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
-    """Return the median and the 90th percentile, by nearest rank."""
-    if not times:
-        return None, None
-    # Sorted is only what is near them: the times are first counted by their leading bits.
-    shift = max(max(times).bit_length() - _COARSE_BITS, 0)
-    counts = sorted(Counter([each >> shift for each in times]).items())
-    return _of_rank(times, 50, counts, shift), _of_rank(times, 90, counts, shift)
+    """Return the median and the 90th percentile."""
+    ordered = sorted(times)
+    return nearest_rank(ordered, 50), nearest_rank(ordered, 90)
 
 
-def _of_rank(times: array[int], percent: int, counts: Sequence[tuple[int, int]], shift: int) -> int:
-    rank = -(-len(times) * percent // 100) - 1  # from 0
-    at = 0
-    while counts[at][1] <= rank:
-        rank -= counts[at][1]
-        at += 1
-    leading = counts[at][0]
-    least, above = leading << shift, (leading + 1) << shift
-    return sorted([each for each in times if least <= each < above])[rank]
+def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
+    """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
+    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
 class By(StrEnum):

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spool.core.accounting import nearest_rank
 from spool.core.model import SECOND_NS, State
-from spool.core.simulation import nearest_rank
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
@@ -29,7 +29,7 @@ _LONGEST_STEP_NS = 6 * _HOUR_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One run: what it was given, and what is known of what it used. None is unknown, or not asked for."""
 
     job: str
@@ -100,7 +100,7 @@ class Summary:
     advice: Advice
 
 
-def efficiency(run: Run) -> Efficiency:
+def efficiency(run: MeasuredRun) -> Efficiency:
     """Compare what *run* was given with what it used."""
     wall_ns = run.run_time_ns
     busy = None if run.cpu_time_ns is None or not wall_ns else run.cpu_time_ns / wall_ns
@@ -118,7 +118,7 @@ def _part(used: int | None, given: int | None) -> float | None:
     return used / given if used is not None and given else None
 
 
-def _advice(run: Run, busy: float | None) -> Advice:
+def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if not run.ended:
         return Advice(notes=("it has not ended: ask again then",))
     if not run.started:
@@ -178,7 +178,7 @@ def _up(number: int, step: int) -> int:
     return max(-(-number // step), 1) * step
 
 
-def summary(runs: Sequence[Run], waiting: int = 0) -> Summary:
+def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
     """Compare for an array: the newest run of each task that has one, and how many have none yet."""
     compared = [(run, efficiency(run)) for run in runs]
     timed = [run for run in runs if run.cpu_time_ns is not None and run.run_time_ns]

@@ -119,6 +119,8 @@ class WaitingQueue(Mapping[str, Waiting]):
         self._ripe_ns = _NEVER  # the instants up to this one have come
         self._deadlines: Ordered[tuple[int, str]] = Ordered()
         self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # made when first asked for
+        self.gpu_requests = 0  # different requests that ask for GPUs of this machine
+        self.memory_requests = 0  # … for memory
         self.users: dict[str, int] = {}  # who has jobs that wait, and how many
         self.projects: dict[str | None, int] = {}
         for job in jobs:
@@ -151,6 +153,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             demand = self._demands.get(at)
             if demand is None:
                 demand = self._demands[at] = Demand(*at)
+                self._count_demand(demand, 1)
             demand.shapes[key] = shape
             self._state(key, self.group_limits.add, self.array_limits.add)
         shape.members += 1
@@ -223,6 +226,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             del demand.shapes[key]
             if not demand.shapes:
                 del self._demands[at]
+                self._count_demand(demand, -1)
             self._state(key, self.group_limits.discard, self.array_limits.discard)
         opens = opens_at_ns(job)
         if opens is not None:
@@ -250,6 +254,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         while self._unsettled:
             self._unsettled.pop().open.settle()
         return self._demands.values()
+
+    def _count_demand(self, demand: Demand, change: int) -> None:
+        if demand.elsewhere is None:
+            self.gpu_requests += change if demand.request.gpus else 0
+            self.memory_requests += change if demand.request.memory_bytes else 0
 
     @property
     def shapes(self) -> Iterable[Shape]:

@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 from operator import mul, sub
 from typing import TypeVar
 
+from spool.core.accounting import nearest_rank
 from spool.core.backfill import Holding, as_run
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.order import ARRIVAL, SHORTEST, SLOWDOWN, Past
@@ -336,11 +337,6 @@ def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     """Return the first submission and the last end."""
     start = min((each.submit_at_ns for each in outcomes), default=0)
     return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
-
-
-def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
-    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
 def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary:

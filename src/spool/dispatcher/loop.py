@@ -235,7 +235,8 @@ class Dispatcher:
         self._serve(_TELL, self._tell)
         self._step(_JOURNAL, self._write_journal)
         self._serve(_LISTENERS, self.events.end_pass)
-        self.confinement.end_pass()
+        if self.confinement.troubled:
+            self.confinement.end_pass()
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()

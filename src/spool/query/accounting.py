@@ -1,15 +1,22 @@
-"""What the history adds up to: for `spool stats`. No dispatcher is needed."""
+"""What ended runs add up to (`spool stats`), and what one or an array asked for against what it used (`spool seff`)."""
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
-from spool.core.errors import InvalidValue
-from spool.core.model import SECOND_NS
+from spool.core.arrays import Tasks
+from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
+from spool.core.errors import InvalidValue, NoSuchJob, cannot
+from spool.core.lifecycle import Verdict, shown
+from spool.core.model import SECOND_NS, Jid, Result, Spec, State
+from spool.formats.run_records import ArrayRecord
 from spool.formats.values import moment_or_delay
+from spool.machine import processes
+from spool.machine.processes import MachineProber
 from spool.store.history import History
 from spool.store.spool import Spool
 
@@ -18,7 +25,7 @@ _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AccountingReport:
     """The sums, and what makes them worth less than they look: lines and files that could not be read."""
 
     statistics: Statistics
@@ -26,12 +33,12 @@ class Report:
     problems: tuple[str, ...]
 
 
-def report(spool: Spool, wanted: RunFilter, by: By | None) -> Report:
+def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
     """Read the history, rotated files too, and add it up; days are those of this machine's clock."""
     history = History(spool.root)
     ledger = Ledger(wanted, by, local_day)
     ledger.add(history.since(wanted.since_at_ns))
-    return Report(ledger.statistics(), history.unreadable, tuple(history.problems))
+    return AccountingReport(ledger.statistics(), history.unreadable, tuple(history.problems))
 
 
 def local_day(at_ns: int) -> Day:
@@ -59,3 +66,136 @@ def moment(text: str, now_ns: int) -> int:
     except InvalidValue as error:
         raise InvalidValue(f'{error}; a duration is so long ago, and a date or "today" will do') from None
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEfficiency:
+    """One run. `memory_now_bytes` is of one that goes on, on this machine."""
+
+    used: MeasuredRun
+    compared: Efficiency
+    runs: tuple[int, ...]  # all that there are of the job
+    memory_now_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEfficiency:
+    """All tasks of an array."""
+
+    job: str
+    summary: Summary
+
+
+def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | ArrayEfficiency:
+    """Compare a job's newest run, or *run*, or all tasks of an array. Raises NoSuchJob if nothing of it ran."""
+    runs = spool.runs(name)
+    if run is not None and run not in runs:
+        result = spool.account_of(name, run, None)  # its metadir may have been removed
+        if result is not None:
+            return _of_result(result, None, (*runs, run))
+        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
+        raise NoSuchJob(cannot("compare", f"run {run} of job {name}", has))
+    newest = run if run is not None else spool.latest_run(name)
+    if newest is None:
+        last = next((known for known in spool.accounts_since(None) if known.job == name), None)
+        if last is not None:
+            return _of_result(last, None, (last.run,))
+        known = bool(spool.places(name))
+        why = "it has not run yet" if known else "no job of that name is in the spool"
+        raise NoSuchJob(cannot("compare", f"job {name}", why))
+    array = spool.array(name, newest)
+    if array is not None:
+        return ArrayEfficiency(name, _of_tasks(spool, array))
+    return _of_run(spool, name, newest, tuple(runs))
+
+
+def _of_result(result: Result, spec: Spec | None, runs: tuple[int, ...]) -> RunEfficiency:
+    used = _run_of(result, spec)
+    return RunEfficiency(used, efficiency(used), tuple(sorted(set(runs))))
+
+
+def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
+    grant = result.grant
+    ran_ns = None
+    if result.started_at_ns is not None and result.ended_at_ns is not None:
+        ran_ns = result.ended_at_ns - result.started_at_ns
+    return MeasuredRun(
+        job=result.job,
+        run=result.run,
+        state=result.outcome,
+        cpus=grant.cpus,
+        memory_bytes=grant.memory_bytes,
+        gpus=len(grant.gpu_uuids),
+        gpu_memory_bytes=grant.gpu_memory_bytes,
+        time_limit_ns=spec.time_limit_ns if spec is not None else None,
+        started=result.started_at_ns is not None,
+        run_time_ns=ran_ns if ran_ns is None or ran_ns >= 0 else None,  # the clock was set
+        cpu_time_ns=result.cpu_time_ns,
+        peak_memory_bytes=result.peak_memory_bytes,
+    )
+
+
+def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEfficiency:
+    spec = spool.spec(name, run)
+    result = spool.result(name, run)
+    if result is not None:
+        return _of_result(result, spec, runs)
+    grant = spool.grant(name, run)
+    proof = spool.prove(name, run, MachineProber())
+    if grant is None or proof.verdict is Verdict.VOID:
+        raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never began"))
+    used = MeasuredRun(
+        job=name,
+        run=run,
+        state=proof.outcome or shown(proof, filed=False, stop=spool.stop(name, run))[0] or State.RUNNING,
+        cpus=grant.grant.cpus,
+        memory_bytes=grant.grant.memory_bytes,
+        gpus=len(grant.grant.gpu_uuids),
+        gpu_memory_bytes=grant.grant.gpu_memory_bytes,
+        time_limit_ns=spec.time_limit_ns if spec is not None else None,
+    )
+    if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or grant.granted_at_ns is None:
+        return RunEfficiency(
+            used, efficiency(used), runs
+        )  # to be filed by a dispatcher, which says when it ended; or far away
+    jid = spool.jid(name, run)
+    wanted = processes.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
+    pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
+    used = replace(
+        used,
+        run_time_ns=max(0, time.time_ns() - grant.granted_at_ns),
+        cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
+    )
+    return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
+
+
+def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
+    """Summarise the tasks: most from the history, which is one file, the others from their own records."""
+    spec = spool.spec(array.job, array.run)
+    names = set(Tasks(array.job, spec).names()) if spec is not None else set()
+    found = _ended_tasks(spool, names, array.expanded_at_ns)
+    runs = [_run_of(result, spec) for result in found.values() if not _goes_on(spool, result)]
+    for name in names - {run.job for run in runs}:
+        newest = spool.latest_run(name)
+        if newest is not None:
+            try:
+                runs.append(_of_run(spool, name, newest, ()).used)
+            except NoSuchJob:  # taken back at this moment
+                continue
+    return summary(runs, max(0, len(names) - len(runs)))
+
+
+def _ended_tasks(spool: Spool, names: Collection[str], since_ns: int | None) -> dict[str, Result]:
+    """Return how the newest run of each of these jobs ended that has ended since."""
+    found: dict[str, Result] = {}
+    for result in spool.accounts_since(since_ns):
+        if result.job in names and (since_ns is None or (result.ended_at_ns or since_ns) >= since_ns):
+            found.setdefault(result.job, result)
+            if len(found) == len(names):
+                break
+    return found
+
+
+def _goes_on(spool: Spool, result: Result) -> bool:
+    """Whether another run of the task has begun since."""
+    return spool.latest_run(result.job) not in (None, result.run)

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 
 from spool.client.output import outputs
-from spool.client.waiting import standing
+from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
 from spool.machine.processes import MachineProber
-from spool.query.jobs import Lister, Row
+from spool.query.jobs import JobLister, JobRow
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.spool import Spool
@@ -50,17 +50,17 @@ class RunDetails:
 class OtherFile:
     """A second file of the name: it waits for the run to end, or is held beside it."""
 
-    row: Row
+    row: JobRow
     path: str
     file: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class JobDetails:
     """One job. `file` is that of what `row` tells of, `problem` what the `.error` file of a waiting one says."""
 
     name: str
-    row: Row
+    row: JobRow
     places: tuple[str, ...]
     path: str | None
     file: str | None
@@ -72,7 +72,7 @@ class Details:
     expected: str = ""  # … in words, and what says so
 
 
-def details(spool: Spool, name: str, run: int | None = None) -> Details:
+def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     """Return everything about job *name*, of its runs only *run* if that is given. Raises NoSuchJob."""
     places = spool.places(name)
     runs = spool.runs(name)
@@ -81,7 +81,7 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     if run is not None and run not in runs:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
-    lister = Lister(spool)
+    lister = JobLister(spool)
     found = [row for row in lister.listing(only=lambda other: other == name).rows if row.name == name]
     prober = MachineProber()
     place = found[0].place if found else next(iter(places), None)
@@ -94,10 +94,10 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
-        found = [Row(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
+        found = [JobRow(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
-    return Details(
+    return JobDetails(
         name=name,
         row=found[0],
         places=tuple(places),
@@ -112,7 +112,7 @@ def details(spool: Spool, name: str, run: int | None = None) -> Details:
     )
 
 
-def _expected(spool: Spool, place: str, row: Row) -> Expected | None:
+def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
     """Return how long the job of *row* is expected to run; None if nobody can tell, or it has ended."""
     if row.state.ended or row.state is State.INVALID:
         return None
@@ -126,7 +126,7 @@ def _expected(spool: Spool, place: str, row: Row) -> Expected | None:
     return past.run_times.guess(row.user or "", stem(row.name), spec.request)
 
 
-def _other(spool: Spool, row: Row) -> OtherFile:
+def _other(spool: Spool, row: JobRow) -> OtherFile:
     place = row.place or layout.QUEUED
     text = spool.job_text(place, row.name)
     path = spool.layout.job_file(place, row.name)
@@ -144,7 +144,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
     if result is not None:
         reason = result.reason
         if spool.array(name, run) is not None:
-            now = standing(spool, result)
+            now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
     elif state in (State.STARTING, State.RUNNING) and (kept := spool.why_kept(name, run)):
         reason = f"not cancelled: {kept}"

@@ -12,13 +12,13 @@ from spool.core.model import Grant, State, Waiting
 from spool.core.order import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.timing import opens_at_ns
-from spool.query.jobs import Lister
-from spool.query.snapshot import Survey, survey
+from spool.query.jobs import JobLister
+from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
-class No:
+class PendingReason:
     """One reason. `code` is the planner's word for it, `text` the sentence with numbers."""
 
     code: str
@@ -26,13 +26,13 @@ class No:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Explanation:
     """Why a job waits. Without reasons nothing is in its way: it starts at the next pass of a dispatcher."""
 
     name: str
     place: str
     beside: tuple[str, ...]  # where other files of the name lie
-    reasons: tuple[No, ...]
+    reasons: tuple[PendingReason, ...]
     start_at_ns: int | None  # at the earliest, if every limit holds; None: unknown
     must_end: tuple[str, ...]  # the runs that have to end first
     start_is_guess: bool  # that rests on the guess of a run time, of this job's own or of those that must end
@@ -48,7 +48,7 @@ class Answer:
     at_ns: int
 
 
-def why(spool: Spool, name: str) -> Answer:
+def why(spool: Spool, name: str) -> Explanation:
     """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs or has ended."""
     places = spool.places(name)
     if QUEUED not in places and HELD not in places:
@@ -58,15 +58,17 @@ def why(spool: Spool, name: str) -> Answer:
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
         raise NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))
-    lister = Lister(spool)
-    seen = survey(spool)
+    lister = JobLister(spool)
+    seen = snapshot(spool)
     said = lister.state.jobs.get(name) if lister.state is not None else None
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None:
-        reasons: tuple[No, ...] = (No("invalid", seen.left_out.get(name, "its file went away just now")),)
+        reasons: tuple[PendingReason, ...] = (
+            PendingReason("invalid", seen.left_out.get(name, "its file went away just now")),
+        )
     else:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
-        noes = (No(reason.code, reason.text) for reason in seen.plan.all_noes(name))
+        noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_noes(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
     expected = seen.plan.expected_start(name) if job is not None else None
     order = seen.plan.in_order()
@@ -74,7 +76,7 @@ def why(spool: Spool, name: str) -> Answer:
     standing = next((standing for other, standing in order if other is job), None)
     first = order[0] if ahead else None
     run_time = seen.view.past.run_times.of_job(job) if job is not None else None
-    return Answer(
+    return Explanation(
         name=name,
         place=QUEUED if QUEUED in places else HELD,
         beside=tuple(other for other in (RUNNING, HELD) if other in places and QUEUED in places)
@@ -98,7 +100,7 @@ def why(spool: Spool, name: str) -> Answer:
 
 def _what_it_does(spool: Spool, name: str) -> str:
     """Return what a job does that has been started, as the list of the jobs has it."""
-    row = next(iter(Lister(spool).listing(only=lambda other: other == name).rows), None)
+    row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     run = spool.latest_run(name)
@@ -106,19 +108,19 @@ def _what_it_does(spool: Spool, name: str) -> str:
     return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
 
 
-def _by_hooks(spool: Spool, name: str, said: str) -> tuple[No, ...]:
+def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     """Return what hooks and plugins have against a start, which only the dispatcher and the files know."""
     try:
         held = spool.why_held(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
     except OSError:
         held = ""
     if held:
-        return (No("held", f"held: {held}"),)
-    return (No("hook", said),) if said.startswith("hook ") else ()
+        return (PendingReason("held", f"held: {held}"),)
+    return (PendingReason("hook", said),) if said.startswith("hook ") else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class StartingJob:
     """A job that would start now, and what it would get."""
 
     place: int  # in the order of the queue, from 1
@@ -132,7 +134,7 @@ class Starting:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitingJob:
     """A job that goes on waiting. `start_at_ns`: at the earliest, if every limit holds and nobody else is first."""
 
     place: int
@@ -151,7 +153,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndingJob:
     """A job that would end now without having started."""
 
     name: str
@@ -160,16 +162,16 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class Preview:
     """What a dispatcher would do at this moment. Starts and waits are in the order of the queue.
 
     `protected` is the job that room is left for, until `protected_until_at_ns`. `left_out` are the files that cannot
     be planned, and why.
     """
 
-    starts: tuple[Starting, ...]
-    waits: tuple[Waits, ...]
-    ends: tuple[Ends, ...]
+    starts: tuple[StartingJob, ...]
+    waits: tuple[WaitingJob, ...]
+    ends: tuple[EndingJob, ...]
     left_out: dict[str, str]
     held: int
     running: int
@@ -182,25 +184,25 @@ class Forecast:
     at_ns: int
 
 
-def forecast(spool: Spool) -> Forecast:
+def preview(spool: Spool) -> Preview:
     """Look at the spool and the machine, and say what a dispatcher would do."""
-    seen = survey(spool)
+    seen = snapshot(spool)
     view, plan = seen.view, seen.plan
     grants = {start.name: start.grant for start in plan.starts}
     ending = {each.name for each in plan.endings}
     expect = _Expecting(seen)
-    starts: list[Starting] = []
-    waits: list[Waits] = []
+    starts: list[StartingJob] = []
+    waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
     for place, (job, standing) in enumerate(order, 1):
         name, priority = job.name, job.spec.priority
         if name in grants:
-            starts.append(Starting(place, name, job.user, priority, grants[name], *_runs(job, standing)))
+            starts.append(StartingJob(place, name, job.user, priority, grants[name], *_runs(job, standing)))
             continue
         reason = plan.reason(name)
         expected = expect(job)
         waits.append(
-            Waits(
+            WaitingJob(
                 place,
                 name,
                 job.user,
@@ -214,10 +216,10 @@ def forecast(spool: Spool) -> Forecast:
                 standing.score,
             )
         )
-    return Forecast(
+    return Preview(
         starts=tuple(starts),
         waits=tuple(waits),
-        ends=tuple(Ends(each.name, each.outcome.value, each.reason) for each in plan.endings),
+        ends=tuple(EndingJob(each.name, each.outcome.value, each.reason) for each in plan.endings),
         left_out=seen.left_out,
         held=len(view.held),
         running=len(view.running),
@@ -240,7 +242,7 @@ def _runs(job: Waiting, standing: OrderFactors) -> tuple[int, bool, str]:
 class _Expecting:
     """The expected starts, found once for all jobs that are equal in everything that decides them."""
 
-    def __init__(self, seen: Survey) -> None:
+    def __init__(self, seen: Snapshot) -> None:
         self._plan = seen.plan
         self._paused = seen.view.paused
         self._known: dict[tuple[ShapeKey, int | None], Expectation | None] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spool.client.autostart import is_starting
-from spool.client.waiting import standing
+from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
@@ -45,10 +45,10 @@ _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class JobList:
     """The jobs, and what is to be known about the list itself."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[JobRow, ...]
     dispatcher: bool  # one lives
     starting: bool  # one was started a moment ago
     stale_ns: int | None  # how long it has been silent, where that is too long
@@ -57,7 +57,7 @@ class Listing:
     at_ns: int
 
 
-class Lister:
+class JobLister:
     """One look at a spool."""
 
     def __init__(self, spool: Spool, now_ns: int | None = None) -> None:
@@ -72,7 +72,7 @@ class Lister:
 
     def listing(
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int = RECENT
-    ) -> Listing:
+    ) -> JobList:
         """Return the jobs whose name *only* accepts: those that go on, and the *recent* last ended or *everything*."""
         active: dict[str, list[str]] = {}
         for place in (RUNNING, QUEUED, HELD):
@@ -86,7 +86,7 @@ class Lister:
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
         ended = self._ended(done, None if everything or only is not None else recent)
         rows += [replace(row, place=DONE) for row in ended]
-        return Listing(
+        return JobList(
             tuple(rows),
             self.dispatcher,
             self._starting,
@@ -96,7 +96,7 @@ class Lister:
             self._now_ns,
         )
 
-    def _of_name(self, name: str, places: list[str]) -> Iterable[Row]:
+    def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
         """Yield what a name stands for: most have one file. A second one waits for the run of the first to end."""
         if len(places) > 1:  # or it was moved while the directories were read
             there = self._spool.places(name)
@@ -144,7 +144,7 @@ class Lister:
         except OSError:  # what the dispatcher sees of it counts
             return True
 
-    def _readable(self, name: str, place: str) -> Row | None:
+    def _readable(self, name: str, place: str) -> JobRow | None:
         """Return a job that goes on; one whose records cannot be read by what else there is."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
@@ -154,10 +154,10 @@ class Lister:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)
             state = (_word(view.state) if view is not None else None) or _STATES[place]
-            row = row_of_view(name, state, view) if view is not None else Row(name, state)
+            row = row_of_view(name, state, view) if view is not None else JobRow(name, state)
             return replace(row, reason=unreadable(error, where))
 
-    def _active(self, name: str, place: str, view: JobView | None) -> Row | None:
+    def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
             state = _word(view.state)
             if state is State.RUNNING and self._spool.is_stopping(name):
@@ -168,7 +168,7 @@ class Lister:
                 return row_of_view(name, state, view)
         return self._read(name, place)
 
-    def _read(self, name: str, place: str) -> Row | None:
+    def _read(self, name: str, place: str) -> JobRow | None:
         """Return a job as its files alone show it; None for what is no job, though its name is that of one."""
         spool = self._spool
         path = spool.layout.job_file(place, name)
@@ -187,9 +187,9 @@ class Lister:
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if spec is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return row_of_spec(Row(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
+        return row_of_spec(JobRow(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
 
-    def _running(self, name: str, user: str | None, spec: Spec | None) -> Row:
+    def _running(self, name: str, user: str | None, spec: Spec | None) -> JobRow:
         spool = self._spool
         run = spool.latest_run(name)
         proof = spool.prove(name, run, self._prober) if run is not None else None
@@ -202,7 +202,7 @@ class Lister:
             found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
             state = found or state
             reason = reason or spool.why_kept(name, run)
-        row = Row(
+        row = JobRow(
             name,
             state,
             run=run,
@@ -224,10 +224,10 @@ class Lister:
             self._complaints[place] = {file.removesuffix(tail) for file in listed if file.endswith(tail)}
         return self._complaints[place]
 
-    def _ended(self, names: Collection[str], most: int | None) -> Iterable[Row]:
+    def _ended(self, names: Collection[str], most: int | None) -> Iterable[JobRow]:
         """Return the jobs of *names*, last ended first; with *most*, no more than that and only recent ones."""
         left = set(names)
-        rows: list[Row] = []
+        rows: list[JobRow] = []
         newest: dict[str, int] = {}  # when the last task of each array ended
         arrays: dict[str, Result | None] = {}  # that have ended, as far as they were asked for; None: it is none
         for line in self._spool.history() if left else ():
@@ -265,20 +265,20 @@ class Lister:
             return None  # or a task that was run again by itself
         return array
 
-    def _array_row(self, result: Result, newest: Mapping[str, int]) -> Row:
+    def _array_row(self, result: Result, newest: Mapping[str, int]) -> JobRow:
         """Return an array that has ended as its tasks stand now; *newest* has the last end of a task of each array."""
-        now = standing(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
+        now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
         state = now.outcome if now.outcome is not None else State.RUNNING
         return replace(row_of_result(result), state=state, reason=now.reason, ended_at_ns=now.ended_at_ns)
 
-    def _without_history(self, name: str, newest: Mapping[str, int]) -> Row:
+    def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is not None and self._spool.array(name, result.run) is not None:
             return self._array_row(result, newest)
         if result is not None:
             return row_of_result(result)
-        return Row(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
+        return JobRow(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
 
 
 def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
@@ -318,7 +318,7 @@ def _first_complaint(text: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobRow:
     """One job. What is unknown is None."""
 
     name: str
@@ -348,9 +348,9 @@ class Row:
         return now_ns - since if since is not None else None
 
 
-def row_of_result(result: Result) -> Row:
+def row_of_result(result: Result) -> JobRow:
     """Return an ended run as a row."""
-    return Row(
+    return JobRow(
         result.job,
         result.outcome,
         run=result.run,
@@ -370,9 +370,9 @@ def row_of_result(result: Result) -> Row:
     )
 
 
-def row_of_view(name: str, state: State, view: JobView) -> Row:
+def row_of_view(name: str, state: State, view: JobView) -> JobRow:
     """Return a job as the dispatcher last saw it, in the state in which it is."""
-    return Row(
+    return JobRow(
         name,
         state,
         run=view.run,
@@ -391,7 +391,7 @@ def row_of_view(name: str, state: State, view: JobView) -> Row:
     )
 
 
-def row_of_spec(row: Row, spec: Spec | None) -> Row:
+def row_of_spec(row: JobRow, spec: Spec | None) -> JobRow:
     """Return *row* with what the job file says in it; as it is where that cannot be read."""
     if spec is None:
         return row

@@ -15,14 +15,14 @@ from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import Room
 from spool.formats.history import parse_history_line
-from spool.query.jobs import RECENT_NS, Lister
-from spool.query.snapshot import Survey, survey
+from spool.query.jobs import RECENT_NS, JobLister
+from spool.query.snapshot import Snapshot, snapshot
 from spool.store.lock import Service
 from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     """A run that has a GPU. `granted_bytes` None: it has it alone; `taken_bytes` None: what it uses is unknown."""
 
     job: str
@@ -33,7 +33,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuStatus:
     """One GPU. `why_not` is why no job could have it alone now; None: it could."""
 
     index: int
@@ -45,24 +45,24 @@ class GpuUse:
     memory_utilisation_percent: int | None
     mig: bool
     state: str  # "idle", "alone", "shared", "foreign", "unused" (left out by gpu.use), "problem"
-    holders: tuple[Holder, ...]
+    holders: tuple[GpuHolder, ...]
     foreign: tuple[ForeignProcess, ...]
     reserved: tuple[str, ...]
     why_not: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class GpuList:
     """All GPUs. `reserved` are the reservations by number, which are of no GPU in particular."""
 
-    gpus: tuple[GpuUse, ...]
+    gpus: tuple[GpuStatus, ...]
     problem: str | None
     reserved: tuple[str, ...]
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RunGrant:
     """What one run was given."""
 
     job: str
@@ -78,7 +78,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolUse:
+class PoolStatus:
     """A named resource. What is free is what can be granted now."""
 
     total: int
@@ -87,7 +87,7 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatcher:
+class DispatcherStatus:
     """Who serves the spool. None where its last view does not say."""
 
     pid: int | None
@@ -99,12 +99,12 @@ class Dispatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class MachineStatus:
     """Everything that `spool info` tells. Totals are what may be given out, after reserves."""
 
     spool: str
     paused: bool
-    dispatcher: Dispatcher | None
+    dispatcher: DispatcherStatus | None
     cpus: int
     cpus_granted: int
     memory_bytes: int
@@ -112,23 +112,23 @@ class Overview:
     memory_available_bytes: int | None
     disk_free_bytes: int | None
     disk_floor_bytes: int
-    gpus: tuple[GpuUse, ...]
+    gpus: tuple[GpuStatus, ...]
     gpu_problem: str | None
-    resources: dict[str, PoolUse]
+    resources: dict[str, PoolStatus]
     max_running: int | None
-    runs: tuple[Share, ...]
+    runs: tuple[RunGrant, ...]
     states: dict[str, int]  # of the jobs that wait or run
     ended: dict[str, int]  # runs that ended within the last day, by outcome
     problems: tuple[str, ...]
     at_ns: int
 
 
-def gpus(spool: Spool) -> Gpus:
+def gpus(spool: Spool) -> GpuList:
     """Return the GPUs as a dispatcher that watches them has seen them; without one, ask NVML and wait for it."""
-    return _gpus(survey(spool, with_gpus=True))
+    return _gpus(snapshot(spool, with_gpus=True))
 
 
-def _gpus(seen: Survey) -> Gpus:
+def _gpus(seen: Snapshot) -> GpuList:
     view, now_ns = seen.view, seen.now_ns
     room = Room(view.machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone)
     near = [
@@ -136,7 +136,7 @@ def _gpus(seen: Survey) -> Gpus:
         for each in view.reservations
         if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + seen.policy.reservation_horizon_ns
     ]
-    return Gpus(
+    return GpuList(
         gpus=tuple(_gpu_use(card, view.running, near, seen) for card in room.cards.cards),
         problem=view.machine.gpu_problem,
         reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
@@ -144,7 +144,7 @@ def _gpus(seen: Survey) -> Gpus:
     )
 
 
-def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Survey) -> GpuUse:
+def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Snapshot) -> GpuStatus:
     gpu = card.gpu
     mine = [each for each in near if gpu.index in each.gpu_indices]
     active = [each for each in mine if is_active(each, seen.now_ns)]
@@ -155,7 +155,7 @@ def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation
         why_not = why_closed(card, None)
     elif active:
         why_not = f"reserved {_kept(active[0], seen)}"
-    return GpuUse(
+    return GpuStatus(
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
@@ -180,11 +180,11 @@ def _state(card: Card) -> str:
     return "unused" if not card.given else "foreign" if card.gpu.foreign else "idle"
 
 
-def _holder(run: Running, gpu: Gpu) -> Holder:
-    return Holder(run.name, run.run, run.user, run.grant.gpu_memory_bytes, dict(gpu.taken_bytes).get(run.name))
+def _holder(run: Running, gpu: Gpu) -> GpuHolder:
+    return GpuHolder(run.name, run.run, run.user, run.grant.gpu_memory_bytes, dict(gpu.taken_bytes).get(run.name))
 
 
-def _kept(each: Reservation, seen: Survey) -> str:
+def _kept(each: Reservation, seen: Snapshot) -> str:
     """Return for whom and when a reservation is: "for alice until 16:00 (demo)"."""
     whom = each.user if each.user is not None else f"project {each.project}"
     now_ns, zone = seen.now_ns, seen.view.zone
@@ -194,17 +194,17 @@ def _kept(each: Reservation, seen: Survey) -> str:
     return f"for {whom} {when} ({each.name})"
 
 
-def overview(spool: Spool) -> Overview:
+def machine_status(spool: Spool) -> MachineStatus:
     """Look at the whole machine."""
-    seen = survey(spool, with_gpus=True)
+    seen = snapshot(spool, with_gpus=True)
     machine, running = seen.view.machine, seen.view.running
-    lister = Lister(spool, seen.now_ns)
+    lister = JobLister(spool, seen.now_ns)
     listing = lister.listing(recent=0)
     found = _gpus(seen)
     named = unknown_gpus(seen.policy.gpu_use, machine)
     unknown = [f"gpu.use names {name}, and the machine has no such GPU" for name in named]
     problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems]
-    return Overview(
+    return MachineStatus(
         spool=spool.root,
         paused=spool.paused,
         dispatcher=_dispatcher(spool, lister),
@@ -227,16 +227,17 @@ def overview(spool: Spool) -> Overview:
     )
 
 
-def _resources(seen: Survey) -> dict[str, PoolUse]:
+def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     held = seen.view.running.counts.named
     return {
-        pool.name: PoolUse(pool.total, held.granted(pool.name), held.free(pool)) for pool in seen.view.machine.resources
+        pool.name: PoolStatus(pool.total, held.granted(pool.name), held.free(pool))
+        for pool in seen.view.machine.resources
     }
 
 
-def _share(run: Running) -> Share:
+def _share(run: Running) -> RunGrant:
     grant = run.grant
-    return Share(
+    return RunGrant(
         run.name,
         run.run,
         run.user,
@@ -250,18 +251,18 @@ def _share(run: Running) -> Share:
     )
 
 
-def _dispatcher(spool: Spool, lister: Lister) -> Dispatcher | None:
+def _dispatcher(spool: Spool, lister: JobLister) -> DispatcherStatus | None:
     if not lister.dispatcher:
         return None
     astray = lister.service is Service.ASTRAY
     state = lister.state
     if state is None:
-        return Dispatcher(None, None, None, None, lister.stale_ns, astray)
+        return DispatcherStatus(None, None, None, None, lister.stale_ns, astray)
     try:
         heartbeat = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
     except OSError:
         heartbeat = state.heartbeat_ns
-    return Dispatcher(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns, astray)
+    return DispatcherStatus(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns, astray)
 
 
 def _ended(spool: Spool, now_ns: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from spool.store.spool import Spool
 from spool.store.stable_read import NotWhole, read_whole
 
 
-class BookingState(StrEnum):
+class ReservationState(StrEnum):
     """What a reservation is doing, by the clock."""
 
     PENDING = "pending"
@@ -27,11 +27,11 @@ class BookingState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class ReservationStatus:
     """One file of `reservations/`. `problem` is why it has no effect."""
 
     name: str
-    state: BookingState
+    state: ReservationState
     reservation: Reservation | None = None
     problem: str = ""
     unread: bool = False  # nobody can tell what it says
@@ -39,21 +39,21 @@ class Booked:
     @property
     def stands(self) -> bool:
         """Whether it has, had or will have an effect."""
-        return self.state is not BookingState.INVALID
+        return self.state is not ReservationState.INVALID
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ReservationFiles:
     """All files of `reservations/`, and the reservations that stand, those that were written first in front."""
 
-    rows: tuple[Booked, ...]
+    rows: tuple[ReservationStatus, ...]
     standing: tuple[Reservation, ...]
 
 
-def booked(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> Shelf:
+def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> ReservationFiles:
     """Return every reservation; *gpus* are the indices of the GPUs that there are, None if nobody knows."""
     read: list[Reservation] = []
-    rows: list[Booked] = []
+    rows: list[ReservationStatus] = []
     for name in spool.names(layout.RESERVATIONS):
         path = spool.layout.job_file(layout.RESERVATIONS, name)
         try:
@@ -61,26 +61,30 @@ def booked(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> Shelf:
         except OSError as error:
             spool.note(error, path)
             why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
-            rows.append(Booked(name, BookingState.INVALID, problem=why, unread=True))
+            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True))
             continue
         if isinstance(seen, NotWhole):
             if seen is not NotWhole.GONE:
-                rows.append(Booked(name, BookingState.INVALID, problem=f"its file is {seen.value}"))
+                rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
             continue
         try:
             read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
-            rows.append(Booked(name, BookingState.INVALID, problem=why))
+            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
     settled = settle(read, gpus, local_zone())
-    rows += [Booked(one.name, state_at(one, now_ns), one) for one in settled.standing]
+    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
     refused = settled.refused
-    rows += [Booked(one.name, BookingState.INVALID, one, refused[one.name]) for one in read if one.name in refused]
-    return Shelf(tuple(rows), settled.standing)
+    rows += [
+        ReservationStatus(one.name, ReservationState.INVALID, one, refused[one.name])
+        for one in read
+        if one.name in refused
+    ]
+    return ReservationFiles(tuple(rows), settled.standing)
 
 
-def state_at(one: Reservation, now_ns: int) -> BookingState:
+def state_at(one: Reservation, now_ns: int) -> ReservationState:
     """Return what a reservation that stands is doing at that instant."""
     if is_active(one, now_ns):
-        return BookingState.ACTIVE
-    return BookingState.PENDING if now_ns < one.start_at_ns else BookingState.COMPLETED
+        return ReservationState.ACTIVE
+    return ReservationState.PENDING if now_ns < one.start_at_ns else ReservationState.COMPLETED

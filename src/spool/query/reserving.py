@@ -15,14 +15,14 @@ from spool.core.reservations import NOBODY, conflict, known_gpus
 from spool.formats import reservation
 from spool.formats.values import moment_or_delay
 from spool.machine.host import local_zone
-from spool.query.reservations import Booked, BookingState, booked
+from spool.query.reservations import ReservationState, ReservationStatus, read_reservations
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReservationRequest:
     """A reservation as it is asked for, in words. One of `user` and `project`; one of `duration` and `end`."""
 
     name: str
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CreatedReservation:
     """A reservation that was made. `notes` are for people: what could not be judged, what looks like a mistake."""
 
     reservation: Reservation
@@ -45,16 +45,16 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Bookings:
+class ReservationList:
     """All reservations of a spool, and the indices of the GPUs that they are about."""
 
-    rows: tuple[Booked, ...]
+    rows: tuple[ReservationStatus, ...]
     gpus: tuple[int, ...]
     gpu_problem: str | None
     at_ns: int
 
 
-def make(spool: Spool, wish: Wish) -> Made:
+def create(spool: Spool, wish: ReservationRequest) -> CreatedReservation:
     """Write `reservations/NAME.toml`. Raises SpoolError, and writes nothing, if it cannot stand."""
     name, thing = wish.name, f"reservation {wish.name}"
     if not layout.valid_name(name):
@@ -77,7 +77,7 @@ def make(spool: Spool, wish: Wish) -> Made:
     if machine.gpu_problem is not None:
         notes.append(f"whether there are so many GPUs is unknown: {machine.gpu_problem}")
     gpus = known_gpus(machine)
-    shelf = booked(spool, gpus, now_ns)
+    shelf = read_reservations(spool, gpus, now_ns)
     notes += [
         f"whether it conflicts with {row.name} is unknown: that {row.problem}" for row in shelf.rows if row.unread
     ]
@@ -92,7 +92,7 @@ def make(spool: Spool, wish: Wish) -> Made:
     except FileExistsError:
         remedy = f"`spool reserve cancel {name}` first"
         raise SpoolError(cannot("make", thing, "there is one of that name", remedy=remedy)) from None
-    return Made(new, path, tuple(notes))
+    return CreatedReservation(new, path, tuple(notes))
 
 
 def _gpus(text: str) -> int | tuple[int, ...]:
@@ -132,20 +132,22 @@ def cancel(spool: Spool, name: str) -> str:
     return f"{name} cancelled"
 
 
-def bookings(spool: Spool, *, everything: bool) -> Bookings:
+def list_reservations(spool: Spool, *, everything: bool) -> ReservationList:
     """Return the reservations by their beginning, those that are over only with *everything*."""
     now_ns = time.time_ns()
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
-    rows = booked(spool, known_gpus(machine), now_ns).rows
+    rows = read_reservations(spool, known_gpus(machine), now_ns).rows
     shown = [one for one in rows if everything or not _is_over(one, now_ns)]
     shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
-    return Bookings(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
+    return ReservationList(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
 
 
-def _is_over(one: Booked, now_ns: int) -> bool:
-    return one.state is BookingState.COMPLETED or (one.reservation is not None and one.reservation.end_at_ns <= now_ns)
+def _is_over(one: ReservationStatus, now_ns: int) -> bool:
+    return one.state is ReservationState.COMPLETED or (
+        one.reservation is not None and one.reservation.end_at_ns <= now_ns
+    )
 
 
-def _indices(machine: Machine, shown: Sequence[Booked]) -> tuple[int, ...]:
+def _indices(machine: Machine, shown: Sequence[ReservationStatus]) -> tuple[int, ...]:
     kept = {index for one in shown if one.stands and one.reservation for index in one.reservation.gpu_indices}
     return tuple(sorted(kept | {gpu.index for gpu in machine.gpus}))

@@ -26,7 +26,7 @@ from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import this_user, why_not_expanded
 from spool.machine.processes import MachineProber
 from spool.query.jobs import gpus_told, last_view
-from spool.query.reservations import booked
+from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.past import Remembered
@@ -43,7 +43,7 @@ _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Snapshot:
     """What was seen at one moment, and what follows from it. `left_out` says why a job's file cannot be planned."""
 
     view: View
@@ -55,7 +55,7 @@ class Survey:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Survey:
+def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Snapshot:
     """Look at the spool and the machine, and decide what would happen at this moment.
 
     The GPUs are looked at where a job wants one, and *with_gpus* in any case; a dispatcher that watches them is
@@ -84,11 +84,11 @@ def survey(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) 
         machine,
         ended=Outcomes(spool, table.array_state),
         arrays=ArrayNames(spool, table),
-        reservations=booked(spool, world.gpu_indices, now_ns).standing,
+        reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
         holding=_held_back(spool, now_ns),
     )
-    return Survey(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
+    return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
 
 def _see_arrays(spool: Spool, table: Table, memory: Memory, now_ns: int) -> None:

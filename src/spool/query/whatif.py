@@ -91,7 +91,7 @@ class LongWait:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class PolicyResult:
     """One policy's schedule of a workload. `seconds` is what simulating it took.
 
     Users are in the order of what they had of the machine, sizes from small to large.
@@ -107,7 +107,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Imagined:
+class SimulationSetup:
     """The jobs that fit a machine, and how many do not and are left out.
 
     A load is the work of the jobs, processors times run time, as a part of what the machine can do from the first
@@ -222,7 +222,7 @@ def gpus_like(number: int, coming: Iterable[Coming]) -> tuple[Gpu, ...]:
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
 
 
-def imagine(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> Imagined:
+def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> SimulationSetup:
     """Put a workload before a machine: jobs that could never run there are left out and counted. Raises UsageError."""
     coming = workload.coming
     if not scenario.count_memory:
@@ -244,7 +244,7 @@ def imagine(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
         fitting = _scaled(fitting, load / scenario.load)
         load = load_of(fitting, machine)
     kept = stating_limits(fitting, scenario.limits)
-    return Imagined(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
+    return SimulationSetup(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
 
 
 def _respecified(coming: Iterable[Coming], change: Callable[[Spec], Spec]) -> tuple[Coming, ...]:
@@ -307,12 +307,12 @@ def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]
     )
 
 
-def study(
-    imagined: Imagined,
+def simulate_policy(
+    imagined: SimulationSetup,
     policy: Policy,
     discipline: Discipline,
     told: Callable[[int, int], None] = lambda done, of: None,
-) -> Study:
+) -> PolicyResult:
     """Return the schedule of one policy. *told* hears now and then how many of the jobs are done."""
     machine, jobs = imagined.machine, {each.name: each for each in imagined.coming}
     begun = time.perf_counter()
@@ -327,7 +327,7 @@ def study(
     sizes = grouped(outcomes, lambda each: _size(jobs[each.name].spec.request), cpus, gpus)
     users = grouped(outcomes, lambda each: jobs[each.name].user, cpus, gpus)
     heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))
-    return Study(
+    return PolicyResult(
         discipline,
         figures(outcomes, cpus, gpus),
         sizes=tuple(Group(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
@@ -366,7 +366,7 @@ def _long_wait(outcome: Outcome, job: Coming, first_at_ns: int) -> LongWait:
     return LongWait(job.name, job.user, request.cpus, request.gpus, submitted, outcome.waited_ns or 0)
 
 
-def curves(studied: Iterable[Study], machine: Machine, points: int) -> dict[Discipline, Curve]:
+def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[Discipline, Curve]:
     """Return the curve of each schedule, all on one scale of time."""
     listed = list(studied)
     end = max((span(each.outcomes)[1] for each in listed), default=0)

@@ -65,8 +65,7 @@ class World:
 
     def gpus_matter(self) -> bool:
         """Whether a job that wants GPUs waits or runs, or somebody asks for them."""
-        asked = any(shape.key.request.gpus for shape in self._table.queue.shapes)
-        return self._with_gpus or asked or bool(self._table.runs.with_gpus)
+        return self._with_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Have the GPUs looked at even if no job has to do with them, or no longer."""
@@ -203,7 +202,7 @@ class World:
         self._totals = (0, 0, 0)
 
     def _memory_matters(self) -> bool:
-        return any(shape.key.request.memory_bytes for shape in self._table.queue.shapes)
+        return bool(self._table.queue.memory_requests)
 
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}

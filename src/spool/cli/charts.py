@@ -1,0 +1,299 @@
+"""Charts: of runs, reservations and simulated schedules, drawn with characters for a terminal or by matplotlib.
+
+A curve is a row and a stretch of time a column. Matplotlib is an extra, imported when a picture file is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from spool.core.errors import SpoolError, UsageError, cannot
+from spool.core.model import SECOND_NS, Result, State
+from spool.core.simulation import Curve, Discipline
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_ASCII = " .:-=+*%#"
+
+
+def curve(values: Sequence[float], highest: float) -> str:
+    """Return *values* as one row, each as high as its part of *highest*. What is not nothing is seen."""
+    levels = _EIGHTHS if can_draw() else _ASCII
+    row = []
+    for value in values:
+        part = value / highest if highest > 0 else 0.0
+        level = min(max(round(part * 8), 1 if value > 0 else 0), 8)
+        row.append(levels[level])
+    return "".join(row)
+
+
+def can_draw() -> bool:
+    """Whether what reads our output can be sent block characters."""
+    try:
+        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+_OUTCOME_COLOURS = {
+    State.FINISHED: "32",
+    State.FAILED: "31",
+    State.TIMEOUT: "33",
+    State.OUT_OF_MEMORY: "31",
+    State.LOST: "31",
+    State.CANCELLED: "35",
+    State.UNSCHEDULABLE: "35",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What a chart is drawn with: how wide, in colour or not, with which signs."""
+
+    width: int = 80
+    colour: bool = False
+    blocks: bool = True  # False: only what ASCII has
+
+
+def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, style: Style) -> list[str]:
+    """Return what ran between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
+    names = max((len(name) for name in runs), default=0)
+    words = max((len(_ending(results)) for results in runs.values()), default=0)
+    room = max(20, style.width - names - words - 4)
+    span = max(1, end_ns - begin_ns)
+
+    def column(at_ns: int) -> int:
+        return min(room - 1, max(0, (at_ns - begin_ns) * room // span))
+
+    lines = [
+        f"{name.ljust(names)}  {_cells(results, column, room, style)}  {_ending(results)}"
+        for name, results in runs.items()
+    ]
+    return [*lines, f"{'':{names}}  {_seconds(span, room, style)}"]
+
+
+def _cells(results: Sequence[Result], column: Callable[[int], int], room: int, style: Style) -> str:
+    """Return the cells of one job: waiting, running, and at the end of each run how it ended."""
+    wait, full, bad = ("·", "█", "✗") if style.blocks else (".", "#", "x")
+    cells: list[tuple[str, State | None]] = [(" ", None)] * room
+    for result in results:
+        ended = column(result.ended_at_ns or 0)
+        started = column(result.started_at_ns) if result.started_at_ns is not None else ended
+        if result.submitted_at_ns is not None:
+            for at in range(column(result.submitted_at_ns), started):
+                if cells[at][0] == " ":
+                    cells[at] = (wait, None)
+        for at in range(started, ended + 1):
+            cells[at] = (full, result.outcome)
+        if result.outcome is not State.FINISHED:
+            cells[ended] = (bad, result.outcome)
+    if not style.colour:
+        return "".join(sign for sign, _ in cells)
+    out, last = "", None
+    for sign, outcome in cells:
+        if outcome is not last:
+            out += "\x1b[0m" + (f"\x1b[{_OUTCOME_COLOURS[outcome]}m" if outcome is not None else "")
+            last = outcome
+        out += sign
+    return out + "\x1b[0m"
+
+
+def _ending(results: Sequence[Result]) -> str:
+    """Return how a job ended, and at which run if it took several."""
+    if not results:
+        return ""
+    last = results[-1]
+    return f"{last.outcome.value} (run {last.run})" if last.run > 1 else last.outcome.value
+
+
+def _seconds(span_ns: int, room: int, style: Style) -> str:
+    """Return the axis: a mark at whole seconds, as many as have room."""
+    seconds = span_ns / SECOND_NS
+    step = next((each for each in (1, 2, 5, 10, 30, 60, 300, 600, 3600) if room / max(seconds / each, 1) >= 8), 3600)
+    cells = ["─" if style.blocks else "-"] * room
+    at = 0
+    while at <= seconds:
+        place = int(at / seconds * room) if seconds else 0
+        label = f"{at} s"
+        if place + len(label) < room:
+            cells[place : place + len(label) + 1] = [("┴" if style.blocks else "+"), *label]
+        at += step
+    return "".join(cells)
+
+
+_HOUR_NS = 3600 * SECOND_NS
+_SCALES_NS = tuple(hours * _HOUR_NS for hours in (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 8760))
+_BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
+_TICK = 8  # columns that a label of the scale needs
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """From when to when, and the mark to draw it with: one of the words of MARKS, or a digit."""
+
+    start_at_ns: int
+    end_at_ns: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row: what it is called, and its bars."""
+
+    label: str
+    bars: Sequence[Bar]
+
+
+MARKS = {"active": ("█", "#"), "pending": ("░", "+"), "completed": ("·", ".")}
+_NOW = ("┃", "|")
+
+
+def timeline(lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
+    """Return reservations over time, a row for each, and the scale below them.
+
+    It begins 12 hours before now at the earliest, and ends 14 days after at the latest.
+    """
+    bars = [bar for line in lines for bar in line.bars]
+    start = max(min((bar.start_at_ns for bar in bars), default=now_ns), now_ns - _BEFORE_NS)
+    end = min(max((bar.end_at_ns for bar in bars), default=now_ns), now_ns + _AFTER_NS)
+    start = min(start, now_ns)
+    end = max(end, now_ns + _HOUR_NS)
+    margin = max((len(line.label) for line in lines), default=0) + 2
+    columns = max(width - margin, 20)
+    step = max(-(-(end - start) // columns), 1)
+    plain = not can_draw()
+    found = []
+    for line in lines:
+        row = [" "] * columns
+        row[(now_ns - start) // step] = _NOW[plain]
+        for bar in line.bars:
+            mark = MARKS[bar.mark][plain] if bar.mark in MARKS else bar.mark
+            first, last = max(bar.start_at_ns - start, 0) // step, -(-(bar.end_at_ns - start) // step)
+            for at in range(first, min(max(last, first + 1), columns)):
+                if row[at] == " " or bar.mark not in MARKS:
+                    row[at] = mark
+        found.append(f"{line.label.ljust(margin)}{''.join(row)}".rstrip())
+    found.append(" " * margin + _dates(start, step, columns).rstrip())
+    return found
+
+
+def _dates(start_ns: int, step_ns: int, columns: int) -> str:
+    """Return the labels below the columns: hours, or days where an hour is too narrow for one."""
+    apart = next((each for each in _SCALES_NS if each >= step_ns * _TICK), _SCALES_NS[-1])
+    row = [" "] * columns
+    offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
+    shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
+    at_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
+    while at_ns < start_ns + step_ns * columns:
+        at = (at_ns - start_ns) // step_ns
+        moment = datetime.fromtimestamp(at_ns // SECOND_NS)
+        label = f"{moment:%H:%M}" if (moment.hour or moment.minute) and apart < 24 * _HOUR_NS else f"{moment:%b %d}"
+        if at + len(label) <= columns:
+            row[at : at + len(label)] = label
+        at_ns += apart
+    return "".join(row)
+
+
+PLOTS = (".png", ".svg")
+# Okabe and Ito 2008: told apart by everybody.
+_LINE_COLOURS = ("#888888", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_TICKS = (
+    (1, "1 s"),
+    (10, "10 s"),
+    (60, "1 min"),
+    (600, "10 min"),
+    (3600, "1 h"),
+    (36_000, "10 h"),
+    (86_400, "1 d"),
+    (7 * 86_400, "1 w"),
+    (30 * 86_400, "30 d"),
+    (365 * 86_400, "1 a"),
+)
+_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+
+
+def figure_for(path: str) -> Any:
+    """Return matplotlib's figure, made sure that *path* can be drawn. Raises UsageError and SpoolError."""
+    if os.path.splitext(path)[1].lower() not in PLOTS:
+        raise UsageError(cannot("plot", path, "a picture is a .png or an .svg"))
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        remedy = "`pip install 'spool-scheduler[plot]'`, or `pip install matplotlib` where spool is installed"
+        raise SpoolError(cannot("plot", path, "matplotlib is not installed", remedy=remedy)) from None
+    return Figure(figsize=(10, 9), layout="constrained")
+
+
+def plot(
+    figure: Any,
+    path: str,
+    waits: Mapping[Discipline, Sequence[tuple[int, float]]],
+    curves: Mapping[Discipline, Curve],
+    title: str,
+) -> None:
+    """Draw the distribution of waits, utilisation and queue length, a line for each policy, and save it."""
+    gpus = any(each.gpu_utilisation is not None for each in curves.values())
+    distribution, *over_time = figure.subplots(4 if gpus else 3, 1)
+    distribution.set_title(title)
+    _plot_waits(distribution, waits)
+    _plot_curves(over_time, curves)
+    for axes in (distribution, *over_time):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    distribution.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise SpoolError(cannot("plot", path, error.strerror or str(error))) from None
+
+
+def _line_style(policy: Discipline) -> dict[str, Any]:
+    colour = _LINE_COLOURS[list(Discipline).index(policy) % len(_LINE_COLOURS)]
+    return {"label": policy.value, "color": colour, "linewidth": 1.4}
+
+
+def _plot_waits(axes: Any, waits: Mapping[Discipline, Sequence[tuple[int, float]]]) -> None:
+    """Draw what part of the jobs waited no longer than so long; no wait is told apart from less than a second."""
+    longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
+    end = max(longest, 10.0)
+    for policy, points in waits.items():
+        at_once = max((part for wait, part in points if wait <= SECOND_NS), default=0.0)
+        later = [(wait / SECOND_NS, 100 * part) for wait, part in points if wait > SECOND_NS]
+        last = later[-1][1] if later else 100 * at_once
+        line = [(1.0, 100 * at_once), *later, (end, last)]
+        axes.step([wait for wait, _ in line], [part for _, part in line], where="post", **_line_style(policy))
+    axes.set_xscale("log")
+    ticks = [(at, word) for at, word in _TICKS if at <= end]
+    axes.set_xticks([at for at, _ in ticks], [word for _, word in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(1, end)
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("wait no longer than")
+    axes.set_ylabel("share of jobs, %")
+
+
+def _plot_curves(over_time: Sequence[Any], curves: Mapping[Discipline, Curve]) -> None:
+    upper, *middle, lower = over_time
+    length = max((each.step_ns * len(each.queue) for each in curves.values()), default=0) / SECOND_NS
+    unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])
+    for policy, each in curves.items():
+        step = each.step_ns / SECOND_NS / factor
+        edges = [step * at for at in range(len(each.queue) + 1)]
+        how = _line_style(policy) | {"baseline": None}
+        upper.stairs([100 * part for part in each.utilisation], edges, **how)
+        for axes in middle:
+            axes.stairs([100 * part for part in each.gpu_utilisation or ()], edges, **how)
+        lower.stairs(each.queue, edges, **how)
+    for axes, what in zip((upper, *middle), ("processors in use, %", "GPUs in use, %"), strict=False):
+        axes.set_ylabel(what)
+        axes.set_ylim(0, 105)
+        axes.set_xlim(left=0)
+    lower.set_ylabel("jobs that wait")
+    lower.set_ylim(bottom=0)
+    lower.set_xlim(left=0)
+    lower.set_xlabel(f"{unit} since the first submission")
