@@ -130,9 +130,6 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "cli/main.py": "the entry of the program, which pyproject.toml names",
-    "core/passing.py": BEING_REBUILT,
-    "core/shares.py": BEING_REBUILT,
-    "dispatcher/planner.py": BEING_REBUILT,
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "store/history.py": "reads the disk; what adds it up is a layer above",
     "testing/engine.py": "a fake that tests import, here and in other projects",

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
+from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
-from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
-from spool.core.passing import LONG_NS, PassedWork, Work
 from spool.core.queue import Place, Shape, WaitingQueue, place
 from spool.core.runs import Runs
 from spool.core.runtimes import TEACHES, Expected, RunTimes
-from spool.core.shares import Shares, share_key, weigh
 from spool.core.units import show_duration
 
 OrderKey = tuple[int, int, float, int, str]

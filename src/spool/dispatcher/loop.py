@@ -106,7 +106,6 @@ class Dispatcher:
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
-        self.launcher = Launcher(context)
         self.terminator = Terminator(self.timers.timer(always=True))
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
@@ -118,6 +117,7 @@ class Dispatcher:
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
+        self.launcher = Launcher(context, self.planner.shortage)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
@@ -378,7 +378,7 @@ class Dispatcher:
     def _plan(self) -> bool:
         """Plan anew if anything has changed, and carry the plan out; return whether anything was started."""
         now, before = self.clock(), self.planner.machine
-        plan = self.planner.renew(now, paused=self.pause.paused, refusal=self.launcher.shortage.words(now))
+        plan = self.planner.renew(now, paused=self.pause.paused)
         machine = self.planner.machine
         if plan is not None or before is None or machine is None or machine.gpus != before.gpus:
             self.status.changed()
@@ -449,7 +449,7 @@ class Dispatcher:
         ended = self.supervisor.collect()
         for live in ended:
             live.seen_ended(self.clock())  # before what starts in its place: the accounting shows nobody twice
-        self.launcher.shortage.ended(ended, self.clock())
+        self.planner.shortage.ended(ended, self.clock())
         self._unfiled += ended
         return ended
 
