@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli.common import named, natural, opened
+from spool.cli.common import named, opened
 from spool.cli.completing import complete_names
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
+from spool.core.names import natural
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
 
