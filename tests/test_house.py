@@ -121,7 +121,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.why_reserved": BEING_REBUILT,
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": BEING_REBUILT,
-    "formats.render": BEING_REBUILT,
     "machine.members": BEING_REBUILT,
     "state.Live.of_records": BEING_REBUILT,
     "state.Table.view": BEING_REBUILT,
