@@ -314,7 +314,10 @@ QUICK_OPTIONS = st.lists(
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
             ["--tmux"], ["--executor", "process"], ["--executor", "slurm"],
-            ["--executor", "x"], ["--keep-session"], ["--no-keep-session"],
+            ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
+            ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
+            ["--tag", "a,a"], ["--project", "a "], ["--group", "g"], ["--group-limit", "2"], ["--group-limit", "0"],
+            ["--max-running", "2"], ["--on-dependency-failure", "wait"], ["--signal", "USR1@1s"], ["--gpus", "0"],
         ]
     ),
     max_size=4,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.planning import NOW, S
-from spool.core import passing
-from spool.core.passing import PassedWork, Work
+from spool.core import fairness
+from spool.core.fairness import PassedWork, Work
 
 HOUR = 3600 * S
 WHOLE = Work(4, 100, 1)
@@ -26,10 +26,10 @@ STEPS = st.lists(
 @pytest.fixture(scope="module", autouse=True)
 def few_are_kept() -> Iterator[None]:
     """Let little be recent, so that what comes is put in order often, and little be remembered."""
-    before = passing._RECENT, passing._MOST
-    passing._RECENT, passing._MOST = 5, 50
+    before = fairness._RECENT, fairness._MOST
+    fairness._RECENT, fairness._MOST = 5, 50
     yield
-    passing._RECENT, passing._MOST = before
+    fairness._RECENT, fairness._MOST = before
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.planning import NOW, S
-from spool.core.shares import LEAST, Shares
+from spool.core.fairness import LEAST, Shares
 
 HALF_LIFE = 1000 * S
 KEYS = ("a", "b", "c", "d")

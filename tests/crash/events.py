@@ -12,7 +12,7 @@ from spool.core.events import Event, EventName
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.listener_client import ListenerClient
 from spool.store.disk import Disk
-from spool.store.eventlog import Inbox
+from spool.store.eventlog import EventReader
 
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,12 +33,12 @@ def want_everything(world: World) -> None:
 
 def events(world: World) -> list[Event]:
     """Return every event that was written down, repeats too."""
-    inbox = Inbox(str(world.root), "test", Disk(world.staging))
+    reader = EventReader(str(world.root), "test", Disk(world.staging))
     found, position = [], 0
-    while lines := inbox.read(position):
+    while lines := reader.read(position):
         found += [line.event for line in lines if line.event is not None]
         position = lines[-1].end
-    inbox.close()
+    reader.close()
     return found
 
 

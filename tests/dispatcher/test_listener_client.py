@@ -22,7 +22,10 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.dispatcher.listener_client import ListenerClient
+from spool.formats.events import render_event
 from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
+from spool.store.disk import Disk
+from spool.store.eventlog import EventWriter
 
 HOUR_NS = 3600 * SECOND_NS
 STEPS = [f"step-{at}" for at in range(6)]
@@ -39,7 +42,7 @@ class Ends:
         self.replies: list[Reply] = []
         self.greetings = 0
         self.ahead_ns = 0
-        self.listening = ListenerClient(
+        self.client = ListenerClient(
             str(root), self.replies.append, self._ready, lambda: time.monotonic_ns() + self.ahead_ns
         )
 
@@ -51,9 +54,9 @@ class Ends:
         until = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < until
-            self.listening.tick()
-            if select.select([self.listening], [], [], 0.02)[0]:
-                self.listening.read()
+            self.client.tick()
+            if select.select([self.client], [], [], 0.02)[0]:
+                self.client.read()
 
     def begun(self) -> list[str]:
         """Return the steps that hooks and plugins have begun, in that order."""
@@ -62,17 +65,17 @@ class Ends:
 
     def take_an_hour(self, *steps: str) -> None:
         """Have an hour pass in which the process does these steps, and end them."""
-        self.listening.read()  # what it said before it began them
-        pid = self.listening.pid
+        self.client.read()  # what it said before it began them
+        pid = self.client.pid
         self.ahead_ns += HOUR_NS
-        self.listening.tick()
-        assert self.listening.pid == pid
+        self.client.tick()
+        assert self.client.pid == pid
         for step in steps:
             (self.root / f"go-{step}").touch()
 
     def stop_process(self) -> int:
         """Have the process do nothing any more."""
-        pid = self.listening.pid
+        pid = self.client.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         return pid
@@ -86,8 +89,8 @@ def ends(spool_root: Path) -> Iterator[Ends]:
     (spool_root / layout.CURSORS).mkdir()  # a dispatcher makes it before anybody is to listen
     made = Ends(spool_root)
     yield made
-    made.listening.close()
-    made.listening.join(20)
+    made.client.close()
+    made.client.join(20)
 
 
 def _hook(root: Path, name: str, script: str) -> None:
@@ -114,14 +117,14 @@ def _wait_in_plugin(root: Path, step: str) -> str:
 
 def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends) -> None:
     """The question is asked again, and its answer comes."""
-    ends.listening.listen(["hooks"])
+    ends.client.listen(["hooks"])
     ends.serve_until(lambda: ends.greetings)
     hanging = ends.stop_process()
-    number = ends.listening.ask(QUESTION)
+    number = ends.client.ask(QUESTION)
     ends.ahead_ns += HOUR_NS
     ends.serve_until(lambda: ends.replies)
     assert ends.replies == [Reply(number)]
-    assert ends.listening.pid != hanging
+    assert ends.client.pid != hanging
     assert not Path(f"/proc/{hanging}").exists()
 
 
@@ -130,45 +133,63 @@ def test_a_process_that_cannot_be_started_is_tried_again_after_growing_pauses(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, lived_ns: int
 ) -> None:
     """However long the one before it lived, and says why until one is started."""
-    listening = ends.listening
+    client = ends.client
     now_ns = [10 * HOUR_NS]
-    for part in (listening, listening._child):
+    for part in (client, client._child):
         monkeypatch.setattr(part, "_clock", lambda: now_ns[0])
-    monkeypatch.setattr(listening._child, "_born_ns", now_ns[0] - lived_ns)
+    monkeypatch.setattr(client._child, "_born_ns", now_ns[0] - lived_ns)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/dev/null")
-        listening.listen(["hooks"])
+        client.listen(["hooks"])
         pauses = []
         for _ in range(4):
-            listening.tick()
-            assert isinstance(listening.trouble, PermissionError)
-            due_ns = listening.next_due_ns()
+            client.tick()
+            assert isinstance(client.trouble, PermissionError)
+            due_ns = client.next_due_ns()
             assert due_ns is not None
             pauses.append(due_ns - now_ns[0])
             now_ns[0] = due_ns
         assert pauses == [pauses[0] << at for at in range(4)]
-    listening.tick()
-    assert listening.pid is not None
-    assert listening.trouble is None
+    client.tick()
+    assert client.pid is not None
+    assert client.trouble is None
 
 
 def test_a_process_that_never_says_who_it_is_is_ended_too(ends: Ends) -> None:
     """One that hangs before it can be asked would otherwise keep every question for ever."""
-    ends.listening.listen(["hooks"])
-    ends.listening.tick()
+    ends.client.listen(["hooks"])
+    ends.client.tick()
     hanging = ends.stop_process()
-    number = ends.listening.ask(QUESTION)
+    number = ends.client.ask(QUESTION)
     ends.ahead_ns += HOUR_NS
     ends.serve_until(lambda: ends.replies)
     assert ends.replies == [Reply(number)]
     assert not Path(f"/proc/{hanging}").exists()
 
 
+def test_a_process_that_has_read_nothing_for_long_hears_of_the_last_event_all_the_same(ends: Ends) -> None:
+    """What it has no room for is not piled up without end: once it has read that, it is told how far the events go."""
+    _hook(ends.root, "queued", 'echo "$SPOOL_JOB" >> begun')
+    writer = EventWriter(str(ends.root), Disk(str(ends.root / layout.STAGING)))
+    writer.begin("hooks")
+    ends.client.listen(["hooks"])
+    ends.serve_until(lambda: ends.greetings)
+    stopped = ends.stop_process()
+    for position in range(1, 50_000):
+        ends.client.more(position)
+    writer.append(render_event(replace(QUESTION, name=EventName.QUEUED)))
+    ends.client.more(writer.end)
+    writer.close()
+    os.kill(stopped, signal.SIGCONT)
+    ends.serve_until(ends.begun)
+    assert ends.begun() == ["x"]
+
+
 def test_a_process_that_hangs_in_a_question_is_ended(ends: Ends) -> None:
     """The time of a hook that it has begun is waited for, and no more than a minute beyond that."""
     _hook(ends.root, "submitting", f"[ -e hung ] || {{ touch hung; {_wait_in_hook('step')}; }}")
-    ends.listening.listen(["hooks"])
-    number = ends.listening.ask(QUESTION)
+    ends.client.listen(["hooks"])
+    number = ends.client.ask(QUESTION)
     ends.serve_until(ends.begun)
     ends.take_an_hour()
     hanging = ends.stop_process()
@@ -192,8 +213,8 @@ def test_a_process_that_works_is_not_ended_however_many_it_asks(
             asked = "@hookimpl\ndef spool_submitting(event):\n    wait()\n"
             install(site, name, _wait_in_plugin(ends.root, step) + asked)
     monkeypatch.setenv("PYTHONPATH", str(site))
-    ends.listening.listen([kind])
-    number = ends.listening.ask(QUESTION)
+    ends.client.listen([kind])
+    number = ends.client.ask(QUESTION)
     for at in range(len(STEPS)):
         ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
         ends.take_an_hour(ends.begun()[at])
@@ -207,7 +228,7 @@ def test_a_process_that_loads_slow_plugins_is_not_ended(ends: Ends, monkeypatch:
     for step in STEPS:
         install(site, step.replace("-", "_"), _wait_in_plugin(ends.root, step) + "wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(site))
-    ends.listening.listen(["plugins"])
+    ends.client.listen(["plugins"])
     for at in range(len(STEPS)):
         ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
         ends.take_an_hour(ends.begun()[at])
@@ -217,11 +238,11 @@ def test_a_process_that_loads_slow_plugins_is_not_ended(ends: Ends, monkeypatch:
 def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:
     """It has no more than it begins at once, forgotten ones counted, so that none is late before it is begun."""
     _hook(ends.root, "submitting", _wait_in_hook("$SPOOL_JOB"))
-    ends.listening.listen(["hooks"])
+    ends.client.listen(["hooks"])
     ends.serve_until(lambda: ends.greetings)
-    first, *others = [ends.listening.ask(replace(QUESTION, job=f"job-{at}")) for at in range(AT_ONCE * 6 + 1)]
+    first, *others = [ends.client.ask(replace(QUESTION, job=f"job-{at}")) for at in range(AT_ONCE * 6 + 1)]
     ends.serve_until(lambda: len(ends.begun()) == AT_ONCE)
-    ends.listening.forget(first)
+    ends.client.forget(first)
     over: list[str] = []
     for at in range(6):
         ends.serve_until(lambda at=at: len(ends.begun()) == (at + 1) * AT_ONCE)  # type: ignore[misc]

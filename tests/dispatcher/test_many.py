@@ -160,8 +160,9 @@ class Memory:
         engine._census = self  # type: ignore[assignment]
         self.live.launched(engine.child("one", 1, 70))
         self.timers = Timers()
-        context: Any = SimpleNamespace(state=table, confinement=Confinement("/nowhere", Timer()), timers=self.timers)
-        self.limits = Limits(context, Executors(str, engine), self._order)
+        confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
+        context: Any = SimpleNamespace(state=table, confinement=confinement, timers=self.timers, executors=executors)
+        self.limits = Limits(context, self._order)
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:

@@ -20,7 +20,7 @@ from spool.core.errors import StartRefused
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recovery
-from spool.dispatcher.launcher import Shortage
+from spool.dispatcher.planner import Shortage
 from spool.dispatcher.timers import Timer
 from spool.executors import Executors
 from spool.executors.base import Launch, refused, sounds_refused

@@ -271,7 +271,7 @@ def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: 
 def test_who_uses_no_tmux_pays_nothing_for_it() -> None:
     """Neither the dispatcher nor a submission imports libtmux before a job wants it."""
     program = (
-        "import sys\nimport spool.cli.main, spool.cli.quick, spool.cli.submit, spool.dispatcher.service\n"
+        "import sys\nimport spool.cli.main, spool.cli.fastsubmit, spool.cli.submit, spool.dispatcher.service\n"
         "from spool.executors import by_name\nby_name('process').unavailable()\n"
         "assert 'libtmux' not in sys.modules\nby_name('tmux')\nassert 'libtmux' in sys.modules"
     )

@@ -117,6 +117,14 @@ def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
     assert problems('command = "x"\n\ngpu = 1\n') == ['unknown key "gpu" on line 3, did you mean "gpus"?']
 
 
+def test_a_key_that_needs_another_is_read_all_the_same() -> None:
+    """What is wrong with its value is told beside what it lacks."""
+    found = problems('command = "x"\ngpu_memory = "8 GiBs"\n')
+    assert len(found) == 2
+    assert found[0] == '"gpu_memory" on line 2: needs "gpus": it is the memory of each GPU'
+    assert "is not a size" in found[1]
+
+
 def test_every_problem_is_told_in_the_order_of_the_lines() -> None:
     """One look at `NAME.toml.error` is enough to mend a file, however much is wrong in it."""
     text = """command = ["a", 3]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spool.core.model import State
+from spool.core.model import ArrayTask, Dependencies, Notify, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
-from spool.formats import schema
+from spool.formats import config, jobfile, keys, schema, toml
 from spool.formats.jobfile import FORMAT
+from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.values import NOTIFY_EVENTS
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)
 def test_the_shipped_schema_is_up_to_date(kind: str) -> None:
-    """Run `python -m spool.formats.schema KIND > src/spool/formats/KIND.schema.json` after changing a key."""
+    """Run `python -m spool.formats.schema --write` after changing a key."""
     shipped = resources.files("spool.formats").joinpath(f"{kind}.schema.json").read_text(encoding="utf-8")
     assert shipped == schema.render(kind)
 
@@ -55,3 +59,53 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
     assert "| `quotas.users.NAME.max_running_jobs` |" in capsys.readouterr().out
     assert schema.main([]) == 2
     assert schema.main(["job", "--x"]) == 2
+
+
+def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
+    (tmp_path / "src" / "spool" / "formats").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "FORMAT.md"
+    heads = [f"<!-- keys of {kind} -->\n" for kind in schema.KINDS]
+    page.write_text("a\n" + "".join(f"{head}an old table\n<!-- end of keys -->\nb\n" for head in heads))
+    monkeypatch.chdir(tmp_path)
+    assert schema.main(["--write"]) == 0
+    tables = [
+        f"{head}{schema.table(kind)}<!-- end of keys -->\nb\n" for kind, head in zip(schema.KINDS, heads, strict=True)
+    ]
+    assert page.read_text(encoding="utf-8") == "a\n" + "".join(tables)
+    for kind in schema.KINDS:
+        assert (tmp_path / f"src/spool/formats/{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
+
+
+def _stated(table: KeyTable) -> dict[str, Any]:
+    """Return a file that states each default of *table*."""
+    return {
+        key.name: _stated(key.table) if key.table is not None and not key.many else key.default
+        for key in table.keys
+        if key.default is not None and key.default is not REQUIRED
+    }
+
+
+def test_the_defaults_of_the_tables_are_those_of_the_model() -> None:
+    """To state the default of a key, as the pages have it, is to leave the key out."""
+    assert config.parse(toml.write(_stated(config.CONFIG))) == config.Config()
+    short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
+    notify = {**_stated(keys.NOTIFY), "to": "me"}
+    long = {"command": "x", **_stated(keys.JOB), "notify": notify, "retry": _stated(keys.RETRY)}
+    assert jobfile.parse(toml.write(long), name="a") == jobfile.parse(toml.write(short), name="a")
+    assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
+
+
+def test_every_field_of_a_job_comes_from_a_key() -> None:
+    """What a row fills is a field of the model, and each field is filled by a row; but what two rows make together."""
+    made = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "request"}
+    stated = {key.field for key in keys.JOB.keys}
+    assert {field.name for field in fields(Spec)} - stated == made
+    assert stated - {field.name for field in fields(Spec)} == {
+        *("start_after", "on_dependency_failure"),
+        *(f"request.{field.name}" for field in fields(Request)),
+    }
+    models = {keys.RETRY: Retry, keys.NOTIFY: Notify, keys.TASK: ArrayTask, keys.DEPENDS_ON: Dependencies}
+    for table, model in models.items():
+        assert {key.field for key in table.keys} == {field.name for field in fields(model)}

@@ -13,7 +13,7 @@ from spool.core.events import Event, EventName
 from spool.formats.events import render_event
 from spool.listeners.delivery import MOST_TRIES, Delivery
 from spool.store.disk import Disk
-from spool.store.eventlog import Inbox, Outbox
+from spool.store.eventlog import EventReader, EventWriter
 from support import wait_for
 
 
@@ -53,7 +53,7 @@ class Stand:
     def __init__(self, root: Path) -> None:
         self.root = str(root)
         self.disk = Disk(f"{root}/.tmp")
-        self.outbox = Outbox(self.root, self.disk)
+        self.outbox = EventWriter(self.root, self.disk)
         self.outbox.begin("recorder")
         self.deliveries: list[Delivery] = []
 
@@ -62,7 +62,7 @@ class Stand:
             self.outbox.append(render_event(_event(each, name)))
 
     def delivery(self, listener: Recorder, *, careful: bool = False, limit: float = math.inf) -> Delivery:
-        delivery = Delivery(listener, Inbox(self.root, "recorder", self.disk), careful=careful)
+        delivery = Delivery(listener, EventReader(self.root, "recorder", self.disk), careful=careful)
         self.deliveries.append(delivery)
         delivery.more(limit)
         delivery.start()
@@ -197,7 +197,7 @@ def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> N
             hangs.set()
             go.wait(20)
 
-        delivery = Delivery(Recorder(behave), Inbox(stand.root, "recorder", stand.disk), careful=True)
+        delivery = Delivery(Recorder(behave), EventReader(stand.root, "recorder", stand.disk), careful=True)
         delivery._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
         delivery.more(math.inf)
         delivery.start()

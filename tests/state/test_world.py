@@ -78,7 +78,7 @@ def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 
 def answer(world: World) -> Machine:
     """Do what the dispatcher does when NVML's answer wakes it, or when it was there at once."""
-    if world.next_due_ns() != 0:
+    if world.answer_due_ns() != 0:
         assert world.gpus is not None
         assert select.select([world.gpus.fileno()], [], [], 30)[0]
         world.take_gpu_answer()
@@ -108,10 +108,10 @@ def test_an_answer_that_comes_at_once_is_seen_at_once(watched: World) -> None:
     answer(watched)
     watched.ask_gpus_again(NOW)
     watched._look_at_gpus(NOW, 30 * SECOND_NS)
-    assert watched.next_due_ns() == 0
+    assert watched.answer_due_ns() == 0
     watched.machine(NOW)
     assert watched.may_start_on(ALONE)
-    assert watched.next_due_ns() is None
+    assert watched.answer_due_ns() is None
 
 
 def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: World, fake_nvml: FakeNvml) -> None:
@@ -148,12 +148,12 @@ def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: W
     watched.machine(NOW)
     before = answer(watched)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
-    assert watched.next_due_ns() is None
+    assert watched.answer_due_ns() is None
     watched.ask_gpus_again(NOW)
-    assert watched.next_due_ns() is not None
+    assert watched.answer_due_ns() is not None
     late = wait_for(lambda: (seen := watched.machine(NOW)).gpu_problem and seen)
     assert late.gpu_problem == NO_ANSWER
-    assert watched.next_due_ns() is None  # nothing more to wake for
+    assert watched.answer_due_ns() is None  # nothing more to wake for
     assert watched.gpus_at_ns is not None
     fake_nvml.mend()
     assert answer(watched).gpus == before.gpus
@@ -176,4 +176,4 @@ def test_nobody_is_asked_while_no_gpu_matters(world: World, fake_nvml: FakeNvml)
     """A spool without GPU jobs has no process that asks NVML, whatever it looks at."""
     world.machine(NOW)
     world.ask_gpus_again(NOW)
-    assert (world.gpus, world.next_due_ns(), world.gpus_at_ns, fake_nvml.calls()) == (None, None, None, [])
+    assert (world.gpus, world.answer_due_ns(), world.gpus_at_ns, fake_nvml.calls()) == (None, None, None, [])

@@ -13,7 +13,7 @@ from spool.core.model import Grant, Notify, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import eventlog
 from spool.store.disk import Disk
-from spool.store.eventlog import Inbox, Outbox
+from spool.store.eventlog import EventReader, EventWriter
 from spool.testing.faults import FaultyDisk, PowerCut
 
 
@@ -38,25 +38,25 @@ def disk(root: Path) -> Disk:
 
 def heard(root: Path, kind: str, *, all_of_it: bool = True) -> list[str]:
     """Return the ids that a listener hears from its cursor on, and let it have heard them."""
-    inbox = Inbox(str(root), kind, disk(root))
-    found, position = [], inbox.position
-    while lines := inbox.read(position):
+    reader = EventReader(str(root), kind, disk(root))
+    found, position = [], reader.position
+    while lines := reader.read(position):
         found += [line.event.id for line in lines if line.event is not None]
         position = lines[-1].end
         if not all_of_it:
             break
-    inbox.save(position)
-    inbox.close()
+    reader.save(position)
+    reader.close()
     return found
 
 
 def test_what_is_told_after_the_spool_was_moved_has_its_new_paths(spool_root: Path) -> None:
     """An event that was written down before a `mv` of the spool names the metadir where it lies now."""
     before = replace(event(1), run=3, metadir="/s/jobs/x/3")
-    box = Outbox(str(spool_root), disk(spool_root))
+    box = EventWriter(str(spool_root), disk(spool_root))
     box.append(render_event(before))
     box.close()
-    reader = Inbox(str(spool_root), "hooks", disk(spool_root))
+    reader = EventReader(str(spool_root), "hooks", disk(spool_root))
     [found] = reader.read(0)
     reader.close()
     assert found.event is not None
@@ -88,53 +88,53 @@ def test_an_event_comes_back_as_it_was() -> None:
 
 def test_each_listener_hears_of_all_from_its_beginning_on(spool_root: Path) -> None:
     """One that begins later hears of nothing that was before, and each goes on where it was."""
-    outbox = Outbox(str(spool_root), disk(spool_root))
-    assert outbox.begin("hooks")
-    assert not outbox.begin("hooks")
-    outbox.append(render_event(event(1)))
-    assert outbox.begin("notify")
-    outbox.append(render_event(event(2)) + render_event(event(3)))
+    writer = EventWriter(str(spool_root), disk(spool_root))
+    assert writer.begin("hooks")
+    assert not writer.begin("hooks")
+    writer.append(render_event(event(1)))
+    assert writer.begin("notify")
+    writer.append(render_event(event(2)) + render_event(event(3)))
     assert heard(spool_root, "hooks") == ["1", "2", "3"]
     assert heard(spool_root, "notify") == ["2", "3"]
-    assert not outbox.unread()
-    outbox.append(render_event(event(4)))
-    assert outbox.unread()
+    assert not writer.unread()
+    writer.append(render_event(event(4)))
+    assert writer.unread()
     assert heard(spool_root, "hooks") == ["4"]
     assert (spool_root / layout.EVENTS).stat().st_mode & 0o777 == 0o600
 
 
 def test_what_all_have_read_is_cut_off_and_no_cursor_changes(spool_root: Path) -> None:
     """A listener that is behind keeps what it has not heard, a reader goes on in the new file, positions only grow."""
-    outbox = Outbox(str(spool_root), disk(spool_root))
-    outbox.begin("hooks")
-    outbox.begin("notify")
+    writer = EventWriter(str(spool_root), disk(spool_root))
+    writer.begin("hooks")
+    writer.begin("notify")
     for number in range(20):
-        outbox.append(render_event(event(number, "x" * 100)))
-    reader = Inbox(str(spool_root), "hooks", disk(spool_root))
+        writer.append(render_event(event(number, "x" * 100)))
+    reader = EventReader(str(spool_root), "hooks", disk(spool_root))
     position = reader.read(reader.position)[14].end
     reader.save(position)
-    Inbox(str(spool_root), "notify", disk(spool_root)).save(position)
-    size, end = (spool_root / layout.EVENTS).stat().st_size, outbox.end
-    outbox.cut()
+    EventReader(str(spool_root), "notify", disk(spool_root)).save(position)
+    size, end = (spool_root / layout.EVENTS).stat().st_size, writer.end
+    writer.cut()
     assert (spool_root / layout.EVENTS).stat().st_size < size / 2
-    assert outbox.end == end
-    outbox.append(render_event(event(20)))
+    assert writer.end == end
+    writer.append(render_event(event(20)))
     assert [line.event.id for line in reader.read(position) if line.event] == [str(n) for n in range(15, 21)]
     assert heard(spool_root, "notify") == [str(n) for n in range(15, 21)]
-    again = Outbox(str(spool_root), disk(spool_root))
-    assert again.end == outbox.end
+    again = EventWriter(str(spool_root), disk(spool_root))
+    assert again.end == writer.end
     reader.close()
 
 
 def test_a_listener_that_never_reads_does_not_fill_the_disk(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than the most that is kept, the newer half stays, in whole lines, and what is lost is told once."""
     monkeypatch.setattr(eventlog, "MOST_BYTES", 4000)
-    outbox = Outbox(str(spool_root), disk(spool_root))
-    outbox.begin("hooks")
+    writer = EventWriter(str(spool_root), disk(spool_root))
+    writer.begin("hooks")
     lost, sizes = 0, list[int]()
     for number in range(100):
-        outbox.append(render_event(event(number, "x" * 100)))
-        lost += outbox.cut()
+        writer.append(render_event(event(number, "x" * 100)))
+        lost += writer.cut()
         sizes.append((spool_root / layout.EVENTS).stat().st_size)
     assert max(sizes) < 4500
     kept = heard(spool_root, "hooks")
@@ -142,8 +142,8 @@ def test_a_listener_that_never_reads_does_not_fill_the_disk(spool_root: Path, mo
     assert 8 <= len(kept) < 30
     lines = [len(render_event(event(number, "x" * 100))) for number in range(100 - len(kept))]
     assert lost == sum(lines)
-    outbox.append(render_event(event(100)))
-    assert outbox.cut() == 0
+    writer.append(render_event(event(100)))
+    assert writer.cut() == 0
     assert heard(spool_root, "hooks") == ["100"]
 
 
@@ -156,19 +156,19 @@ def test_nothing_is_lost_where_the_dispatcher_is_cut_off(spool_root: Path, tmp_p
         faulty = FaultyDisk(str(root / ".tmp"), cut_at=number, torn=torn)
         sure: list[str] = []
         got: list[str] = []
-        outbox = Outbox(str(root), faulty)
+        writer = EventWriter(str(root), faulty)
         try:
-            outbox.begin("hooks")
+            writer.begin("hooks")
             for serial in range(8):
-                outbox.append(render_event(event(serial, "x" * 50)))
+                writer.append(render_event(event(serial, "x" * 50)))
                 sure.append(str(serial))
                 if serial % 3 == 2:
                     got += heard(root, "hooks", all_of_it=serial != 5)
-                    outbox.cut()
+                    writer.cut()
         except PowerCut:
             pass
-        outbox.close()
-        after = Outbox(str(root), disk(root))
+        writer.close()
+        after = EventWriter(str(root), disk(root))
         after.begin("hooks")
         after.append(render_event(event(99)))
         got += heard(root, "hooks")
@@ -181,11 +181,11 @@ def test_nothing_is_lost_where_the_dispatcher_is_cut_off(spool_root: Path, tmp_p
 
 def test_a_file_that_somebody_removed_begins_anew(spool_root: Path) -> None:
     """Cursors of the old file do not hide what is told in the new one."""
-    outbox = Outbox(str(spool_root), disk(spool_root))
-    outbox.begin("hooks")
-    outbox.append(render_event(event(1)))
+    writer = EventWriter(str(spool_root), disk(spool_root))
+    writer.begin("hooks")
+    writer.append(render_event(event(1)))
     assert heard(spool_root, "hooks") == ["1"]
-    outbox.close()
+    writer.close()
     (spool_root / layout.EVENTS).unlink()
-    outbox.append(render_event(event(2)))
+    writer.append(render_event(event(2)))
     assert heard(spool_root, "hooks") == ["2"]

@@ -9,8 +9,7 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, opened
 from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict

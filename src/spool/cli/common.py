@@ -1,4 +1,4 @@
-"""What many verbs need: the spool that is meant, the jobs that are meant, and going on after a bad one."""
+"""What many verbs need: the spool and the jobs that are meant, their names completed, and going on after a bad one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import pwd
 from collections.abc import Callable, Iterable, Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from spool.cli import render
-from spool.cli.completing import complete_names
 from spool.cli.group import tell
-from spool.client.submit import make_spool
+from spool.client.submit import default_root, make_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
 from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.disk import remedy_for
 from spool.store.spool import Forbearing, Spool
+
+_MOST_NAMES = 500  # more to complete is of no use to anybody
 
 
 def opened(root: str) -> Spool:
@@ -106,6 +108,26 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
         if done:
             render.say(done)
     return worst
+
+
+def complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a job; where a verb is for jobs of certain places only, of those."""
+    places = _COMPLETED.get(ctx.info_name or "", layout.PLACES)
+    head, comma, start = incomplete.rpartition(",")
+    spool = Forbearing(ctx.find_root().params.get("root") or default_root())
+    names = sorted({name for place in places for name in spool.names(place) if name.startswith(start)})
+    return [CompletionItem(f"{head}{comma}{name}") for name in names[:_MOST_NAMES]]
+
+
+_COMPLETED = {
+    "cancel": ("queued", "held", "running"),
+    "hold": ("queued", "running"),
+    "release": ("held",),
+    "requeue": ("running", "done"),
+    "edit": ("queued", "held"),
+    "attach": ("running",),
+    "why": ("queued", "held"),
+}
 
 
 names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import job_name, opened, this_user
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, opened, this_user
 from spool.cli.group import Verb, tell
 from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests

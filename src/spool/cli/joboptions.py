@@ -214,7 +214,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command of click an option for every key of a job file."""
     import click
 
-    from spool.cli.completing import complete_names
+    from spool.cli.common import complete_names
 
     for option in reversed(OPTIONS):
         if option.value:

@@ -8,8 +8,7 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, opened
 from spool.cli.group import Verb, tell
 from spool.cli.wait import POLL_S, told
 from spool.client.output import Follower, Stream, output_paths, read_output, run_of

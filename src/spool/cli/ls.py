@@ -7,8 +7,7 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, viewed
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, NoSuchJob, cannot
 from spool.core.model import State

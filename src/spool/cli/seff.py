@@ -7,8 +7,7 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, opened
 from spool.cli.group import Verb
 from spool.core.efficiency import Advice, MeasuredRun, Spread, Summary
 from spool.core.reasons import count_of

@@ -7,8 +7,7 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli.common import named, opened
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, named, opened
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, viewed
-from spool.cli.completing import complete_names
+from spool.cli.common import complete_names, job_name, json_option, viewed
 from spool.cli.group import Verb
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why

@@ -241,4 +241,4 @@ def _left_for(job: Waiting, now_ns: int) -> Reason:
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:
     """Return the run that *job* becomes if it starts now with that grant."""
-    return Running(job.name, NEW_RUN, job.user, job.spec, grant, now_ns, job.attempt)
+    return Running(job.name, NEW_RUN, job.user, job.spec, grant, now_ns, job.attempt, elsewhere=job.elsewhere)

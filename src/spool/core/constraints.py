@@ -119,7 +119,9 @@ class Rules:
         if not self.may_be_tried(job):
             return False
         reason = next(self.in_the_way(job), None)
-        return reason is None or (reason.code in FULL and foretell(job, self.room) is not None)
+        if reason is None or job.elsewhere is not None:
+            return reason is None
+        return reason.code in FULL and foretell(job, self.room) is not None
 
     def in_the_way(self, job: Waiting) -> Iterator[Reason]:
         """Yield what keeps every job of this shape waiting, whoever is protected."""
@@ -132,7 +134,7 @@ class Rules:
         for reason in self.room.noes(job):
             full = full or reason.code in FULL or reason.code == "never_fits"
             yield reason
-        if self.protection is not None and not full:
+        if self.protection is not None and not full and job.elsewhere is None:
             left = self.protection.why_not(job, self.room)
             if left is not None:
                 yield left

@@ -82,6 +82,11 @@ class Answer:
     prep: str = ""
     end: str = ""
 
+    def joined(self, other: Answer) -> Answer:
+        """Return a yes with the texts of both."""
+        pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
+        return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
+
 
 ENDS = frozenset(EventName(outcome) for outcome in OUTCOMES)
 """The events that say that a job is over."""

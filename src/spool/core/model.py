@@ -308,6 +308,7 @@ class Waiting:
     not_before_ns: int | None = None  # a retry's delay, or the pause after a start that the machine refused
     refused: str = ""  # why it did that; "": it did not
     executor_problem: str | None = None  # why its executor cannot start anything
+    elsewhere: str | None = None  # on which other machine it is to run; None: on this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,7 @@ class Running:
     started_at_ns: int
     attempt: int = 1
     stopping: bool = False
+    elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: on this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
+from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Request, Result, Waiting
-from spool.core.passing import LEAST_NS as LEAST_PASSED_NS
-from spool.core.passing import LONG_NS, PassedWork, Work
+from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place
 from spool.core.runs import Runs
 from spool.core.runtimes import TEACHES, Expected, RunTimes
-from spool.core.shares import Shares, share_key, weigh
 from spool.core.units import show_duration
 
 OrderKey = tuple[int, int, float, int, str]
@@ -67,7 +67,7 @@ class Past:
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
             self.run_times.add(user, result.job, result.request, ran_ns)
-        if result.submitted_at_ns is not None:
+        if result.submitted_at_ns is not None and result.executor in (None, *LOCAL_EXECUTORS):
             self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
             runs = () if self._policy.max_running is None else ((_RUNS, 1),)
             for name, count in (*result.grant.resources, *runs):
@@ -161,7 +161,7 @@ class Order:
             expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
         if self._order == SHORTEST:
             return where[0], 1, expected_ns, where[1], where[2]
-        if self._passed is not None and self._now_ns - where[1] > LEAST_PASSED_NS:
+        if self._passed is not None and key.elsewhere is None and self._now_ns - where[1] > LEAST_PASSED_NS:
             self._look_at_passed(shape, at)
         return self._score(where, expected_ns, key.user, key.project)
 

@@ -53,6 +53,7 @@ class ShapeKey(NamedTuple):
     time_limit_ns: int | None
     executor_problem: str | None
     stem: str | None = None  # without a time limit: what its run time is learnt by
+    elsewhere: str | None = None
 
 
 class Shape:
@@ -70,10 +71,11 @@ class Shape:
 class Demand:
     """The shapes of jobs that ask for the same: where there is no room for one there is none for the others."""
 
-    __slots__ = ("request", "shapes")
+    __slots__ = ("elsewhere", "request", "shapes")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, elsewhere: str | None) -> None:
         self.request = request
+        self.elsewhere = elsewhere
         self.shapes: dict[ShapeKey, Shape] = {}
 
 
@@ -92,6 +94,7 @@ def shape_key(job: Waiting) -> ShapeKey:
         spec.time_limit_ns,
         job.executor_problem,
         None if spec.time_limit_ns is not None else stem(job.name),
+        job.elsewhere,
     )
 
 
@@ -107,7 +110,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         self.watch = Watch()
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
-        self._demands: dict[Request, Demand] = {}
+        self._demands: dict[tuple[Request, str | None], Demand] = {}
         self.group_limits = Lowest()
         self.array_limits = Lowest()
         self._unsettled: list[Shape] = []
@@ -116,6 +119,8 @@ class WaitingQueue(Mapping[str, Waiting]):
         self._ripe_ns = _NEVER  # the instants up to this one have come
         self._deadlines: Ordered[tuple[int, str]] = Ordered()
         self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # made when first asked for
+        self.gpu_requests = 0  # different requests that ask for GPUs of this machine
+        self.memory_requests = 0  # … for memory
         self.users: dict[str, int] = {}  # who has jobs that wait, and how many
         self.projects: dict[str | None, int] = {}
         for job in jobs:
@@ -144,9 +149,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = Shape(key)
-            demand = self._demands.get(key.request)
+            at = key.request, key.elsewhere
+            demand = self._demands.get(at)
             if demand is None:
-                demand = self._demands[key.request] = Demand(key.request)
+                demand = self._demands[at] = Demand(*at)
+                self._count_demand(demand, 1)
             demand.shapes[key] = shape
             self._state(key, self.group_limits.add, self.array_limits.add)
         shape.members += 1
@@ -214,10 +221,12 @@ class WaitingQueue(Mapping[str, Waiting]):
             shape.open.discard(place(job))
         if not shape.members:
             del self._shapes[key]
-            demand = self._demands[key.request]
+            at = key.request, key.elsewhere
+            demand = self._demands[at]
             del demand.shapes[key]
             if not demand.shapes:
-                del self._demands[key.request]
+                del self._demands[at]
+                self._count_demand(demand, -1)
             self._state(key, self.group_limits.discard, self.array_limits.discard)
         opens = opens_at_ns(job)
         if opens is not None:
@@ -245,6 +254,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         while self._unsettled:
             self._unsettled.pop().open.settle()
         return self._demands.values()
+
+    def _count_demand(self, demand: Demand, change: int) -> None:
+        if demand.elsewhere is None:
+            self.gpu_requests += change if demand.request.gpus else 0
+            self.memory_requests += change if demand.request.memory_bytes else 0
 
     @property
     def shapes(self) -> Iterable[Shape]:

@@ -24,7 +24,10 @@ _NOTHING = Use()
 
 
 class Counts:
-    """The sums of what some runs hold, in all and by group, array, user and project."""
+    """The sums of what some runs hold, in all and by group, array, user and project.
+
+    What is held on another machine counts for the owners and the limits alone.
+    """
 
     __slots__ = (
         "arrays",
@@ -63,14 +66,15 @@ class Counts:
     def add(self, run: Running, sign: int = 1, *, owners: bool = True) -> None:
         """Count *run*; with sign -1, count it no more. Without *owners*, not for its user and its project."""
         spec, grant = run.spec, run.grant
-        memory = grant.memory_bytes or 0
         self.runs += sign
-        self.cpus += sign * grant.cpus
-        self.memory_bytes += sign * memory
-        self.cpu_holders += sign * (grant.cpus > 0)
-        self.memory_holders += sign * (memory > 0)
-        if grant.resources:
-            self.named.add(grant, sign)
+        if run.elsewhere is None:
+            memory = grant.memory_bytes or 0
+            self.cpus += sign * grant.cpus
+            self.memory_bytes += sign * memory
+            self.cpu_holders += sign * (grant.cpus > 0)
+            self.memory_holders += sign * (memory > 0)
+            if grant.resources:
+                self.named.add(grant, sign)
         if spec.group is not None:
             _count(self.groups, spec.group, sign)
         if spec.task is not None:

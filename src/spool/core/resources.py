@@ -1,11 +1,14 @@
 """What a machine has left at one instant, and whether a job fits into it.
 
 A room is made for one pass, of the sums that the index of the runs keeps (`runs`); it changes only its own copy.
+A job that is to run elsewhere is held to the limits of groups, arrays, users, projects and the spool here, and finds
+its room there. It waits for nobody: room is left for jobs of this machine only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, tzinfo
 
 from spool.core import reservations as reserved
@@ -23,7 +26,8 @@ UNLIMITED = SharedLimits()
 class Room:
     """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look.
 
-    It begins with the sums that *runs* keeps, and changes nothing of theirs.
+    It begins with the sums that *runs* keeps, and changes nothing of theirs. `elsewhere` are the rooms of other
+    machines: whoever asks for a job is answered by that of its machine.
     """
 
     def __init__(
@@ -52,6 +56,16 @@ class Room:
             for run in self.with_gpus.values():
                 self.cards.claim(run)
         self.started: list[Running] = []
+        self.elsewhere: dict[str, Room] = {}
+
+    def add_machine(self, name: str, machine: Machine) -> None:
+        """Take in what there is on another machine."""
+        runs = self.runs.elsewhere.get(name) or Runs(run_times=self.runs.run_times)
+        self.elsewhere[name] = Room(machine, self.policy, self.now_ns, runs)
+
+    def of(self, elsewhere: str | None) -> Room:
+        """Return the room of the machine of that name; None: this one."""
+        return self if elsewhere is None else self.elsewhere.get(elsewhere, self)
 
     def then(self) -> Room:
         """Return a copy, to be changed into the room that there will be later."""
@@ -66,19 +80,20 @@ class Room:
             for run in room.with_gpus.values():
                 room.cards.claim(run)
         room.started = self.started.copy()
+        room.elsewhere = {}  # what is there decides nothing here
         return room
 
     def claim(self, run: Running) -> None:
         """Count what *run* holds."""
         self.counts.add(run, owners=self.quotas.limited)
-        if run.grant.gpu_uuids:
+        if run.grant.gpu_uuids and run.elsewhere is None:
             self.with_gpus[run.name] = run
             self.cards.claim(run)
 
     def release(self, run: Running) -> None:
         """Count it no more."""
         self.counts.add(run, -1, owners=self.quotas.limited)
-        if run.grant.gpu_uuids:
+        if run.grant.gpu_uuids and run.elsewhere is None:
             del self.with_gpus[run.name]
             self.cards.release(run)
 
@@ -86,7 +101,10 @@ class Room:
         """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
         self.claim(run)
         self.started.append(run)
-        if self.available_bytes is not None:
+        if run.elsewhere is not None:
+            if run.elsewhere in self.elsewhere:
+                self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))
+        elif self.available_bytes is not None:
             self.available_bytes -= run.grant.memory_bytes or 0
 
     def lacks(self, request: Request) -> bool:
@@ -288,20 +306,21 @@ class Room:
             reason = self.max_running()
             if reason is not None:
                 yield reason
+        room = self.of(job.elsewhere)
         if ever:
-            reason = self.never_fits(job)
+            reason = room.never_fits(job)
             if reason is not None:
                 yield reason
         request = spec.request
-        if not (request.gpus or request.memory_bytes or self.lacks(request)):
+        if not (request.gpus or request.memory_bytes or room.lacks(request)):
             return
         full = None
-        for rule in (self.memory, self.processors, self.resources, self.gpus):
+        for rule in (room.memory, room.processors, room.resources, room.gpus):
             full = rule(job)
             if full is not None:
                 yield full
         if full is None:  # there is room on the GPUs; is it kept for somebody?
-            reason = self.kept(job)
+            reason = room.kept(job)
             if reason is not None:
                 yield reason
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from spool.core.model import Running
 from spool.core.ordered import Ordered
@@ -16,7 +17,10 @@ from spool.core.runtimes import Expected, RunTimes
 
 
 class Runs(Mapping[str, Running]):
-    """The runs by the names of their jobs. `put` and `remove` keep every sum; all else only looks."""
+    """The runs by the names of their jobs. `put` and `remove` keep every sum; all else only looks.
+
+    `elsewhere` has those of each other machine once more, as that machine has them.
+    """
 
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
         self.run_times = run_times or RunTimes()
@@ -24,6 +28,7 @@ class Runs(Mapping[str, Running]):
         self.group_limits = Lowest()
         self.array_limits = Lowest()
         self.with_gpus: dict[str, Running] = {}
+        self.elsewhere: dict[str, Runs] = {}
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as it was when the run began, or was taken in
         self._ends: dict[str, int] = {}
@@ -58,7 +63,10 @@ class Runs(Mapping[str, Running]):
         self._runs[name] = run
         self.counts.add(run)
         _state(run, self.group_limits.add, self.array_limits.add)
-        if run.grant.gpu_uuids:
+        if run.elsewhere is not None:
+            there = self.elsewhere.setdefault(run.elsewhere, Runs(run_times=self.run_times))
+            there.put(replace(run, elsewhere=None))
+        elif run.grant.gpu_uuids:
             self.with_gpus[name] = run
         expected = self._expected[name] = expected or self.run_times.of_run(run)
         end_ns = self._ends[name] = run.started_at_ns + expected.ns
@@ -76,7 +84,10 @@ class Runs(Mapping[str, Running]):
         name = run.name
         self.counts.add(run, -1)
         _state(run, self.group_limits.discard, self.array_limits.discard)
-        self.with_gpus.pop(name, None)
+        if run.elsewhere is not None:
+            self.elsewhere[run.elsewhere].remove(name)
+        else:
+            self.with_gpus.pop(name, None)
         del self._expected[name]
         self._in_order.discard((self._ends.pop(name), name))
         self._stopping.discard(name)
@@ -84,6 +95,8 @@ class Runs(Mapping[str, Running]):
     def learn_from(self, run_times: RunTimes) -> None:
         """Guess anew how long each runs, from now on by what *run_times* has learnt."""
         self.run_times = run_times
+        for there in self.elsewhere.values():
+            there.learn_from(run_times)
         runs = list(self._runs.values())
         for run in runs:
             self.remove(run.name)

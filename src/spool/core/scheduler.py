@@ -54,7 +54,7 @@ class View:
     `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
     names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays`
     gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `holding` is that of the
-    plan before.
+    plan before. `elsewhere` are the other machines that jobs may be for.
     """
 
     machine: Machine
@@ -69,6 +69,7 @@ class View:
     paused: bool = False
     holding: Holding = field(default_factory=Holding)
     zone: tzinfo = UTC  # in which instants are told to people
+    elsewhere: Mapping[str, Machine] = field(default_factory=dict)
 
 
 _BEYOND_HELP = frozenset({"never_fits", "dependency"})
@@ -147,11 +148,11 @@ class Plan:
         """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
 
         Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are not
-        thought of. None where it is unknown: what it depends on has not ended, somebody has to do
-        something first, or it never fits.
+        thought of. None where it is unknown: it is to run elsewhere, what it depends on has not ended, somebody has to
+        do something first, or it never fits.
         """
         job = self._view.queue.get(name) or self._view.held.get(name)
-        if job is None or name in self._started:
+        if job is None or name in self._started or job.elsewhere is not None:
             return None
         if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
             return None
@@ -200,6 +201,8 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
         (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
     )
     room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
+    for name, machine in view.elsewhere.items():
+        room.add_machine(name, machine)
     rules = Rules(queue, room, names, running.keys(), paused=view.paused, zone=view.zone)
     order = Order(queue, running, past, policy, view.machine, now_ns, room.scarce, rules.room_helps)
     nothing = view.paused or bool(view.machine.refusal)
@@ -259,7 +262,7 @@ class Placement:
     def _line_up(self) -> bool:
         """Put the first of each shape in order; return whether there is any that could fit."""
         room, of_shape = self._room, self._order.of_shape
-        demands = [(demand, room.may_have(demand.request)) for demand in self._queue.demands]
+        demands = [(demand, room.of(demand.elsewhere).may_have(demand.request)) for demand in self._queue.demands]
         if not any(fits for _, fits in demands):
             return False
         shapes = self._shapes
@@ -289,7 +292,7 @@ class Placement:
             if isinstance(rules.protection, Halt):
                 return
             job = queue[entry[4]]
-            if rules.protection is not None and self._room.lacks(job.spec.request):
+            if rules.protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
                 continue
             if not rules.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
@@ -328,20 +331,25 @@ class Placement:
             if reason.code in FULL and protection is None:
                 self._protect(job)
             return False
-        grant = room.grant(job) if protection is None else protection.grant(job, room)
+        if protection is None or job.elsewhere is not None:
+            grant: Grant | None = room.of(job.elsewhere).grant(job)
+        else:
+            grant = protection.grant(job, room)
         if grant is None:
             behind = len(self._shapes[number].ready) - self._next[number]  # its like, held back with it
             self._refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, rules.now_ns)
         room.start(run)
-        if protection is not None:
+        if protection is not None and job.elsewhere is None:
             protection.started(run)
         self._placed.starts.append((job.name, grant))
         return True
 
     def _protect(self, job: Waiting) -> None:
         """Protect *job*, for which there is no room, unless that would cost more than its start is worth."""
+        if job.elsewhere is not None:
+            return
         rules, room = self._rules, self._room
         if rules.policy.strict_order:
             rules.protection = Halt(job, rules.now_ns)

@@ -85,6 +85,15 @@ class Arrays:
     def work(self, now_ns: int, *, paused: bool) -> bool:
         """Do what there is to do, for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
+        more = False
+        if self._state.arrays or self._state.array_files or self.expander.is_busy:
+            more = self._work_on_all(until_ns, now_ns, paused=paused)
+        if self.store.has_rubbish:
+            with self._confinement.service("clean up", "the staging directory"):
+                more = self.store.clean(until_ns) or more
+        return more
+
+    def _work_on_all(self, until_ns: int, now_ns: int, *, paused: bool) -> bool:
         self.files.see(now_ns)
         self._see_left()
         more = not paused and self.expander.work(until_ns, now_ns)
@@ -92,8 +101,6 @@ class Arrays:
             if not self._confinement.pauses(Thing("array", array.name), _GO_ON):
                 with self._confinement.of(Thing("array", array.name), _GO_ON):
                     more = self._go_on(array, until_ns, now_ns) or more
-        with self._confinement.service("clean up", "the staging directory"):
-            return self.store.clean(until_ns) or more
         return more
 
     @property
@@ -436,6 +443,11 @@ class Expander:
         self._why_no_room = why_no_room
         self._staged: dict[str, _Staged] = {}
         self._no_room: dict[str, tuple[str, int]] = {}  # why there is none for its tasks, and when that is asked again
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something of a file is written, or one is to be tried again."""
+        return bool(self._staged or self._no_room)
 
     def reason(self, name: str, *, paused: bool) -> str:
         """Return why an array's file still waits."""

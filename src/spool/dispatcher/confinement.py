@@ -105,7 +105,7 @@ class Confinement:
     def end_pass(self) -> None:
         """Put off what was due in this pass and was not tried; forget what nobody tries any more."""
         now = self._clock()
-        for key, trouble in list(self._troubles.items()) if self._troubles else ():
+        for key, trouble in list(self._troubles.items()):
             if trouble.again_at_ns <= now:
                 trouble.again_at_ns = now + trouble.pause_ns
                 if now - trouble.met_at_ns > _FORGET_NS:
@@ -152,6 +152,8 @@ class Confinement:
     def _changed(self) -> None:
         self.changes += 1
         self.troubled = bool(self._troubles)
+        if not self.troubled:
+            self._timer.set(None)
 
     # What a piece of work comes to.
 

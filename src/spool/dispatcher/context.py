@@ -9,6 +9,7 @@ from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal
 from spool.dispatcher.timers import Clock, Timers
+from spool.executors import Executors
 from spool.state.table import Table
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
@@ -21,6 +22,7 @@ class Context:
     spool: LockedSpool
     settings: Settings
     state: Table
+    executors: Executors
     changes: Changes
     journal: Journal
     events: EventRecorder

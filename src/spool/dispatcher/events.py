@@ -132,11 +132,11 @@ class EventRecorder:
     def open(self) -> None:
         """Find out who listens, and have them told what the last dispatcher left untold."""
         self.look()
-        outbox = self._logs.events
-        kinds = outbox.kinds()
+        writer = self._logs.events
+        kinds = writer.kinds()
         if kinds:
             load_again(self._spool.layout, self._spool.disk)
-            if outbox.unread():
+            if writer.unread():
                 self._news = True
                 self._client.listen(kinds)
             self._cut()

@@ -81,6 +81,8 @@ class FileMoves:
                     self._missing[live.key] = live
             if piece.failed:
                 self._changes.runs.add(name)
+        if not self._missing:
+            return
         self._timer.set(None)
         for key, live in list(self._missing.items()):
             if live.file_missing_ns is None or live.proof is not None or self._state.live.get(key) is not live:

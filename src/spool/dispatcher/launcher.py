@@ -17,20 +17,19 @@ from dataclasses import dataclass
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import Answer, EventName
-from spool.core.lifecycle import Liveness, Verdict
-from spool.core.model import Grant, State
-from spool.core.reasons import show_instant
+from spool.core.lifecycle import Liveness
+from spool.core.model import Grant
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
-from spool.dispatcher.timers import Timer
-from spool.executors import Executor, Executors, Launch
+from spool.dispatcher.planner import Shortage
+from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import local_zone, umask, user_name
-from spool.state.table import WELCOME, Job, JobFile, Live
+from spool.machine.host import umask, user_name
+from spool.state.table import Job, JobFile, Live
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool
@@ -39,9 +38,6 @@ from spool.store.spool import Spool, read_bytes, read_record
 log = logging.getLogger(__name__)
 
 IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
-_GONE_BACK = run_records.render_status(State.QUEUED)  # a wrapper that was refused something
-_BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
-_FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
@@ -67,97 +63,20 @@ class _Prepared:
             self.group.remove()
 
 
-class Shortage:
-    """What the machine refuses to whichever job, and until when nothing is started.
-
-    The first job that is refused may be one of its kind, and waits alone. But from then on jobs start one after the
-    other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
-    """
-
-    def __init__(self, spool: LockedSpool, timer: Timer) -> None:
-        """*timer*, on the wall clock, is when :meth:`words` may say something else."""
-        self._spool = spool
-        self._timer = timer
-        self._refusal = WELCOME
-        self._job: str | None = None  # that was refused last; None: all is well
-        self._why = ""  # that was refused
-        self._first: Live | None = None  # on its way, and the others wait for it
-        self._known_ns = 0  # when the last refusal was known
-        self._look_in_ns = _FIRST_LOOK_NS
-
-    def most(self) -> int | None:
-        """Return how many may start at once, None if nothing is amiss."""
-        return None if self._job is None else 0 if self._first is not None else 1
-
-    def tries(self, live: Live) -> None:
-        """Know that a run is on its way."""
-        if self._job is not None:
-            self._first, self._look_in_ns = live, _FIRST_LOOK_NS
-            self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
-
-    def refused(self, live: Live, now_ns: int) -> None:
-        """Know that the machine has refused *live* what `live.refusal` says."""
-        if live is self._first:
-            self._first = None
-        if live.refusal is None or live.started_at_ns <= self._known_ns:
-            return  # they were on their way together
-        self._known_ns = now_ns
-        if self._job not in (None, live.name):
-            self._refusal = self._refusal.again(live.refusal, now_ns)
-        self._job, self._why = live.name, live.refusal
-
-    def ended(self, lives: Iterable[Live], now_ns: int) -> None:
-        """Know of runs that are over."""
-        for live in lives:
-            if live.proof is not None and live.proof.verdict is Verdict.VOID:
-                self.refused(live, now_ns)
-            elif live.started_at_ns > self._known_ns and live.exit_code is not None:
-                self._is_over()
-            elif live is self._first:
-                self._first = None
-
-    def words(self, now_ns: int) -> str:
-        """Return why nothing is to start now, "" if something may."""
-        first = self._first
-        if first is not None and self._has_begun(first):
-            self._is_over()
-        if self._first is not None:
-            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
-            self._timer.set(now_ns + self._look_in_ns)
-            return f"{self._why}; job {self._first.name} is tried first"
-        if self._refusal.until_ns <= now_ns:
-            self._timer.set(None)
-            return ""
-        self._timer.set(self._refusal.until_ns)
-        return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
-
-    def _has_begun(self, live: Live) -> bool:
-        """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
-        if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
-            return live.proof is None and live.exit_status is None
-        try:
-            return self._spool.record(live.name, live.run, layout.STATUS) not in (None, _GONE_BACK)
-        except OSError:  # who but its job keeps us from reading it?
-            return True
-
-    def _is_over(self) -> None:
-        self._job, self._first, self._refusal = None, None, WELCOME
-
-
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, context: Context, executors: Executors) -> None:
+    def __init__(self, context: Context, shortage: Shortage) -> None:
         self._confinement = context.confinement
+        self._shortage = shortage
         self._events = context.events
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
         self._settings = context.settings
-        self._executors = executors
+        self._executors = context.executors
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
-        self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
 
     def close(self) -> None:
         """Let go of what was made ready."""
@@ -215,7 +134,7 @@ class Launcher:
         blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
-        for start, texts in starts[: self.shortage.most()]:
+        for start, texts in starts[: self._shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
@@ -366,14 +285,14 @@ class Launcher:
             handle = self._executors[live.executor].start(launch)
         except StartRefused as error:
             live.taken_back(str(error))
-            self.shortage.refused(live, now_ns)
+            self._shortage.refused(live, now_ns)
             return True
         except SpoolError as error:
             live.failed_to_launch(str(error))
             return False
         if handle is not None:  # else the job waits for its executor
             live.launched(handle)
-            self.shortage.tries(live)
+            self._shortage.tries(live)
         return False
 
 

@@ -107,6 +107,7 @@ class ListenerClient:
     def tick(self) -> None:
         """Start the process if that is due; end one that does not answer."""
         self._child.lingers()
+        self._catch_up()
         if self._child.pid is not None and self._is_due():
             self.read()  # it may have said what is waited for, and we were slow ourselves
         if not self._is_due():
@@ -122,9 +123,7 @@ class ListenerClient:
         pid, alive = self._child.pid, self._child.is_alive
         for line in self._child.read():
             self._take(line)
-        if self._behind and not self._child.backlog:
-            self._behind = False
-            self._say(Available(self._position))
+        self._catch_up()
         if pid is not None and self._child.pid == pid and (not alive or self._child.has_hung_up):
             self._gone()
 
@@ -135,6 +134,12 @@ class ListenerClient:
     def join(self, timeout_s: float) -> None:
         """Wait until it has left, after :meth:`close`."""
         self._child.join(timeout_s)
+
+    def _catch_up(self) -> None:
+        """Tell it of the last position once it has read all that it was told before."""
+        if self._behind and not self._child.backlog:
+            self._behind = False
+            self._say(Available(self._position))
 
     def _is_due(self) -> bool:
         due = self.next_due_ns()

@@ -81,7 +81,9 @@ class Dispatcher:
         self.timers = Timers()
         self.confinement = Confinement(spool.root, self.timers.timer(always=True))
         self.settings = Settings(spool)
-        self.state = Table()
+        self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
+        self.executors = Executors(lambda: self.settings.executor, self._local_processes())
+        self.state = Table(executors=self.executors)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
@@ -89,6 +91,7 @@ class Dispatcher:
             spool=spool,
             settings=self.settings,
             state=self.state,
+            executors=self.executors,
             changes=Changes(),
             journal=self.journal,
             events=self.events,
@@ -98,36 +101,36 @@ class Dispatcher:
         )
         self.outcomes = Outcomes(spool, self.state.array_state, self._reading_outcome)
         self.world = World(spool, self.state, self.settings)
-        self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        groups = cgroups.find_run_groups()
-        local = LocalProcesses(
-            spool.root, liveness=self.prober.liveness, groups=groups if isinstance(groups, RunGroups) else None
-        )
-        local.inherit()
-        self.executors = executors = Executors(lambda: self.settings.executor, local)
-        self.state.executor_problem = executors.problem
         self.watcher = DirectoryWatcher()
         self.wakeup = Wakeup()
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
-        self.launcher = Launcher(context, executors)
         self.terminator = Terminator(self.timers.timer(always=True))
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
-        self.limits = Limits(context, executors, self.stops.order)
-        self.supervisor = Supervisor(context, self.prober, executors, self.terminator, self.wakeup)
+        self.limits = Limits(context, self.stops.order)
+        self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
-        self.recovery = Recovery(context, self.prober, executors)
+        self.launcher = Launcher(context, self.planner.shortage)
+        self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self.busy_at_ns = time.monotonic_ns()
+
+    def _local_processes(self) -> LocalProcesses:
+        groups = cgroups.find_run_groups()
+        local = LocalProcesses(
+            self.spool.root, liveness=self.prober.liveness, groups=groups if isinstance(groups, RunGroups) else None
+        )
+        local.inherit()
+        return local
 
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading how a job has ended."""
@@ -232,7 +235,8 @@ class Dispatcher:
         self._serve(_TELL, self._tell)
         self._step(_JOURNAL, self._write_journal)
         self._serve(_LISTENERS, self.events.end_pass)
-        self.confinement.end_pass()
+        if self.confinement.troubled:
+            self.confinement.end_pass()
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
@@ -374,7 +378,7 @@ class Dispatcher:
     def _plan(self) -> bool:
         """Plan anew if anything has changed, and carry the plan out; return whether anything was started."""
         now, before = self.clock(), self.planner.machine
-        plan = self.planner.renew(now, paused=self.pause.paused, refusal=self.launcher.shortage.words(now))
+        plan = self.planner.renew(now, paused=self.pause.paused)
         machine = self.planner.machine
         if plan is not None or before is None or machine is None or machine.gpus != before.gpus:
             self.status.changed()
@@ -445,7 +449,7 @@ class Dispatcher:
         ended = self.supervisor.collect()
         for live in ended:
             live.seen_ended(self.clock())  # before what starts in its place: the accounting shows nobody twice
-        self.launcher.shortage.ended(ended, self.clock())
+        self.planner.shortage.ended(ended, self.clock())
         self._unfiled += ended
         return ended
 

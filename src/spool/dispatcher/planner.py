@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from spool.core import layout
 from spool.core.backfill import Holding
-from spool.core.model import Grant, Machine
+from spool.core.lifecycle import Verdict
+from spool.core.model import Grant, Machine, State
+from spool.core.reasons import show_instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Context
 from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.timers import Timer
+from spool.formats import run_records
+from spool.machine.host import local_zone
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.past import Remembered
+from spool.state.table import WELCOME, Live
 from spool.state.world import World
+from spool.store.locked_spool import LockedSpool
 
 _FEW_HELD = 64  # whose dependencies are looked at by every decision
+_GONE_BACK = run_records.render_status(State.QUEUED)  # a wrapper that was refused something
+_BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
+_FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 
 
 class Planner:
@@ -32,6 +44,7 @@ class Planner:
         self._arrays = arrays
         self._timer = context.timers.timer(context.clock)  # when the plan says something else by itself
         self._gpu_timer = context.timers.timer()
+        self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
         self.past = Remembered(context.spool, context.state)
         self.plan: Plan | None = None
         self.machine: Machine | None = None
@@ -40,13 +53,10 @@ class Planner:
         self._waits_for_gpus: list[Start] = []
         self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the state, what
 
-    def renew(self, now_ns: int, *, paused: bool, refusal: str) -> Plan | None:
-        """Return a new plan, which is to be carried out; None if nothing has changed that it rests on.
-
-        *refusal* says what the machine refuses to everybody now, "" if nothing.
-        """
+    def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
+        """Return a new plan, which is to be carried out; None if nothing has changed that it rests on."""
         machine = self._world.machine(now_ns)
-        if refusal:
+        if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
@@ -123,3 +133,80 @@ class Planner:
             paused=paused,
             holding=holding,
         )
+
+
+class Shortage:
+    """What the machine refuses to whichever job, and until when nothing is started.
+
+    The first job that is refused may be one of its kind, and waits alone. But from then on jobs start one after the
+    other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
+    """
+
+    def __init__(self, spool: LockedSpool, timer: Timer) -> None:
+        """*timer*, on the wall clock, is when :meth:`words` may say something else."""
+        self._spool = spool
+        self._timer = timer
+        self._refusal = WELCOME
+        self._job: str | None = None  # that was refused last; None: all is well
+        self._why = ""  # that was refused
+        self._first: Live | None = None  # on its way, and the others wait for it
+        self._known_ns = 0  # when the last refusal was known
+        self._look_in_ns = _FIRST_LOOK_NS
+
+    def most(self) -> int | None:
+        """Return how many may start at once, None if nothing is amiss."""
+        return None if self._job is None else 0 if self._first is not None else 1
+
+    def tries(self, live: Live) -> None:
+        """Know that a run is on its way."""
+        if self._job is not None:
+            self._first, self._look_in_ns = live, _FIRST_LOOK_NS
+            self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
+
+    def refused(self, live: Live, now_ns: int) -> None:
+        """Know that the machine has refused *live* what `live.refusal` says."""
+        if live is self._first:
+            self._first = None
+        if live.refusal is None or live.started_at_ns <= self._known_ns:
+            return  # they were on their way together
+        self._known_ns = now_ns
+        if self._job not in (None, live.name):
+            self._refusal = self._refusal.again(live.refusal, now_ns)
+        self._job, self._why = live.name, live.refusal
+
+    def ended(self, lives: Iterable[Live], now_ns: int) -> None:
+        """Know of runs that are over."""
+        for live in lives:
+            if live.proof is not None and live.proof.verdict is Verdict.VOID:
+                self.refused(live, now_ns)
+            elif live.started_at_ns > self._known_ns and live.exit_code is not None:
+                self._is_over()
+            elif live is self._first:
+                self._first = None
+
+    def words(self, now_ns: int) -> str:
+        """Return why nothing is to start now, "" if something may."""
+        first = self._first
+        if first is not None and self._has_begun(first):
+            self._is_over()
+        if self._first is not None:
+            self._look_in_ns = min(2 * self._look_in_ns, _LATER_LOOK_NS)
+            self._timer.set(now_ns + self._look_in_ns)
+            return f"{self._why}; job {self._first.name} is tried first"
+        if self._refusal.until_ns <= now_ns:
+            self._timer.set(None)
+            return ""
+        self._timer.set(self._refusal.until_ns)
+        return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
+
+    def _has_begun(self, live: Live) -> bool:
+        """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
+        if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
+            return live.proof is None and live.exit_status is None
+        try:
+            return self._spool.record(live.name, live.run, layout.STATUS) not in (None, _GONE_BACK)
+        except OSError:  # who but its job keeps us from reading it?
+            return True
+
+    def _is_over(self) -> None:
+        self._job, self._first, self._refusal = None, None, WELCOME

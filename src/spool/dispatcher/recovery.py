@@ -18,10 +18,10 @@ from spool.core.errors import InvalidFile, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
+from spool.core.names import LOCAL_EXECUTORS
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
-from spool.executors import Executors
 from spool.formats import journal, run_records
 from spool.formats.history import render_result
 from spool.formats.jobfile import TaskFiles
@@ -52,8 +52,8 @@ class Recovery:
     that the journal knows is watched and limited meanwhile, by what its job file says.
     """
 
-    def __init__(self, context: Context, prober: Prober, executors: Executors) -> None:
-        self._executors = executors
+    def __init__(self, context: Context, prober: Prober) -> None:
+        self._executors = context.executors
         self._settings = context.settings
         self._spool = context.spool
         self._state = context.state
@@ -327,10 +327,14 @@ class Recovery:
         spec = self._spec(name, run, inode)
         record = granted or self._grant_lost(name, run, spec, known)
         at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
-        if prove(spool.evidence(name, run, self._prober)).verdict in (Verdict.STARTING, Verdict.SILENT):
+        handle = self._executors.adopt(record.executor, name, run, None)
+        waits = handle.liveness() is Liveness.ALIVE  # elsewhere, until it begins
+        verdict = prove(spool.evidence(name, run, self._prober)).verdict
+        if verdict in (Verdict.STARTING, Verdict.SILENT) and not waits:
             spool.take_jid(name, run)
         found = spool.jid(name, run)
-        jid = found if isinstance(found, Jid) else None
+        if isinstance(found, Jid):
+            handle.identified(found)
         stop = spool.stop(name, run)
         # A jid that is there and says nothing may be in the middle of being written.
         grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
@@ -338,11 +342,11 @@ class Recovery:
             record,
             spec,
             granted_at_ns=at_ns,
-            boot_ns=_started_boot_ns(jid, at_ns),
+            boot_ns=_started_boot_ns(found if record.executor in LOCAL_EXECUTORS else None, at_ns),
             stop=stop or self.memory.stopping.get((name, run)),
             inode=inode,
         )
-        live.launched(self._executors.adopt(live.executor, name, run, jid))
+        live.launched(handle)
         if stop is not None:
             live.stop_on_record(stop)
         live.may_be_silent(time.monotonic_ns() + grace_ns)
@@ -377,7 +381,9 @@ class Recovery:
 
     def _refuse_other_hosts(self, live: Live) -> None:
         jid = live.jid
-        if jid is None or jid.host == identity.host() or self._prober.liveness(jid) is not Liveness.ELSEWHERE:
+        if jid is None or live.elsewhere is not None or jid.host == identity.host():
+            return
+        if self._prober.liveness(jid) is not Liveness.ELSEWHERE:
             return
         raise SpoolUnusable(
             cannot(
@@ -391,9 +397,9 @@ class Recovery:
         )
 
 
-def _started_boot_ns(jid: Jid | None, at_ns: int) -> int:
+def _started_boot_ns(jid: Jid | Liveness | None, at_ns: int) -> int:
     """Return when the run started, on the clock that counts since boot and that nobody sets."""
-    if jid is not None:
+    if isinstance(jid, Jid):
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
 

@@ -130,6 +130,10 @@ class Scanner:
 
     def due(self, now_ns: int) -> None:
         """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
+        if not (self._recheck or self._vanished or self._troubled or self._texts.unsaid):
+            if self._timer.at_ns is not None:
+                self._timer.set(None)
+            return
         for (place, name), (when, _) in list(self._recheck.items()):
             if when <= now_ns:
                 self.examine(place, name, may_wait=True)
@@ -415,7 +419,7 @@ class JobFileReader:
         self._settings = settings
         self._confinement = confinement
         self._parsed: dict[bytes, Spec] = {}
-        self._unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
+        self.unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
 
     def parse(self, name: str, data: bytes) -> Spec:
         """Return what the file of job *name* says, with the configuration's values where it says nothing.
@@ -447,7 +451,7 @@ class JobFileReader:
 
     def say_again(self) -> None:
         """Try again what could not be said, or taken back."""
-        for (place, name), text in list(self._unsaid.items()):
+        for (place, name), text in list(self.unsaid.items()):
             if not self._confinement.pauses(Thing.of_job(name), _SAY):
                 self._say(place, name, text)
 
@@ -460,6 +464,6 @@ class JobFileReader:
                 with suppress(IsADirectoryError):
                     self._spool.disk.discard(path)
         if piece.failed:
-            self._unsaid[place, name] = text
+            self.unsaid[place, name] = text
         else:
-            self._unsaid.pop((place, name), None)
+            self.unsaid.pop((place, name), None)

@@ -19,7 +19,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
-from spool.executors import Executors, RunHandle
+from spool.executors import RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.table import Live
 from spool.store.disk import status_of
@@ -41,12 +41,10 @@ _AGAIN_NS = SECOND_NS // 4  # after an error
 class Supervisor:
     """Finds the runs of which nothing is left."""
 
-    def __init__(
-        self, context: Context, prober: Prober, executors: Executors, terminator: Terminator, wakeup: Wakeup
-    ) -> None:
+    def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
         self._confinement = context.confinement
-        self._executors = executors
+        self._executors = context.executors
         self._terminator = terminator
         self._wakeup = wakeup
         self.concluder = Concluder(context.spool, prober)
@@ -124,10 +122,14 @@ class Supervisor:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
         handle = live.handle
         if handle is not None and live.failure is None and not live.cleared:
-            gone = self._wrapper_gone(live, handle)
+            found = self._liveness(live, handle)
+            if found is Liveness.ALIVE and live.elsewhere is not None:
+                return False  # however long it waits there before it says who it is
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-            if gone:
+            # One that never said who it is: whoever carries the run's mark may be it.
+            silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns
+            if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
                     if live.outlived():
                         self._state.recount(live)  # when it ends is known better now
@@ -138,13 +140,12 @@ class Supervisor:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _wrapper_gone(self, live: Live, handle: RunHandle) -> bool:
+    def _liveness(self, live: Live, handle: RunHandle) -> Liveness:
         found = handle.liveness()
         if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
             handle.identified(jid)
             found = handle.liveness()
-        # One that never said who it is: whoever carries the run's mark may be it.
-        return found is Liveness.GONE or (found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns)
+        return found
 
 
 class Concluder:
@@ -171,6 +172,8 @@ class Concluder:
                 live.resolved(self._explained(live, prove(ended)))
                 return True
         evidence = self._spool.evidence(live.name, live.run, self._prober)
+        if evidence.liveness is Liveness.ELSEWHERE and live.handle is not None:
+            evidence = replace(evidence, liveness=live.handle.liveness())
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
@@ -291,10 +294,10 @@ class _Moment:
 class Limits:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(self, context: Context, executors: Executors, order: Callable[[Live, Stop], None]) -> None:
+    def __init__(self, context: Context, order: Callable[[Live, Stop], None]) -> None:
         self._confinement = context.confinement
         self._state = context.state
-        self._executors = executors
+        self._executors = context.executors
         self._order = order
         self._timer = context.timers.timer(boot_clock, always=True)
         self._memory_timer = context.timers.timer(always=True)

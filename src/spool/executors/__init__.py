@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from spool.core.errors import InvalidValue, cannot
-from spool.core.model import Jid
+from spool.core.model import Jid, Machine
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, Executor, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
@@ -69,6 +69,16 @@ class Executors:
             return f"this version of spool has no executor {name!r}"
         except ImportError as error:
             return f"the Python package {error.name} is not installed"
+
+    def elsewhere(self, name: str | None) -> str | None:
+        """Return on which other machine the runs of the executor *name* (None: the default) are; None: on this one."""
+        name = name or self._default()
+        return None if name in LOCAL_EXECUTORS else name
+
+    def machines(self) -> dict[str, Machine]:
+        """Return what other machines have, as far as somebody has asked for their executors."""
+        there = {name: executor.engine.machine() for name, executor in self._made.items()}
+        return {name: machine for name, machine in there.items() if machine is not None}
 
     def ask_again(self) -> bool:
         """Have the next question of an executor answered anew; return whether an answer is another than it was."""

@@ -121,7 +121,7 @@ _RULE = KeyTable(
     Key("log_lines", "count", "So many last lines of the job's log go along.", default=0, most=MOST_LOG_LINES),
 )
 
-_CONFIG = KeyTable(
+CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key may be absent; an unknown key is an error.",
     Key("cpus", "count", "How many CPUs may be given out. What this machine has, if absent."),
@@ -402,5 +402,5 @@ _KINDS: Kinds = {
     "anything": lambda key: Kind(Duration),
 }
 
-FORMAT = Format(_CONFIG, {**KINDS, **_KINDS}, InvalidConfig)
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig)
 """How the configuration is read."""

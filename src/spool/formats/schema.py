@@ -1,7 +1,8 @@
-"""JSON Schemas and tables of keys, made from the types that the readers use.
+"""JSON Schemas and tables of keys for the pages, made from the types that the readers use.
 
 `python -m spool.formats.schema job` prints the schema that is shipped as `job.schema.json`; editors that know TOML
-complete and check keys by it. `python -m spool.formats.schema job --table` prints the keys as a Markdown table.
+complete and check keys by it. `python -m spool.formats.schema job --table` prints the keys as a Markdown table. After a
+change of a key `python -m spool.formats.schema --write` puts all of them into the checkout in which it is run.
 """
 
 from __future__ import annotations
@@ -100,13 +101,32 @@ def _type(value: dict[str, Any]) -> str:
     return words.get(value.get("type", ""), "")
 
 
+def write(checkout: str) -> None:
+    """Put the schemas, and the tables of docs/FORMAT.md, into a *checkout* of the project."""
+    for kind in KINDS:
+        with open(f"{checkout}/src/spool/formats/{kind}.schema.json", "w", encoding="utf-8") as file:
+            file.write(render(kind))
+    with open(f"{checkout}/docs/FORMAT.md", "r+", encoding="utf-8") as page:
+        text = page.read()
+        for kind in KINDS:
+            before, mark, rest = text.partition(f"<!-- keys of {kind} -->\n")
+            _, end, after = rest.partition("<!-- end of keys -->")
+            text = f"{before}{mark}{table(kind)}{end}{after}"
+        page.seek(0)
+        page.truncate()
+        page.write(text)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print the schema, or with `--table` the table, of the kind of file that is named."""
+    """Print the schema, or with `--table` the table, of the kind of file that is named; or `--write` all of them."""
     kinds = [argument for argument in arguments if argument in KINDS]
-    if len(kinds) != 1 or set(arguments) - {kinds[0], "--table"}:
-        sys.stderr.write(f"usage: python -m spool.formats.schema {{{','.join(KINDS)}}} [--table]\n")
+    if list(arguments) == ["--write"]:
+        write(".")
+    elif len(kinds) == 1 and set(arguments) <= {kinds[0], "--table"}:
+        sys.stdout.write(table(kinds[0]) if "--table" in arguments else render(kinds[0]))
+    else:
+        sys.stderr.write(f"usage: python -m spool.formats.schema {{{','.join(KINDS)}}} [--table] | --write\n")
         return 2
-    sys.stdout.write(table(kinds[0]) if "--table" in arguments else render(kinds[0]))
     return 0
 
 

@@ -212,10 +212,8 @@ class Format:
         self._structs: dict[KeyTable, type[Struct]] = {}
         self.error = error
         self.struct = self._struct(table)
-        self.rows = self._rows(table, "")
-        self.any_length = {
-            row.key.name for row in self.rows.values() if (kind := self._kind(row.key)) and kind.any_length
-        }
+        self._root = self._rows(table, "")
+        self._any_length = {key.name for key in table.keys if (kind := self._kind(key)) and kind.any_length}
 
     def read(self, data: bytes, what: str, name: str = "") -> Reading:
         """Return what *data* states, each value read alone; what is wrong is noted. Raises `error` if it is unreadable.
@@ -230,9 +228,9 @@ class Format:
         raw, document = convert(document, self.struct, problems)
         reading = Reading(document, problems, name)
         # A short file cannot list too much: an entry has two characters at least.
-        if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self.any_length):
+        if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self._any_length):
             self.judge(reading, data, what)
-        reading.table(self.rows, raw, document, (), reading.found)
+        reading.read_table(self._root, raw, document, (), reading.found)
         return reading
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
@@ -307,46 +305,53 @@ class Reading:
         self.name = name
         self.found: Found = defaultdict(dict)
 
-    def table(self, rows: Mapping[str, _Row], raw: Struct, document: Mapping[str, Any], at: Path, found: Found) -> None:
-        """Read each key that *document* states, as *raw* has it."""
+    def read_table(
+        self, rows: Mapping[str, _Row], raw: Struct, document: Mapping[str, Any], at: Path, found: Found
+    ) -> None:
+        """Read each key that *document* states, as *raw* has it, into *found*."""
         for name, stated in document.items():
             row = rows[name]
+            here = (*at, name)
             if row.needs and document.get(row.needs) in (None, 0):
-                self.problems.add((*at, name), row.why)
+                self.problems.add(here, row.why)
             if row.rows:
-                self._tables(row, getattr(raw, name), stated, (*at, name), found)
-            elif row.parse is not None:
-                try:
-                    found[row.part][row.field] = row.parse(getattr(raw, name))
-                except InvalidValue as error:
-                    self.problems.add((*at, name), str(error))
-            elif row.read is not None:
-                found[row.part][row.field] = row.read(getattr(raw, name), (*at, name), self)
+                self._read_tables(row, getattr(raw, name), stated, here, found)
             else:
-                found[row.part][row.field] = getattr(raw, name)
+                self._read_value(row, getattr(raw, name), here, found)
 
-    def _tables(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
+    def _read_value(self, row: _Row, value: Any, at: Path, found: Found) -> None:
+        if row.parse is not None:
+            try:
+                value = row.parse(value)
+            except InvalidValue as error:
+                self.problems.add(at, str(error))
+                return
+        elif row.read is not None:
+            value = row.read(value, at, self)
+        found[row.part][row.field] = value
+
+    def _read_tables(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
         if row.key.many == "named":
             found[row.part][row.field] = {
-                name: self._one(row, value[name], stated[name], (*at, name)) for name in stated
+                name: self._fields_of(row, value[name], stated[name], (*at, name)) for name in stated
             }
         elif row.key.many:
             found[row.part][row.field] = [
-                self._one(row, entry, stated[index], (*at, index)) for index, entry in enumerate(value)
+                self._fields_of(row, entry, stated[index], (*at, index)) for index, entry in enumerate(value)
             ]
         else:
-            self._entry(row, value, stated, at, found)
+            self._read_entry(row, value, stated, at, found)
 
-    def _one(self, row: _Row, value: Any, stated: Any, at: Path) -> dict[str, Any]:
+    def _fields_of(self, row: _Row, value: Any, stated: Any, at: Path) -> dict[str, Any]:
         found: Found = defaultdict(dict)
-        self._entry(row, value, stated, at, found)
+        self._read_entry(row, value, stated, at, found)
         return found[""]
 
-    def _entry(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
+    def _read_entry(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
         if isinstance(value, Struct):
-            self.table(row.rows, value, stated, at, found)
+            self.read_table(row.rows, value, stated, at, found)
         elif (short := row.short) is not None:
-            found[short.part][short.field] = value if short.read is None else short.read(value, at, self)
+            self._read_value(short, value, at, found)
 
 
 def convert(document: dict[str, Any], kind: type[S], problems: Problems) -> tuple[S, dict[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from spool.core.events import Event
 from spool.listeners.base import Listener
-from spool.store.eventlog import EventLine, Inbox
+from spool.store.eventlog import EventLine, EventReader
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,16 @@ _LOOK_S = 5.0  # even if nobody says that there is more
 class Delivery:
     """Tells one listener of every event from its cursor on. *careful*: note each down before it is told."""
 
-    def __init__(self, listener: Listener, inbox: Inbox, *, careful: bool = False) -> None:
+    def __init__(self, listener: Listener, reader: EventReader, *, careful: bool = False) -> None:
         self._listener = listener
-        self._inbox = inbox
+        self._reader = reader
         self._careful = careful
         self._wake = threading.Condition()
         self._news = True
         self._open: dict[int, None] = {}  # where those events stand that are told and not done, in their order
-        self._read_to = inbox.position
+        self._read_to = reader.position
         self._limit = 0.0
-        self._tries = inbox.tries
+        self._tries = reader.tries
         self._leave_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"spool-{listener.name}", daemon=True)
 
@@ -70,9 +70,9 @@ class Delivery:
 
     def last_about(self, job: str, position: int) -> int | None:
         """Return where the last event about *job* before *position* stands that is not done with; None: nowhere."""
-        inbox, last, at = self._inbox.another(), None, self.position
+        reader, last, at = self._reader.another(), None, self.position
         try:
-            while at < position and (found := inbox.read(at)):
+            while at < position and (found := reader.read(at)):
                 for one in found:
                     if one.at < position and one.event is not None and one.event.job == job:
                         last = one.at if self._listener.wants(one.event.name) else last
@@ -80,7 +80,7 @@ class Delivery:
         except OSError:
             return None
         finally:
-            inbox.close()
+            reader.close()
         return last
 
     def wait_for(self, at: int, timeout_s: float) -> bool:
@@ -106,14 +106,14 @@ class Delivery:
         with suppress(Exception):
             self._listener.close()
         self._save()
-        self._inbox.close()
+        self._reader.close()
 
     def _tell_some(self) -> bool:
         """Tell of what can be read at once; return whether there was anything."""
         if len(self._open) >= MOST_OPEN:
             return False
         try:
-            found = self._inbox.read(self._read_to)
+            found = self._reader.read(self._read_to)
         except OSError as error:
             log.error("cannot read the events: %s", error.strerror)
             return False
@@ -191,10 +191,10 @@ class Delivery:
 
     def _save(self) -> None:
         position = self.position
-        self._put(position, self._tries if position == self._inbox.position else 0)
+        self._put(position, self._tries if position == self._reader.position else 0)
 
     def _put(self, position: int, tries: int) -> None:
         try:
-            self._inbox.save(position, tries)
+            self._reader.save(position, tries)
         except OSError as error:
             log.error("cannot write down how far %s has come: %s", self._listener.name, error.strerror)

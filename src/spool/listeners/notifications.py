@@ -58,23 +58,17 @@ class Notifier(Listener):
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Write a message to each address and have it sent; *done* when the last has arrived or is given up."""
         with self._lock:
-            if event.id in self._seen:
-                waiting = self._seen[event.id]
-                if waiting is not None:
-                    waiting.append(done)
-                    return
-                repeated = True
-            else:
-                self._seen[event.id] = [done]
-                repeated = False
-        if repeated:
+            waiting = self._seen.setdefault(event.id, [])
+            if waiting is not None:
+                waiting.append(done)
+        if waiting is None:
             done()
-            return
-        try:
-            self._send(event)
-        except BaseException:
-            self._done(event.id)
-            raise
+        elif len(waiting) == 1:  # else it is on its way already
+            try:
+                self._send(event)
+            except BaseException:
+                self._done(event.id)
+                raise
 
     def _send(self, event: Event) -> None:
         to = self._to(event)

@@ -52,7 +52,7 @@ from spool.listeners.hooks import OrphanReaper
 from spool.listeners.logformat import set_up_logging
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
-from spool.store.eventlog import Inbox, cursors
+from spool.store.eventlog import EventReader, cursors
 from spool.store.spool import read_bytes
 
 log = logging.getLogger(__name__)
@@ -218,8 +218,8 @@ class _ListenerProcess:
         if self._lock is not None:
             for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
                 if kind not in self._deliveries and kind in cursors(self._layout):
-                    inbox = Inbox(self._root, kind, self._disk)
-                    delivery = Delivery(listener, inbox, careful=kind in RUNS_FOREIGN_CODE)
+                    reader = EventReader(self._root, kind, self._disk)
+                    delivery = Delivery(listener, reader, careful=kind in RUNS_FOREIGN_CODE)
                     self._deliveries[kind] = delivery
                     delivery.more(self._position)
                     delivery.start()
@@ -291,7 +291,7 @@ class _Reviewer:
         def begin(within_ns: int) -> None:
             self._say(render(StepBegun(within_ns, number)))
 
-        texts: dict[str, list[str]] = {"init": [], "prep": [], "end": []}
+        texts = Answer()
         for kind, gate in list(self._listeners.items()):
             if not isinstance(gate, Gate) or not gate.asks(event.name):
                 continue
@@ -305,10 +305,8 @@ class _Reviewer:
             if no is not None:
                 self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
                 return
-            for key, text in (("init", answer.init), ("prep", answer.prep), ("end", answer.end)):
-                if text:
-                    texts[key].append(text)
-        self._say(render(Reply(number, Answer(**{key: "\n".join(found) for key, found in texts.items()}))))
+            texts = texts.joined(answer)
+        self._say(render(Reply(number, texts)))
 
 
 class _CurrentConfig:

@@ -58,10 +58,10 @@ class _Families:
         numbers, sums, view = self._numbers, self._numbers.sums, self._numbers.view
         info = {"version": __version__, "python": platform.python_version()}
         yield self._gauge("build_info", "The version of spool; always 1.", [(info, 1)])
-        yield self._gauge("dispatcher_up", "Whether a dispatcher serves the spool.", [(_NO_LABELS, numbers.up)])
+        yield self._gauge("dispatcher_up", "Whether a dispatcher serves the spool.", numbers.up)
         if numbers.heartbeat_s is not None:
             text = "The last sign of life of a dispatcher."
-            yield self._gauge("dispatcher_heartbeat_timestamp_seconds", text, [(_NO_LABELS, numbers.heartbeat_s)])
+            yield self._gauge("dispatcher_heartbeat_timestamp_seconds", text, numbers.heartbeat_s)
         if view is not None:
             yield from self._view(view)
         yield from self._sums(sums)
@@ -72,13 +72,11 @@ class _Families:
 
     def _view(self, view: StateView) -> Iterator[Any]:
         if view.started_at_ns is not None:
-            started = [(_NO_LABELS, view.started_at_ns / SECOND_NS)]
+            started = view.started_at_ns / SECOND_NS
             yield self._gauge("dispatcher_start_time_seconds", "When this dispatcher began.", started)
-        yield self._gauge("paused", "Whether nothing starts because the spool is paused.", [(_NO_LABELS, view.paused)])
+        yield self._gauge("paused", "Whether nothing starts because the spool is paused.", view.paused)
         problems = len(view.problems)
-        yield self._gauge(
-            "problems", "What is wrong with the configuration and the like, now.", [(_NO_LABELS, problems)]
-        )
+        yield self._gauge("problems", "What is wrong with the configuration and the like, now.", problems)
         jobs = [job for job in view.jobs.values() if not job.array]
         states = dict.fromkeys((state.value for state in _WAITING), 0)
         for job in jobs:
@@ -89,12 +87,10 @@ class _Families:
         )
         since = [job.since_ns for job in jobs if job.state == State.QUEUED and job.since_ns is not None]
         if since:
-            oldest = [(_NO_LABELS, min(since) / SECOND_NS)]
+            oldest = min(since) / SECOND_NS
             yield self._gauge("oldest_queued_timestamp_seconds", "Since when the oldest queued job waits.", oldest)
-        yield self._counter(
-            "file_event_losses", "How often the kernel dropped file events.", [(_NO_LABELS, view.events_lost)]
-        )
-        yield self._counter("errors", "Errors that this dispatcher has logged.", [(_NO_LABELS, view.errors)])
+        yield self._counter("file_event_losses", "How often the kernel dropped file events.", view.events_lost)
+        yield self._counter("errors", "Errors that this dispatcher has logged.", view.errors)
         if view.passes is not None:
             yield from self._passes(view.passes)
         if view.machine is not None:
@@ -106,7 +102,7 @@ class _Families:
         yield self._histogram(
             "pass_duration_seconds", "How long the passes of this dispatcher took.", [(_NO_LABELS, told)]
         )
-        last = [(_NO_LABELS, passes.last_ns / SECOND_NS)]
+        last = passes.last_ns / SECOND_NS
         yield self._gauge("last_pass_duration_seconds", "How long the last pass took.", last)
 
     def _machine(self, machine: MachineView) -> Iterator[Any]:
@@ -124,7 +120,7 @@ class _Families:
                 use.memory_bytes,
             ),
         ):
-            yield self._gauge(name, text, [(_NO_LABELS, value)])
+            yield self._gauge(name, text, value)
         if machine.resources:
             pools = [({"resource": name}, pool) for name, pool in machine.resources.items()]
             totals = [(of, pool.total) for of, pool in pools]
@@ -163,7 +159,7 @@ class _Families:
 
     def _sums(self, sums: Sums) -> Iterator[Any]:
         outcomes = sorted(OUTCOMES)
-        yield self._counter("submissions", "Jobs that came into the queue.", [(_NO_LABELS, sums.submissions)])
+        yield self._counter("submissions", "Jobs that came into the queue.", sums.submissions)
         ended = [({"outcome": word}, sums.outcomes[word]) for word in outcomes]
         yield self._counter("job_outcomes", "Jobs that ended for good, by outcome.", ended)
         again = [({"kind": word}, sums.again[word]) for word in _AGAIN]
@@ -173,17 +169,19 @@ class _Families:
         )
         runs = [({"outcome": word}, sums.runs.get(word) or Histogram()) for word in outcomes]
         yield self._histogram("run_duration_seconds", "How long runs took, by outcome.", runs)
-        yield self._counter("run_cpu_seconds", "CPU time of runs that ended.", [(_NO_LABELS, sums.cpu_ns / SECOND_NS)])
+        yield self._counter("run_cpu_seconds", "CPU time of runs that ended.", sums.cpu_ns / SECOND_NS)
         text = "GPU time of runs that ended: each GPU that was given counts."
-        yield self._counter("run_gpu_seconds", text, [(_NO_LABELS, sums.gpu_ns / SECOND_NS)])
+        yield self._counter("run_gpu_seconds", text, sums.gpu_ns / SECOND_NS)
 
-    def _gauge(self, name: str, text: str, values: Values) -> Any:
+    def _gauge(self, name: str, text: str, values: Values | float) -> Any:
         return self._filled(GaugeMetricFamily, name, text, values)
 
-    def _counter(self, name: str, text: str, values: Values) -> Any:
+    def _counter(self, name: str, text: str, values: Values | float) -> Any:
         return self._filled(CounterMetricFamily, name, text, values)
 
-    def _filled(self, kind: Any, name: str, text: str, values: Values) -> Any:
+    def _filled(self, kind: Any, name: str, text: str, values: Values | float) -> Any:
+        if isinstance(values, int | float):
+            values = [(_NO_LABELS, values)]
         labels = list(values[0][0]) if values else []
         family = kind(f"spool_{name}", text, labels=["spool", *labels])
         for of, value in values:

@@ -149,23 +149,19 @@ def _header(text: str) -> str:
 def _opener(opened: Callable[[http.client.HTTPConnection], None]) -> OpenerDirector:
     """Return what opens an address, by a proxy where the environment names one, and tells of its connections."""
 
-    def plain(*arguments: Any, **settings: Any) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(*arguments, **settings)
-        opened(connection)
-        return connection
-
-    def secured(*arguments: Any, **settings: Any) -> http.client.HTTPSConnection:
-        connection = http.client.HTTPSConnection(*arguments, **settings)
+    def telling(kind: type[http.client.HTTPConnection], *arguments: Any, **settings: Any) -> http.client.HTTPConnection:
+        connection = kind(*arguments, **settings)
         opened(connection)
         return connection
 
     class Plain(HTTPHandler):
         def http_open(self, request: Request) -> http.client.HTTPResponse:
-            return self.do_open(plain, request)
+            return self.do_open(partial(telling, http.client.HTTPConnection), request)
 
     class Secured(HTTPSHandler):
         def https_open(self, request: Request) -> http.client.HTTPResponse:
-            return self.do_open(secured, request, context=ssl.create_default_context())
+            connect = partial(telling, http.client.HTTPSConnection)
+            return self.do_open(connect, request, context=ssl.create_default_context())
 
     return build_opener(_NoRedirect, Plain, Secured)
 

@@ -63,8 +63,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = Table()
-    table.executor_problem = Executors(lambda: settings.executor).problem
+    table = Table(executors=Executors(lambda: settings.executor))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _see_arrays(spool, table, memory, now_ns)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
@@ -30,19 +29,18 @@ from spool.core.model import (
     StopKind,
     Waiting,
 )
+from spool.core.names import LOCAL_EXECUTORS
 from spool.core.order import Past
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
 from spool.core.scheduler import View
+from spool.executors import Executors, RunHandle, Usage
 from spool.formats import journal
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
 from spool.machine.host import local_zone, this_user, user_name
 from spool.state.array import Array
 from spool.store.spool import Spool
-
-if TYPE_CHECKING:
-    from spool.executors import RunHandle, Usage
 
 INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
 
@@ -185,6 +183,11 @@ class Live:
         return self.stop.kind if self.stop is not None else None
 
     @property
+    def elsewhere(self) -> str | None:
+        """Return on which other machine it runs, None if on this one."""
+        return None if self.executor in LOCAL_EXECUTORS else self.executor
+
+    @property
     def jid(self) -> Jid | None:
         """Return who its wrapper is, None as long as nobody has found out."""
         return self.handle.jid if self.handle is not None else None
@@ -318,8 +321,17 @@ class Live:
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
         stopping = self.stop is not None or self.remains
-        attempt, at_ns = self.series.attempt, self.started_at_ns
-        return Running(self.name, self.run, self.user, self.spec, self.grant, at_ns, attempt, stopping)
+        return Running(
+            self.name,
+            self.run,
+            self.user,
+            self.spec,
+            self.grant,
+            self.started_at_ns,
+            self.series.attempt,
+            stopping,
+            elsewhere=self.elsewhere,
+        )
 
     @classmethod
     def of_records(
@@ -418,7 +430,7 @@ class Table:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], Live] = field(default_factory=dict)
-    executor_problem: Callable[[str | None], str | None] = lambda name: None
+    executors: Executors = field(default_factory=lambda: Executors(lambda: "process"))
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
     left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
@@ -477,6 +489,7 @@ class Table:
         """Return what `decide` is asked about: by the dispatcher, and by every command that explains or foresees."""
         return View(
             machine=machine,
+            elsewhere=self.executors.machines(),
             queue=self.queue,
             held=self.held,
             running=self.runs,
@@ -727,7 +740,8 @@ class Table:
             attempt=job.series.attempt,
             not_before_ns=max(retry_ns, job.refused.until_ns) or None,
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
-            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executor_problem(file.spec.executor),
+            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem(file.spec.executor),
+            elsewhere=self.executors.elsewhere(file.spec.executor),
         )
 
 

@@ -65,8 +65,7 @@ class World:
 
     def gpus_matter(self) -> bool:
         """Whether a job that wants GPUs waits or runs, or somebody asks for them."""
-        asked = any(shape.key.request.gpus for shape in self._table.queue.shapes)
-        return self._with_gpus or asked or bool(self._table.runs.with_gpus)
+        return self._with_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Have the GPUs looked at even if no job has to do with them, or no longer."""
@@ -137,17 +136,23 @@ class World:
         return self.gpus_matter() and self._gpus is not None and not self._gpus.answered
 
     def due_ns(self) -> int | None:
-        """Return when a pass has to look at the GPUs, on the monotonic clock; None if nobody asks for them.
-
-        It has to see an answer, that one which a start waits for is late, or, some time after that, how they are.
-        """
+        """Return when a pass has to look at the GPUs, on the monotonic clock; None if nobody asks for them."""
         if not self.gpus_matter():
             return None
-        if self._gpus is not None and self._gpus.answered > self._seen_answer:
-            return 0  # it came as soon as it was asked for, and has woken nobody
         due_ns = time.monotonic_ns() + self._settings.config.gpu.poll_ns
-        doubtful = self._gpus is not None and self._needed > self._gpus.answered and not self._doubts
-        return min(due_ns, self._doubt_at_ns) if doubtful else due_ns
+        answer_due_ns = self.answer_due_ns()
+        return due_ns if answer_due_ns is None else min(due_ns, answer_due_ns)
+
+    def answer_due_ns(self) -> int | None:
+        """Return when a pass has to see an answer of NVML, or that one which a start waits for is late, monotonic.
+
+        One that came as soon as it was asked for wakes nobody.
+        """
+        if self._gpus is None or not self.gpus_matter():
+            return None
+        if self._gpus.answered > self._seen_answer:
+            return 0
+        return self._doubt_at_ns if self._needed > self._gpus.answered and not self._doubts else None
 
     def what_counts(self, machine: Machine) -> Machine:
         """Return *machine* without the numbers that no decision looks at now: they change all the time.
@@ -197,7 +202,7 @@ class World:
         self._totals = (0, 0, 0)
 
     def _memory_matters(self) -> bool:
-        return any(shape.key.request.memory_bytes for shape in self._table.queue.shapes)
+        return bool(self._table.queue.memory_requests)
 
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}

@@ -129,6 +129,11 @@ class ArrayStore:
         if not spool.holds(inode, name, QUEUED, DONE):
             spool.file_away(name, RUNNING, text)
 
+    @property
+    def has_rubbish(self) -> bool:
+        """Whether something was thrown away, and is not removed."""
+        return bool(self._rubbish)
+
     def clean(self, until_ns: int) -> bool:
         """Remove what was thrown away until *until_ns*, monotonic; return whether there is more."""
         while self._rubbish:

@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 18
 _LONGEST = 1 << 26  # of a line; a longer one is not ours
 
 
-class Outbox:
+class EventWriter:
     """The writer's end. Nothing is opened before the first event, or before somebody listens."""
 
     def __init__(self, root: str, disk: Disk) -> None:
@@ -165,7 +165,7 @@ class EventLine:
     end: int
 
 
-class Inbox:
+class EventReader:
     """The reader's end, for one listener."""
 
     def __init__(self, root: str, kind: str, disk: Disk) -> None:
@@ -181,9 +181,9 @@ class Inbox:
         self.position, self.tries = cursor if cursor is not None else (0, 0)
         self._saved: tuple[int, int] | None = cursor
 
-    def another(self) -> Inbox:
+    def another(self) -> EventReader:
         """Return one that reads the same, for another thread."""
-        return Inbox(self._root, self._kind, self._disk)
+        return EventReader(self._root, self._kind, self._disk)
 
     def read(self, position: int) -> list[EventLine]:
         """Return some of the whole lines that stand at *position* and after it."""

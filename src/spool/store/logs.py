@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from spool.core import layout
 from spool.formats import journal
 from spool.store.disk import of_the_spool, open_log
-from spool.store.eventlog import Outbox
+from spool.store.eventlog import EventWriter
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import read_record
 
@@ -30,7 +30,7 @@ class Logs:
         self._spool = spool
         self._disk = spool.disk
         self.strict = strict  # whether every line is on the disk once it is written
-        self.events = Outbox(spool.root, spool.disk)  # opened when somebody listens
+        self.events = EventWriter(spool.root, spool.disk)  # opened when somebody listens
         self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
         opened: list[int] = []
         try:
