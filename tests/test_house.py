@@ -117,10 +117,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.again": BEING_REBUILT,
     "core.moments": BEING_REBUILT,
     "core.why_reserved": BEING_REBUILT,
-    "dispatcher.Supervisor.__init__": BEING_REBUILT,
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": BEING_REBUILT,
-    "formats.render": BEING_REBUILT,
     "machine.members": BEING_REBUILT,
     "state.Live.of_records": BEING_REBUILT,
     "state.Table.view": BEING_REBUILT,
@@ -138,13 +136,7 @@ SAME_NAMES: dict[str, str] = {
 }
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}
-DEEP_ASSIGNMENTS: dict[str, str] = {
-    "core: self._placed.exhausted_at_ns": BEING_REBUILT,
-    "core: self._placed.holding": BEING_REBUILT,
-    "dispatcher: self._logs.strict": BEING_REBUILT,
-    "dispatcher: self.state.executor_problem": BEING_REBUILT,
-    "machine: self._uses.ignore": BEING_REBUILT,
-}
+DEEP_ASSIGNMENTS: dict[str, str] = {}
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "FakeRun takes FakeEngine": "as the handles that it stands for",
     "LocalRun takes LocalProcesses": "a handle on one run asks its back end, which walks over the processes of all",

@@ -33,7 +33,7 @@ from spool.core.backfill import (
 from spool.core.constraints import Rules
 from spool.core.dependencies import Cycles, DependencyStatus, Names, judge
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
-from spool.core.order import Order, OrderFactors, Past
+from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
@@ -262,7 +262,10 @@ class Placement:
     def _line_up(self) -> bool:
         """Put the first of each shape in order; return whether there is any that could fit."""
         room, of_shape = self._room, self._order.of_shape
-        demands = [(demand, room.of(demand.elsewhere).may_have(demand.request)) for demand in self._queue.demands]
+        demands = [
+            (demand, (room if demand.elsewhere is None else room.of(demand.elsewhere)).may_have(demand.request))
+            for demand in self._queue.demands
+        ]
         if not any(fits for _, fits in demands):
             return False
         shapes = self._shapes
