@@ -120,6 +120,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "api.py": "the public face, which programs import",
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "store/history.py": "reads the disk; what adds it up is a layer above",
@@ -279,8 +280,13 @@ def _imported_names(module: Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("spool."):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
             yield node.value  # of a table of plugs
+
+
+def _is_module(text: str) -> bool:
+    """Whether a text names a module; `spool.service` is a unit of systemd."""
+    return text.startswith("spool.") and (ROOT / "src" / f"{text.replace('.', '/')}.py").exists()
 
 
 def _dotted(path: str) -> str:

@@ -14,7 +14,7 @@ from spool import executors
 from spool.core import layout
 from spool.core.layout import DONE, RUNNING
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, StopKind
+from spool.core.model import SECOND_NS, Machine, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import Usage
@@ -184,3 +184,14 @@ def test_jobs_for_an_engine_that_cannot_be_used_wait(session: Session, monkeypat
     session.turns(2)
     assert list(FakeEngine.runs) == [("far", 1)]
     assert (session.world.root / layout.QUEUED / "far.toml").exists() is False
+
+
+def test_more_room_elsewhere_is_used_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan rests on what each machine has: another one is made when that changes, though no file has."""
+    session.users.submit("wide", "true", THERE, "cpus = 9")
+    session.settle()
+    assert not FakeEngine.runs
+    monkeypatch.setattr(FakeEngine, "has", Machine(cpus=9, memory_bytes=1 << 30))
+    session.looks_at_everything = False
+    session.turns(2)
+    assert list(FakeEngine.runs) == [("wide", 1)]

@@ -305,7 +305,7 @@ class Room:
             reason = self.max_running()
             if reason is not None:
                 yield reason
-        room = self.of(job.elsewhere)
+        room = self if job.elsewhere is None else self.of(job.elsewhere)
         if ever:
             reason = room.never_fits(job)
             if reason is not None:

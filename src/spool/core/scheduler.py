@@ -260,7 +260,10 @@ class Placement:
     def _line_up(self) -> bool:
         """Put the first of each shape in order; return whether there is any that could fit."""
         room, of_shape = self._room, self._order.of_shape
-        demands = [(demand, room.of(demand.elsewhere).may_have(demand.request)) for demand in self._queue.demands]
+        demands = [
+            (demand, (room if demand.elsewhere is None else room.of(demand.elsewhere)).may_have(demand.request))
+            for demand in self._queue.demands
+        ]
         if not any(fits for _, fits in demands):
             return False
         shapes = self._shapes

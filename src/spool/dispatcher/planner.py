@@ -48,8 +48,8 @@ class Planner:
         self.past = Remembered(context.spool, context.state)
         self.plan: Plan | None = None
         self.machine: Machine | None = None
-        self._decided: tuple[int, object] | None = None  # what the plan was made of, once it is carried out
-        self._made_of: tuple[int, object] = (-1, None)
+        self._decided: tuple[object, ...] | None = None  # what the plan was made of, once it is carried out
+        self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
         self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the state, what
 
@@ -60,7 +60,8 @@ class Planner:
             machine = replace(machine, refusal=refusal)
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
-        self._made_of = (self._state.version, self._world.what_counts(machine))
+        elsewhere = self._state.executors.machines()
+        self._made_of = (self._state.version, self._world.what_counts(machine), elsewhere)
         plan = self.plan
         if (
             plan is not None

@@ -153,20 +153,25 @@ def reset_of_ignored_signals() -> tuple[str, str | None]:
     """Return the path of env, and the option by which it gives SIGINT and SIGQUIT their default effect again.
 
     GNU coreutils has it since 8.31; where there is none (busybox), jobs under a shell other than bash cannot be
-    interrupted by these two. What an option does is found out by running it, not by a version.
+    interrupted by these two.
     """
-    program = shutil.which("env") or "/usr/bin/env"
-    option = "--default-signal=INT,QUIT"
     try:
-        return program, option if _works(program, option) else None
+        return _env_that_resets()
     except OSError:  # it is asked again for the next job: a machine without room says nothing about it
-        return program, None
+        return _env(), None
 
 
 @cache
-def _works(program: str, option: str) -> bool:
-    words, null = [program, option, "--", "true"], subprocess.DEVNULL
-    return subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
+def _env_that_resets() -> tuple[str, str | None]:
+    """Ask once in the life of a dispatcher. What an option does is found out by running it, not by a version."""
+    program, option, null = _env(), "--default-signal=INT,QUIT", subprocess.DEVNULL
+    words = [program, option, "--", "true"]
+    works = subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
+    return program, option if works else None
+
+
+def _env() -> str:
+    return shutil.which("env") or "/usr/bin/env"
 
 
 class PrespawnedShell:

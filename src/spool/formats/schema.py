@@ -8,12 +8,13 @@ change of a key `python -m spool.formats.schema --write` puts all of them into t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from spool.formats import config, jobfile, reservation
+from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.validation import Format
 
 KINDS: dict[str, tuple[str, Format]] = {
@@ -44,46 +45,25 @@ def render(kind: str) -> str:
 
 def table(kind: str) -> str:
     """Return the keys of one *kind* of file as a Markdown table: key, type, default, meaning."""
-    made = schema(kind)
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    rows += _rows(made, made["$defs"], "")
+    format_ = KINDS[kind][1]
+    shapes = msgspec.json.schema(format_.struct)["$defs"]
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|", *_rows(format_.table, shapes, "")]
     return "\n".join(rows) + "\n"
 
 
-def _rows(shape: dict[str, Any], tables: dict[str, Any], prefix: str) -> list[str]:
-    rows = []
-    for key, value in shape["properties"].items():
-        required = key in shape.get("required", ())
-        default = "required" if required else _default(value)
-        cells = (f"`{prefix}{key}`", _type(value), default, str(value.get("description", "")))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        inner = _table_of(value, tables)
-        if inner is not None:
-            name = "NAME." if "additionalProperties" in value else ""
-            rows += _rows(inner, tables, f"{prefix}{key}.{name}")
-    return rows
-
-
-def _table_of(value: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the table that a key holds, or that is one of its forms, or that each of its entries is."""
-    entries = value.get("additionalProperties")
-    items = value.get("items")
-    outer = [value, *(entry for entry in (entries, items) if isinstance(entry, dict))]
-    forms = [form for each in outer for form in (each, *each.get("anyOf", ()), *each.get("allOf", ()))]
-    for form in forms:
-        if "$ref" in form:
-            found: dict[str, Any] = tables[form["$ref"].rpartition("/")[2]]
-            return found
-    return None
-
-
-def _default(value: dict[str, Any]) -> str:
-    default = value.get("default")
-    return (
-        ""
-        if default is None or default == () or isinstance(default, dict)
-        else f"`{msgspec.json.encode(default).decode()}`"
-    )
+def _rows(table: KeyTable, shapes: dict[str, Any], prefix: str) -> Iterator[str]:
+    for key in table.keys:
+        default = ""
+        if key.default is REQUIRED:
+            default = "required"
+        elif key.default not in (None, (), {}):
+            default = f"`{msgspec.json.encode(key.default).decode()}`"
+        type_ = _type(shapes[table.name]["properties"][key.name])
+        cells = (f"`{prefix}{key.name}`", type_, default, key.about)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        if key.table is not None:
+            named = "NAME." if key.many == "named" else ""
+            yield from _rows(key.table, shapes, f"{prefix}{key.name}.{named}")
 
 
 def _type(value: dict[str, Any]) -> str:

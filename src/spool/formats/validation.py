@@ -1,7 +1,7 @@
 """Strict reading of a file by its table of keys: every problem found, in the words of the format page.
 
 A `Format` makes of the table a type for `msgspec`, which reads a document that is right, quickly, and stops at the
-first mistake of one that is not. Only then is the document taken apart key by key (`salvage`), so that each mistake is
+first mistake of one that is not. Only then is the document taken apart key by key (`_salvage`), so that each mistake is
 told, with its line and what was probably meant. To explain a mistake costs far more than to find it, so beyond
 `MAX_PROBLEMS` they are only counted. Then each key that is stated is read as its `Kind` says, and put where its row
 says.
@@ -13,8 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -28,7 +27,6 @@ from spool.formats.toml import Path, key_lines, line_of, show
 T = TypeVar("T")
 D = TypeVar("D")
 K = TypeVar("K", bound=str | int)
-S = TypeVar("S", bound=Struct)
 
 Size = Annotated[str, Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
 """A size, as text in the file."""
@@ -190,10 +188,12 @@ Kinds = Mapping[str, Callable[[Key], Kind]]
 class _Row:
     """A key, ready to be read: what becomes of its value, and in which field of which part of the model."""
 
-    __slots__ = ("field", "key", "needs", "parse", "part", "read", "rows", "short", "why")
+    __slots__ = ("each", "field", "hint", "key", "needs", "parse", "part", "read", "rows", "short", "why")
 
-    def __init__(self, key: Key, kind: Kind | None, part: str) -> None:
+    def __init__(self, key: Key, kind: Kind | None, part: str, hint: Any) -> None:
         self.key = key
+        self.hint = hint  # the type of its value; and `each`, if it is many tables, of each
+        self.each: Any = None
         self.parse = None if kind is None else kind.parse
         self.read = None if kind is None else kind.read
         into, _, self.field = key.field.rpartition(".")
@@ -210,6 +210,7 @@ class Format:
     def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile]) -> None:
         self._kinds = kinds
         self._structs: dict[KeyTable, type[Struct]] = {}
+        self.table = table
         self.error = error
         self.struct = self._struct(table)
         self._root = self._rows(table, "")
@@ -225,7 +226,11 @@ class Format:
         except InvalidFile as error:
             raise self.error(what, error.problems) from None
         problems = Problems()
-        raw, document = convert(document, self.struct, problems)
+        try:
+            raw = msgspec.convert(document, self.struct)
+        except msgspec.ValidationError:
+            document = _salvage(self._root, document, (), problems)
+            raw = msgspec.convert(document, self.struct)
         reading = Reading(document, problems, name)
         # A short file cannot list too much: an entry has two characters at least.
         if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self._any_length):
@@ -244,12 +249,13 @@ class Format:
     def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
         rows = {}
         for key in table.keys:
-            rows[key.name] = row = _Row(key, self._kind(key), part)
+            rows[key.name] = row = _Row(key, self._kind(key), part, self._column(key)[1])
             if key.table is not None:
                 inner = "" if key.many else f"{row.part}.{row.field}".lstrip(".")
                 row.rows = self._rows(key.table, inner)
+                row.each = self._table_hint(key.table)
                 if (short := key.table.short) is not None:
-                    row.short = _Row(short, self._kind(short), inner)
+                    row.short = _Row(short, self._kind(short), inner, None)
         return rows
 
     def _struct(self, table: KeyTable) -> type[Struct]:
@@ -284,10 +290,12 @@ class Format:
     def _hint(self, key: Key) -> Any:
         if key.table is None:
             return self._kinds[key.kind](key).type
-        hint: Any = self._struct(key.table)
-        if key.table.short is not None:
-            hint = Union[self._hint(key.table.short), hint]  # noqa: UP007
+        hint: Any = self._table_hint(key.table)
         return {"": hint, "list": tuple[hint, ...], "named": dict[str, hint]}[key.many]
+
+    def _table_hint(self, table: KeyTable) -> Any:
+        hint: Any = self._struct(table)
+        return hint if table.short is None else Union[self._hint(table.short), hint]  # noqa: UP007
 
 
 Found = defaultdict[str, dict[str, Any]]
@@ -354,69 +362,53 @@ class Reading:
             self._read_value(short, value, at, found)
 
 
-def convert(document: dict[str, Any], kind: type[S], problems: Problems) -> tuple[S, dict[str, Any]]:
-    """Return *document* as a *kind*, and what of it fits; the rest is noted in *problems*."""
-    try:
-        return msgspec.convert(document, kind), document
-    except msgspec.ValidationError:
-        good = salvage(document, kind, (), problems)
-        return msgspec.convert(good, kind), good
-
-
-def salvage(document: dict[str, Any], kind: type[Struct], path: Path, problems: Problems) -> dict[str, Any]:
-    """Return the part of *document* that fits *kind*, required keys filled in, and note the rest."""
-    hints = _hints(kind)
+def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, problems: Problems) -> dict[str, Any]:
+    """Return the part of *document* that fits *rows*, required keys filled in, and note the rest."""
     good: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        if field.required:
-            good[field.name] = _filler(hints[field.name])
-            if field.name not in document:
-                problems.add((*path, field.name), "is required")
-    for key, value in document.items():
-        if key not in hints:
-            problems.add_unknown((*path, key), hints)
+    for name, row in rows.items():
+        if row.key.default is REQUIRED:
+            good[name] = _filler(row.hint)
+            if name not in document:
+                problems.add((*path, name), "is required")
+    for name, value in document.items():
+        here = (*path, name)
+        if name not in rows:
+            problems.add_unknown(here, rows)
             continue
-        hint = hints[key]
+        row = rows[name]
         try:
-            msgspec.convert(value, hint)
+            msgspec.convert(value, row.hint)
         except msgspec.ValidationError as error:
-            inner = _struct_in(hint)
-            if inner is not None and isinstance(value, dict):
-                value = salvage(value, inner, (*path, key), problems)
-            elif inner is None and isinstance(value, dict) and (each := _entries(hint, dict)) is not None:
-                value = dict(_salvaged(value.items(), each, (*path, key), problems))
-            elif isinstance(value, list) and (each := _entries(hint, tuple)) is not None:
-                value = [entry for _, entry in _salvaged(enumerate(value), each, (*path, key), problems)]
+            if isinstance(value, list) and row.key.many == "list":
+                value = [entry for _, entry in _salvaged(enumerate(value), row, here, problems)]
+            elif isinstance(value, dict) and row.key.many == "named":
+                value = dict(_salvaged(value.items(), row, here, problems))
+            elif isinstance(value, dict) and row.rows and not row.key.many:
+                value = _salvage(row.rows, value, here, problems)
             else:
-                where, why = _explain(value, hint, error)
-                problems.add((*path, key, *where), why)
+                where, why = _explain(value, row.hint, error)
+                problems.add((*here, *where), why)
                 continue
-        good[key] = value
+        good[name] = value
     return good
 
 
-@lru_cache(maxsize=64)
-def _hints(kind: type[Struct]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
 def _salvaged(
-    entries: Iterable[tuple[K, Any]], each: Any, path: Path, problems: Problems
+    entries: Iterable[tuple[K, Any]], row: _Row, path: Path, problems: Problems
 ) -> Iterator[tuple[K, object]]:
-    """Yield what fits *each*, and note the rest; once enough is told, what does not fit is only counted."""
-    struct = _struct_in(each)
+    """Yield the entries that fit, and note the rest; once enough is told, what does not fit is only counted."""
     for key, entry in entries:
         where = (*path, key)
-        if isinstance(entry, dict) and struct is not None and not problems.full:
-            yield key, salvage(entry, struct, where, problems)
+        if isinstance(entry, dict) and not problems.full:
+            yield key, _salvage(row.rows, entry, where, problems)
             continue
         try:
-            msgspec.convert(entry, each)
+            msgspec.convert(entry, row.each)
         except msgspec.ValidationError as error:
             if problems.full:
                 problems.count()
             else:
-                at, why = _explain(entry, each, error)
+                at, why = _explain(entry, row.each, error)
                 problems.add((*where, *at), why)
             continue
         yield key, entry
@@ -430,22 +422,6 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     if args and get_origin(hint) not in (list, dict, tuple):
         return tuple(part for arg in args for part in _parts(arg))
     return (hint,)
-
-
-def _struct_in(hint: Any) -> type[Struct] | None:
-    for part in _parts(hint):
-        if isinstance(part, type) and issubclass(part, Struct):
-            return part
-    return None
-
-
-def _entries(hint: Any, kind: type) -> Any:
-    """Return what the entries of a *kind* (dict or tuple) that *hint* allows are, if a struct may be one; else None."""
-    for part in _parts(hint):
-        if get_origin(part) is kind:
-            entry = get_args(part)[1 if kind is dict else 0]
-            return entry if _struct_in(entry) is not None else None
-    return None
 
 
 def _unit_of(hint: Any) -> Callable[[object], int] | None:

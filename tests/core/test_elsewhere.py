@@ -1,0 +1,132 @@
+"""Jobs for another machine: they find their room there, and are held to the limits here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.planning import S, gpus, job, machine, plan, run, started, why
+from spool.core.model import Limits, Policy, Request, Running, Waiting
+from spool.core.order import Past
+from spool.core.runs import Runs
+from spool.testing.builders import a_result
+
+THERE = {"far": machine(cpus=8, gpus=gpus(2))}
+
+
+def far_job(name: str, **values: object) -> Waiting:
+    """Return a job for the other machine."""
+    return replace(job(name, **values), elsewhere="far")  # type: ignore[arg-type]
+
+
+def far_run(name: str, **values: object) -> Running:
+    """Return a run on the other machine."""
+    return replace(run(name, **values), elsewhere="far")  # type: ignore[arg-type]
+
+
+def test_each_machine_is_filled_by_its_own_jobs():
+    """On 4 processors here and 8 there, two of 2 start here and two of 4 there, and the next of each waits."""
+    near = [job(f"near-{n}", cpus=2, waited=10 - n) for n in range(3)]
+    far = [far_job(f"far-{n}", cpus=4, waited=10 - n) for n in range(3)]
+    found = plan(*near, *far, elsewhere=THERE)
+    assert sorted(started(found)) == ["far-0", "far-1", "near-0", "near-1"]
+    assert why(found, "near-2") == "cpus: needs 2, 0 free (2 runs hold 4)"
+    assert why(found, "far-2") == "cpus: needs 4, 0 free (2 runs hold 8)"
+
+
+def test_what_runs_elsewhere_holds_nothing_here_and_what_runs_here_nothing_there():
+    """Of two full machines each is full for its own jobs only, GPUs and all."""
+    found = plan(
+        job("near", cpus=4),
+        far_job("far", cpus=4, gpus=1),
+        running=[far_run("there", cpus=8, on=(0, 1))],
+        elsewhere=THERE,
+    )
+    assert started(found) == ["near"]
+    assert why(found, "far").startswith("cpus: needs 4, 0 free")
+    found = plan(
+        job("near", gpus=1),
+        far_job("far", gpus=2),
+        on=machine(gpus=gpus(1)),
+        running=[run("here", on=(0,))],
+        elsewhere=THERE,
+    )
+    assert started(found) == ["far"]
+    assert found.starts[0].grant.gpu_indices == (0, 1)
+
+
+def test_the_machine_there_says_what_never_fits():
+    """It is another one than this."""
+    found = plan(far_job("large", cpus=8), far_job("huge", cpus=9), elsewhere=THERE)
+    assert started(found) == ["large"]
+    assert why(found, "huge") == "never fits: needs 9 CPUs, the machine has 8"
+
+
+def test_no_room_is_left_across_machines():
+    """A job here that room is left for keeps nobody waiting there, and nobody there has room left here."""
+    running = [run("here", cpus=3, time_limit_ns=100 * S), far_run("there", cpus=8, time_limit_ns=100 * S)]
+    long, wide = {"cpus": 1, "time_limit_ns": 1000 * S}, {"cpus": 4, "waited": 50}
+    found = plan(job("wide", **wide), job("long", **long), far_job("far", cpus=0), running=running, elsewhere=THERE)
+    assert (found.protected, started(found)) == ("wide", ["far"])
+    assert why(found, "long").startswith("left for wide")
+    found = plan(far_job("wide", **wide), job("long", **long), running=running, elsewhere=THERE)
+    assert (found.protected, started(found)) == (None, ["long"])
+
+
+def test_nobody_foretells_a_start_elsewhere():
+    """Only the machine there knows whom it will have."""
+    found = plan(far_job("far", cpus=8), running=[far_run("there", cpus=8, time_limit_ns=S)], elsewhere=THERE)
+    assert found.expected_start("far") is None
+
+
+def test_groups_quotas_and_the_limit_of_the_spool_count_both():
+    """What somebody may have at once is had wherever it runs."""
+    running = [far_run("there", cpus=2, group="g", group_limit=1)]
+    found = plan(job("near", group="g", group_limit=1), running=running, elsewhere=THERE)
+    assert why(found, "near") == "group g is full: 1 of 1 run"
+    quota = Policy(default_user_limits=Limits(max_running_cpus=2))
+    assert why(plan(job("near", cpus=1), running=running, policy=quota, elsewhere=THERE), "near").startswith("quota")
+    assert why(plan(far_job("far", cpus=1), running=running, policy=quota, elsewhere=THERE), "far").startswith("quota")
+    assert started(plan(job("near"), running=running, policy=Policy(max_running=1), elsewhere=THERE)) == []
+    both = [job("near", waited=2, group="h", group_limit=1), far_job("far", group="h", group_limit=1)]
+    assert started(plan(*both, elsewhere=THERE)) == ["near"]
+
+
+def test_work_elsewhere_passes_nobody_here():
+    """What ran on another machine had nothing that a job here waits for."""
+    past, result = Past(Policy()), a_result(ran="1s", request=Request(cpus=4))
+    for executor, cpus in (("slurm", 0), ("process", 4)):
+        past.learn("bob", replace(result, executor=executor))
+        assert past.passed.later(0).cpus == cpus * S
+
+
+RUNS = st.builds(
+    lambda name, cpus, on, far: (far_run if far else run)(name, cpus=cpus, on=on),
+    st.sampled_from("abcd"),
+    st.integers(0, 3),
+    st.sampled_from([(), (0,)]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(RUNS, st.sampled_from("abcd")), max_size=20))
+def test_the_sums_of_each_machine_are_those_of_its_own_runs(steps):
+    """However runs came and went: processors and GPUs by machine, all runs together by owner."""
+    kept = Runs()
+    for step in steps:
+        if isinstance(step, str):
+            kept.remove(step)
+        else:
+            kept.put(step)
+    here = Runs(each for each in kept.values() if each.elsewhere is None)
+    there = Runs(replace(each, elsewhere=None) for each in kept.values() if each.elsewhere is not None)
+    far = kept.elsewhere.get("far", Runs())
+    for index, own in ((kept, here), (far, there)):
+        assert (index.counts.cpus, index.counts.cpu_holders) == (own.counts.cpus, own.counts.cpu_holders)
+        assert index.with_gpus == own.with_gpus
+    assert dict(far) == dict(there)
+    assert kept.counts.runs == len(kept)
+    assert sum(use.cpus for use in kept.counts.users.values()) == here.counts.cpus + there.counts.cpus
