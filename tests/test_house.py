@@ -108,21 +108,13 @@ LONG_FUNCTIONS: dict[str, str] = {
     "cli.simulate.command": "its options and its help are half of it",
 }
 MANY_PARAMETERS: dict[str, str] = {
-    "core.Names.__init__": BEING_REBUILT,
-    "core.Order.__init__": BEING_REBUILT,
-    "core.Plan.__init__": BEING_REBUILT,
-    "core.Room.__init__": BEING_REBUILT,
-    "core.Rules.__init__": BEING_REBUILT,
-    "core._moment": BEING_REBUILT,
-    "core.again": BEING_REBUILT,
-    "core.moments": BEING_REBUILT,
-    "core.why_reserved": BEING_REBUILT,
+    "core.Names.__init__": "what a name does stands in that many places",
+    "core.Room.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
-    "formats.job_environment": BEING_REBUILT,
-    "machine.members": BEING_REBUILT,
-    "state.Live.of_records": BEING_REBUILT,
-    "state.Table.view": BEING_REBUILT,
-    "testing.FaultyDisk.__init__": BEING_REBUILT,
+    "formats.job_environment": "a job finds that much in its environment",
+    "state.Live.of_records": "one for each record that it is put together from",
+    "state.Table.view": "what the table does not know itself; all by keyword",
+    "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
     "api.py": "the public face, which programs import",

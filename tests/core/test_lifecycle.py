@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 from core.planning import NOW, S, spec
 from spool.core import lifecycle
-from spool.core.lifecycle import MAX_REQUEUES, Again, Evidence, Liveness, Verdict, again, delay_ns, exit_words, prove
+from spool.core.lifecycle import (
+    MAX_REQUEUES,
+    Again,
+    EndedAttempt,
+    Evidence,
+    Liveness,
+    Verdict,
+    again,
+    delay_ns,
+    exit_words,
+    prove,
+)
 from spool.core.model import OUTCOMES, Retry, State, StopKind
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
@@ -181,15 +192,8 @@ def test_an_exit_code_in_words_names_the_signal() -> None:
 
 def after(outcome: State, retry: Retry | None = None, *, code=None, attempt=1, requeues=0, requeue=True, **values):
     """Ask what follows."""
-    return again(
-        spec(retry=retry or Retry(), requeue=requeue),
-        outcome,
-        exit_code=code,
-        attempt=attempt,
-        requeues=requeues,
-        ended_at_ns=NOW,
-        **values,
-    )
+    ended = EndedAttempt(outcome, code, attempt, requeues, NOW, **values)
+    return again(spec(retry=retry or Retry(), requeue=requeue), ended)
 
 
 def test_without_retry_nothing_but_a_loss_is_repeated():

@@ -336,7 +336,7 @@ def test_a_real_daemon_is_found_and_ended(runs: Runs) -> None:
     assert run.run() == 0
 
     def found() -> frozenset[Process]:
-        return processes.members("a", 3, str(runs.root), run.jid)
+        return processes.scan([Wanted("a", 3, str(runs.root), run.jid)])["a", 3]
 
     wait_for(lambda: len(found()) == 2)
     left = found()

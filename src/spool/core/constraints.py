@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from datetime import tzinfo
+from collections.abc import Iterator
 
 from spool.core.backfill import FULL, Halt, Protection, foretell
 from spool.core.dependencies import Cycles, DependencyStatus, Names
@@ -20,16 +19,7 @@ _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
 class Rules:
     """The rules of one pass, asked of one job at a time. They look, and change nothing."""
 
-    def __init__(
-        self,
-        queue: WaitingQueue,
-        room: Room,
-        names: Names,
-        running: Set[str],
-        *,
-        paused: bool,
-        zone: tzinfo,
-    ) -> None:
+    def __init__(self, queue: WaitingQueue, room: Room, names: Names, *, paused: bool) -> None:
         self.room = room
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
@@ -37,9 +27,9 @@ class Rules:
         self.cycles: Cycles | None = None
         self._queue = queue
         self._names = names
-        self._running = running
+        self._running = room.runs.keys()
         self._paused = paused
-        self._zone = zone
+        self._zone = room.zone
         limits = (self.policy.default_user_limits, self.policy.default_project_limits)
         named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))

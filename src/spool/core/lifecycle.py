@@ -172,38 +172,41 @@ def delay_ns(retry: Retry, number: int) -> int:
     return int(min(delay, retry.max_delay_ns))
 
 
-def again(
-    spec: Spec,
-    outcome: State,
-    *,
-    exit_code: int | None,
-    attempt: int,
-    requeues: int,
-    ended_at_ns: int,
-    stopped_by: StopKind | None = None,
-    could_not_start: bool = False,
-    max_requeues: int = MAX_REQUEUES,
-) -> Again | None:
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """How a run ended, and how many of its submission came before it."""
+
+    outcome: State
+    exit_code: int | None
+    attempt: int
+    requeues: int
+    ended_at_ns: int
+    stopped_by: StopKind | None = None
+    could_not_start: bool = False
+
+
+def again(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Again | None:
     """Return what follows a run, or None if its outcome is final.
 
     Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it
     ran. What was lost is run again where the job allows it, at most *max_requeues* times. All else, and what may be
     requeued no more, is tried again as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
     """
-    if stopped_by is StopKind.REQUEUE:
+    outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
+    if ended.stopped_by is StopKind.REQUEUE:
         return Again("requeue", None, attempt, requeues)
-    if stopped_by is StopKind.HOLD:
+    if ended.stopped_by is StopKind.HOLD:
         return Again("hold", None, attempt, requeues)
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return None
     if outcome is State.LOST and spec.requeue and requeues < max_requeues:
         return Again("requeue", None, attempt, requeues + 1)
     retry = spec.retry
-    meant = outcome.value in retry.on or (outcome is State.FAILED and exit_code is not None and exit_code in retry.on)
+    meant = outcome.value in retry.on or (outcome is State.FAILED and ended.exit_code in retry.on)
     if not meant or attempt > retry.max:
         return None
     wait_ns = delay_ns(retry, attempt)
-    if could_not_start:
+    if ended.could_not_start:
         doubling_ns = min(_START_AGAIN_NS << min(attempt - 1, 40), max(retry.max_delay_ns, _START_AGAIN_NS))
         wait_ns = max(wait_ns, doubling_ns)
-    return Again("retry", ended_at_ns + wait_ns if wait_ns else None, attempt + 1, requeues)
+    return Again("retry", ended.ended_at_ns + wait_ns if wait_ns else None, attempt + 1, requeues)

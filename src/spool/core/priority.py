@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
 from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Request, Result, Waiting
+from spool.core.model import SECOND_NS, Grant, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place
-from spool.core.runs import Runs
+from spool.core.resources import Room
 from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.units import show_duration
 
@@ -103,35 +103,31 @@ class OrderFactors:
 class Order:
     """The order of one pass.
 
-    *scarce* says which pools a request lacks, places in `passing.Work` and named ones; *room_helps* whether that is all
-    a job waits for.
+    *room_helps* says whether room is all that a job waits for.
     """
 
     def __init__(
         self,
         queue: WaitingQueue,
-        runs: Runs,
+        room: Room,
         past: Past,
-        policy: Policy,
-        machine: Machine,
-        now_ns: int,
-        scarce: Callable[[Request], Scarce],
         room_helps: Callable[[str], bool],
     ) -> None:
-        self._now_ns = now_ns
+        policy = room.policy
+        self._now_ns = room.now_ns
         self._policy = policy
         self._run_times = past.run_times
         self._passed = past.passed if policy.promotes and policy.order == SLOWDOWN else None
         self._passed_by = past.passed_by
-        self._whole = Work.whole(machine)
-        self._scarce = scarce
+        self._whole = Work.whole(room.machine)
+        self._scarce = room.scarce
         self._known: dict[int, Scarce] = {}
         self._room_helps = room_helps
         self._order = policy.order
         self._shares = past.shares
         self._by_project = policy.fair_share_by == "project"
         self._waiting = queue.projects if self._by_project else queue.users
-        self._running = runs.counts.projects if self._by_project else runs.counts.users
+        self._running = room.runs.counts.projects if self._by_project else room.runs.counts.users
         self._factors: Mapping[str, float] | None = None
         self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the job of who goes first
 

@@ -120,68 +120,63 @@ class Moment:
     counted: Sequence[Reservation]  # those by count that set the budget
 
 
-def moments(
-    reservations: Sequence[Reservation],
-    user: str,
-    project: str | None,
-    end_ns: int | None,
-    now_ns: int,
-    policy: Policy,
-    cards: Sequence[Card],
-    runs: Mapping[str, Running],
-) -> list[Moment]:
-    """Return every moment at which reservations bind a job that starts now and ends by *end_ns*.
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """The reservations as they bear on jobs that start at one instant, with the GPUs and the runs on them."""
 
-    *end_ns* None is a job without a limit. The moments are now, for the reservations that hold, and the start of
-    each that is to come within the horizon and before the job has ended.
-    """
-    relevant = [each for each in reservations if each.end_at_ns > now_ns]
-    if end_ns is None and policy.reservation_allows_unlimited:
-        end_ns = now_ns
-    starts = {
-        each.start_at_ns
-        for each in relevant
-        if now_ns < each.start_at_ns <= now_ns + policy.reservation_horizon_ns
-        and (end_ns is None or each.start_at_ns < end_ns)
-    }
-    found = []
-    for at_ns in sorted({now_ns, *starts}):
-        active = [each for each in relevant if is_active(each, at_ns)]
-        if any(not holds(each, user, project) for each in active):
-            found.append(_moment(active, user, project, at_ns, now_ns, cards, runs))
-    return found
+    reservations: Sequence[Reservation]
+    policy: Policy
+    now_ns: int
+    cards: Sequence[Card]
+    runs: Mapping[str, Running]
 
+    def moments(self, user: str, project: str | None, end_ns: int | None) -> list[Moment]:
+        """Return every moment at which reservations bind a job that starts now and ends by *end_ns*.
 
-def _moment(
-    active: Sequence[Reservation],
-    user: str,
-    project: str | None,
-    at_ns: int,
-    now_ns: int,
-    cards: Sequence[Card],
-    runs: Mapping[str, Running],
-) -> Moment:
-    by_index = {index: each for each in active for index in each.gpu_indices}
-    closed = {index: each for index, each in by_index.items() if not holds(each, user, project)}
-    counted = [each for each in active if each.gpu_count]
-    left = {each.name: each.gpu_count or 0 for each in counted}
-    available = set()
-    for card in cards:
-        if card.gpu.index in by_index:
-            continue
-        here = [runs[name] for name in (*card.alone, *card.shares)]
-        if at_ns > now_ns:
-            here = [run for run in here if not _is_over(run, at_ns)]
-        for run in here:  # a GPU that the holder's run has counts for one of its reservations
-            mine = next((each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None)
-            if mine is not None:
-                left[mine.name] -= 1
-                break
-        if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
-            available.add(card.gpu.uuid)
-    others = [each for each in counted if not holds(each, user, project)]
-    need = sum(left[each.name] for each in others)
-    return Moment(at_ns, closed, frozenset(available), max(len(available) - need, 0), others)
+        *end_ns* None is a job without a limit. The moments are now, for the reservations that hold, and the start of
+        each that is to come within the horizon and before the job has ended.
+        """
+        now_ns = self.now_ns
+        relevant = [each for each in self.reservations if each.end_at_ns > now_ns]
+        if end_ns is None and self.policy.reservation_allows_unlimited:
+            end_ns = now_ns
+        starts = {
+            each.start_at_ns
+            for each in relevant
+            if now_ns < each.start_at_ns <= now_ns + self.policy.reservation_horizon_ns
+            and (end_ns is None or each.start_at_ns < end_ns)
+        }
+        found = []
+        for at_ns in sorted({now_ns, *starts}):
+            active = [each for each in relevant if is_active(each, at_ns)]
+            if any(not holds(each, user, project) for each in active):
+                found.append(self._moment(active, user, project, at_ns))
+        return found
+
+    def _moment(self, active: Sequence[Reservation], user: str, project: str | None, at_ns: int) -> Moment:
+        by_index = {index: each for each in active for index in each.gpu_indices}
+        closed = {index: each for index, each in by_index.items() if not holds(each, user, project)}
+        counted = [each for each in active if each.gpu_count]
+        left = {each.name: each.gpu_count or 0 for each in counted}
+        available = set()
+        for card in self.cards:
+            if card.gpu.index in by_index:
+                continue
+            here = [self.runs[name] for name in (*card.alone, *card.shares)]
+            if at_ns > self.now_ns:
+                here = [run for run in here if not _is_over(run, at_ns)]
+            for run in here:  # a GPU that the holder's run has counts for one of its reservations
+                mine = next(
+                    (each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None
+                )
+                if mine is not None:
+                    left[mine.name] -= 1
+                    break
+            if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
+                available.add(card.gpu.uuid)
+        others = [each for each in counted if not holds(each, user, project)]
+        need = sum(left[each.name] for each in others)
+        return Moment(at_ns, closed, frozenset(available), max(len(available) - need, 0), others)
 
 
 def _is_over(run: Running, at_ns: int) -> bool:
@@ -215,17 +210,16 @@ def choose(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> list[
     return None
 
 
-def why_reserved(
-    cards: Sequence[Card], number: int, bound: Sequence[Moment], now_ns: int, end_ns: int | None, zone: tzinfo
-) -> str:
-    """Return in words which reservation leaves fewer than *number* of *cards*."""
+def binding(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> Moment:
+    """Return the moment whose reservations leave fewer than *number* of *cards*."""
     for upto in range(1, len(bound) + 1):
         if choose(cards, number, bound[:upto]) is None:
-            return _in_words(bound[upto - 1], now_ns, end_ns, zone)
-    return _in_words(bound[-1], now_ns, end_ns, zone)
+            return bound[upto - 1]
+    return bound[-1]
 
 
-def _in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> str:
+def in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> str:
+    """Return for whom the GPUs are kept at that moment, and until or from when; the job could run until *end_ns*."""
     kept: dict[str, Reservation] = {each.name: each for each in (*moment.closed.values(), *moment.counted)}
     texts = []
     for each in kept.values():

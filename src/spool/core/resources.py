@@ -286,13 +286,12 @@ class Room:
             return None
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         end = self._end_ns(job)
-        return Reason(
-            "reserved",
-            lambda: (
-                "reserved: "
-                + reserved.why_reserved(cards, request.gpus, self._moments(job), self.now_ns, end, self.zone)
-            ),
-        )
+
+        def why() -> str:
+            moment = reserved.binding(cards, request.gpus, self._moments(job))
+            return f"reserved: {reserved.in_words(moment, self.now_ns, end, self.zone)}"
+
+        return Reason("reserved", why)
 
     def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
@@ -368,16 +367,8 @@ class Room:
         return None if limit is None else self.now_ns + limit
 
     def _moments(self, job: Waiting) -> list[reserved.Moment]:
-        return reserved.moments(
-            self.reservations,
-            job.user,
-            job.spec.project,
-            self._end_ns(job),
-            self.now_ns,
-            self.policy,
-            self.cards.cards,
-            self.with_gpus,
-        )
+        calendar = reserved.Calendar(self.reservations, self.policy, self.now_ns, self.cards.cards, self.with_gpus)
+        return calendar.moments(job.user, job.spec.project, self._end_ns(job))
 
     def _kept_for(self, job: Waiting) -> set[int]:
         return {

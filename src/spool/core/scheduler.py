@@ -100,16 +100,14 @@ class Plan:
     could start beside it; it could start at `protected_until_ns`, which rests on a guess if `protected_by_guess`.
     """
 
-    def __init__(
-        self, view: View, rules: Rules, order: Order, names: Names, placed: Placed, next_at_ns: int | None
-    ) -> None:
+    def __init__(self, view: View, rules: Rules, order: Order, names: Names, placed: Placed) -> None:
         self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
         protection = rules.protection
         self.protected = None if protection is None else protection.job.name
         self.protected_until_ns = None if protection is None else protection.at_ns
         self.protected_by_guess = protection is not None and protection.guessed
         self.holding = placed.holding
-        self.next_at_ns = next_at_ns
+        self.next_at_ns = _next_at_ns(view, rules, placed)
         self._order = order
         self._view = view
         self._rules = rules
@@ -193,7 +191,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return what to do at *now_ns*."""
     queue = view.queue
     queue.ripen(now_ns)
-    running, past = view.running, view.past
+    running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
     names = Names(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     settle(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
@@ -203,11 +201,11 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
-    rules = Rules(queue, room, names, running.keys(), paused=view.paused, zone=view.zone)
-    order = Order(queue, running, past, policy, view.machine, now_ns, room.scarce, rules.room_helps)
+    rules = Rules(queue, room, names, paused=view.paused)
+    order = Order(queue, room, view.past, rules.room_helps)
     nothing = view.paused or bool(view.machine.refusal)
     placed = Placed(holding=view.holding) if nothing else Placement(queue, rules, order, view.holding).run()
-    return Plan(view, rules, order, names, placed, _next_at_ns(view, rules, placed))
+    return Plan(view, rules, order, names, placed)
 
 
 def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import again
+from spool.core.lifecycle import EndedAttempt, again
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -241,17 +241,16 @@ class Finalizer:
                 return replace(result, reason=f"{reason}, and cancelled")
         elif self._superseded(job, live):
             return result
-        goes_on = again(
-            live.spec,
+        attempt = EndedAttempt(
             outcome,
-            exit_code=result.exit_code,
-            attempt=result.attempt,
-            requeues=result.requeues,
-            ended_at_ns=now_ns,
+            result.exit_code,
+            result.attempt,
+            result.requeues,
+            now_ns,
             stopped_by=kind,
             could_not_start=reason.startswith(COULD_NOT_START),
-            max_requeues=self._settings.config.max_requeues,
         )
+        goes_on = again(live.spec, attempt, self._settings.config.max_requeues)
         return result if goes_on is None else replace(result, again=goes_on.kind, again_at_ns=goes_on.at_ns)
 
     def _superseded(self, job: Job, live: Live) -> bool:

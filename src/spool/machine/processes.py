@@ -81,14 +81,6 @@ class Wanted:
         return self.job, self.run
 
 
-def members(
-    job: str, run: int, spool_dir: str, jid: Jid | None, known: Iterable[Process] = (), *, proc: str = PROC
-) -> frozenset[Process]:
-    """Return the processes of one run. For several, `scan` costs no more."""
-    wanted = Wanted(job, run, spool_dir, jid, frozenset(known))
-    return scan([wanted], proc=proc)[wanted.key]
-
-
 def scan(
     wanted: Iterable[Wanted], *, proc: str = PROC, me: int | None = None
 ) -> dict[tuple[str, int], frozenset[Process]]:
