@@ -121,13 +121,13 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.why_reserved": BEING_REBUILT,
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": BEING_REBUILT,
-    "formats.render": BEING_REBUILT,
     "machine.members": BEING_REBUILT,
     "state.Live.of_records": BEING_REBUILT,
     "state.Table.view": BEING_REBUILT,
     "testing.FaultyDisk.__init__": BEING_REBUILT,
 }
 SMALL_MODULES: dict[str, str] = {
+    "api.py": "the public face, which programs import",
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "store/history.py": "reads the disk; what adds it up is a layer above",
@@ -287,8 +287,13 @@ def _imported_names(module: Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("spool."):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
             yield node.value  # of a table of plugs
+
+
+def _is_module(text: str) -> bool:
+    """Whether a text names a module; `spool.service` is a unit of systemd."""
+    return text.startswith("spool.") and (ROOT / "src" / f"{text.replace('.', '/')}.py").exists()
 
 
 def _dotted(path: str) -> str:

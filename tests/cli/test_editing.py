@@ -33,6 +33,15 @@ def test_single_keys_change_and_comments_stay(spool: Command, spool_root: Path) 
     assert (spec.request.memory_bytes, spec.env, spec.retry.max) == (8 << 30, (("A", "1"), ("B", "2")), 3)
 
 
+def test_a_table_of_dotted_keys_keeps_them(spool: Command, spool_root: Path) -> None:
+    """What `env.A` and `retry.max` say stays where options add to it."""
+    path = put_job(spool_root, "a", 'command = "true"\nenv.A = "1"\nretry.max = 2\nenv.B = "2"\n')
+    assert spool("edit", "a", "-e", "C=3", "--retry-delay", "5s").code == 0
+    spec = jobfile.parse(path.read_bytes(), name="a")
+    assert (dict(spec.env), spec.retry.max) == ({"A": "1", "B": "2", "C": "3"}, 2)
+    assert spec.retry.delay_ns == 5_000_000_000
+
+
 def test_resources_are_changed_one_by_one(spool: Command, spool_root: Path) -> None:
     """`--resource` lays over what is there, and `--unset resources.NAME` takes one out."""
     path = put_job(spool_root, "a", 'command = "true"\nresources = { licence = 1, tpu = 2 } # mine\n')

@@ -124,16 +124,16 @@ def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
 ) -> None:
     """What the world does to us is told in a line with code 5; what we did wrong is shown whole."""
     put_job(spool_root, "a")
-    monkeypatch.setattr("spool.cli.ls.JobLister", _raising(OSError(28, "No space left on device", "/x")))
+    monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(OSError(28, "No space left on device", "/x")))
     said = spool("ls")
     assert (said.code, said.err) == (5, "spool: cannot use /x: No space left on device; make room on the disk")
-    monkeypatch.setattr("spool.cli.ls.JobLister", _raising(ZeroDivisionError()))
+    monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         spool("ls")
 
 
 def _raising(error: Exception) -> object:
-    def call(*_: object) -> None:
+    def call(*_: object, **__: object) -> None:
         raise error
 
     return call

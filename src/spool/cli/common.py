@@ -15,11 +15,10 @@ from spool.cli.group import tell
 from spool.client.submit import default_root, make_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
-from spool.core.names import why_not_name
+from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.disk import remedy_for
 from spool.store.spool import Forbearing, Spool
 
-_GLOB = frozenset("*?[")
 _MOST_NAMES = 500  # more to complete is of no use to anybody
 
 
@@ -70,7 +69,7 @@ def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.
     found: dict[str, None] = {}
     listed: list[str] | None = None
     for pattern in patterns:
-        if _GLOB.isdisjoint(pattern):
+        if not is_pattern(pattern):
             found[job_name(pattern)] = None
             continue
         if listed is None:
@@ -90,21 +89,6 @@ def job_name(text: str) -> str:
     if not layout.valid_name(name):
         raise NoSuchJob(cannot("find", f"job {text!r}", f"no job can have that name: {why_not_name(name)}"))
     return name
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return what to sort names by, so that `sweep_2` comes before `sweep_10`."""
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for char in f"{name}\0":
-        if char.isascii() and char.isdigit():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits), ""))
-            digits = ""
-        parts.append((1, 0, char))
-    return parts
 
 
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from spool import __version__
 from spool.client import submit
 from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot, shown
 from spool.store.disk import remedy_for
+from spool.version import __version__
 
 SECTIONS = (
     (

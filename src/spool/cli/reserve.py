@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import for_each, json_option, made, natural, opened, this_user, viewed
+from spool.cli.common import for_each, json_option, made, opened, this_user, viewed
 from spool.cli.group import Verb, tell, unfilled
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.model import Reservation
+from spool.core.names import is_pattern, natural
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY
 from spool.query import reserving
@@ -155,7 +156,7 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
 
 
 def _matching(spool: Spool, pattern: str) -> list[str]:
-    if set(pattern).isdisjoint("*?["):
+    if not is_pattern(pattern):
         return [pattern]
     return sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), pattern), key=natural)
 

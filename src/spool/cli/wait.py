@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli.common import complete_names, named, natural, opened
+from spool.cli.common import complete_names, named, opened
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
+from spool.core.names import natural
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
 

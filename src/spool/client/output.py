@@ -9,7 +9,7 @@ from enum import Enum
 
 from spool.client.waiting import Awaited, End, task_names
 from spool.core import layout
-from spool.core.errors import InvalidRecord
+from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
 from spool.formats.history import parse_history_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
@@ -111,6 +111,65 @@ def outputs(spool: Spool, name: str, run: int) -> Outputs:
     if found is None:
         return Outputs(log, None)
     return Outputs(found.stdout or log, found.stderr)
+
+
+def run_of(spool: Spool, name: str, run: int | None = None) -> int:
+    """Return the run whose output is meant: *run*, else the newest. Raises NoSuchJob, SpoolError before the first."""
+    runs = spool.runs(name)
+    if run is not None:
+        if run not in runs:
+            has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
+            raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
+        return run
+    newest = spool.latest_run(name)
+    if newest is None:
+        if not spool.places(name):
+            raise NoSuchJob(cannot("show", f"the output of job {name}", "no job of that name is in the spool"))
+        raise SpoolError(cannot("show", f"the output of job {name}", "it has not run yet", remedy="-f waits for it"))
+    return newest
+
+
+def output_paths(spool: Spool, name: str, run: int, stream: Stream) -> Iterator[str]:
+    """Yield the file that the output of a run goes to; of an array that of each task."""
+    if spool.array(name, run) is None:
+        yield _path_of(spool, name, run, stream)
+        return
+    tasks = ArrayOutput(spool, name, run)
+    for task, its_run in tasks.tasks():
+        yield _path_of(spool, task, its_run, stream)
+    tasks.close()
+
+
+def _path_of(spool: Spool, name: str, run: int, stream: Stream) -> str:
+    where = outputs(spool, name, run)
+    path = where.stderr if stream is Stream.ERR else where.stdout
+    if path is None:
+        raise SpoolError(cannot("show", f"the error output of job {name}", "it goes together with the output"))
+    return path
+
+
+def read_output(
+    spool: Spool, name: str, run: int, stream: Stream = Stream.OUT, *, lines: int | None = None
+) -> Iterator[bytes]:
+    """Yield the output of a run so far; of an array that of each task, under its name. *lines*: only the last of each.
+
+    Raises SpoolError where a run that has ended has left no such file.
+    """
+    if spool.array(name, run) is not None:
+        tasks = ArrayOutput(spool, name, run, lines=lines)
+        for task, its_run in tasks.tasks():
+            yield from (piece.data for piece in tasks.output(task, its_run) if piece.stream is stream)
+        tasks.close()
+        return
+    path = _path_of(spool, name, run, stream)
+    if not os.path.exists(path) and spool.result(name, run) is not None:
+        raise SpoolError(cannot("show", f"the output of job {name}", f"run {run} has left no such file", where=path))
+    tail = Tail(path)
+    if lines is not None:
+        tail.skip_to_last(lines)
+    while data := tail.read():
+        yield data
+    tail.close()
 
 
 class ArrayOutput:

@@ -1,4 +1,4 @@
-"""The names of jobs, and why a text cannot be one (the grammar is `layout.valid_name`); the names of executors."""
+"""The names of jobs: why a text cannot be one (the grammar is `layout.valid_name`), their order; those of executors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from spool.core.layout import valid_name
 
 MAX_NAME_LENGTH = 100
 
+_GLOB = frozenset("*?[")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 
 LOCAL_EXECUTORS = ("process", "tmux")
@@ -29,3 +30,23 @@ def why_not_name(name: str) -> str | None:
     if foreign is not None:
         return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign.group()!a} is none of them"
     return f"a name begins with a letter or a digit, not with {name[0]!r}"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text is a glob, and no name."""
+    return not _GLOB.isdisjoint(text)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return what to sort names by, so that `sweep_2` comes before `sweep_10`."""
+    parts: list[tuple[int, int, str]] = []
+    digits = ""
+    for char in f"{name}\0":
+        if char.isascii() and char.isdigit():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits), ""))
+            digits = ""
+        parts.append((1, 0, char))
+    return parts

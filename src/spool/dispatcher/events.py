@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import spool
 from spool.core.errors import NO_ROOM
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
@@ -28,11 +27,14 @@ from spool.formats.listener_protocol import Ready, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.host import user_name
-from spool.state.table import Job, JobFile, Live
+from spool.state.run import Live
+from spool.state.submission import JobFile
+from spool.state.table import Job
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
+from spool.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +338,7 @@ class EventRecorder:
     # Events, made of what the dispatcher knows.
 
     def _event(self, name: EventName, event_id: str, at_ns: int, reason: str, **facts: Any) -> Event:
-        of_here = {"host": identity.host(), "version": spool.__version__, "spool_dir": self._spool.root}
+        of_here = {"host": identity.host(), "version": __version__, "spool_dir": self._spool.root}
         return Event(id=event_id, name=name, at_ns=at_ns, reason=reason, **{**of_here, **facts})
 
     def _of_run(self, name: EventName, live: Live, at_ns: int, reason: str, *, part: str = "") -> Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -68,30 +69,13 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     )
 
 
-def render(
-    *,
-    gpus: int | tuple[int, ...],
-    start_at_ns: int,
-    duration: str | None = None,
-    end_at_ns: int | None = None,
-    user: str | None = None,
-    project: str | None = None,
-    comment: str | None = None,
-) -> bytes:
-    """Return the text of a reservation, for `parse` to judge; instants are to the second, in local time."""
-    stated = {
-        "user": user,
-        "project": project,
-        "gpus": gpus if isinstance(gpus, int) else list(gpus),
-        "start": _local(start_at_ns),
-        "duration": duration,
-        "end": None if end_at_ns is None else _local(end_at_ns),
-        "comment": comment,
-    }
-    return toml.write({key: value for key, value in stated.items() if value is not None})
+def dump(keys: Mapping[str, object]) -> bytes:
+    """Return those of *keys* that are not None as the text of a reservation, for `parse` to judge."""
+    return toml.write({key: value for key, value in keys.items() if value is not None})
 
 
-def _local(at_ns: int) -> datetime:
+def local_time(at_ns: int) -> datetime:
+    """Return an instant as a reservation has it: to the second, in local time. Raises InvalidValue."""
     try:
         return datetime.fromtimestamp(at_ns // 1_000_000_000).astimezone()
     except (OverflowError, ValueError, OSError):

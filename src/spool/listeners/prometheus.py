@@ -13,10 +13,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from spool import __version__
 from spool.core.metrics import Histogram, RunUsage, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
+from spool.version import __version__
 
 _WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
 _AGAIN = ("retry", "requeue", "hold")

@@ -48,6 +48,11 @@ class Stat:
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file of /proc in as few system calls as possible. Raises OSError."""
+    try:
+        return _read(path)
+    except OSError as error:
+        if not descriptors.is_shortage(error):
+            raise
     return descriptors.certainly(lambda: _read(path))
 
 

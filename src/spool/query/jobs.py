@@ -6,11 +6,13 @@ entry of it that the files contradict is passed over.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spool.client.autostart import is_starting
 from spool.client.waiting import array_outcome
@@ -20,6 +22,7 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import shown
 from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.core.names import is_pattern, natural
 from spool.formats.history import parse_history_line
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
@@ -55,6 +58,47 @@ class JobList:
     paused: bool
     problems: tuple[str, ...]
     at_ns: int
+    unserved: bool  # jobs wait or run, and no dispatcher lives or starts
+    unknown: tuple[str, ...] = ()  # names that were asked for, and no job has
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs of a list are wanted; what is empty or None says nothing. `names` may be globs."""
+
+    names: tuple[str, ...] = ()
+    states: frozenset[State] = frozenset()
+    user: str | None = None
+    project: str | None = None
+    tag: str | None = None
+
+    def wants(self, row: JobRow) -> bool:
+        """Whether a job is wanted, whatever its name."""
+        return (
+            (not self.states or row.state in self.states)
+            and self.user in (None, row.user)
+            and self.project in (None, row.project)
+            and (self.tag is None or self.tag in row.tags)
+        )
+
+
+ALL_JOBS = JobFilter()
+
+
+def list_jobs(
+    spool: Spool, wanted: JobFilter = ALL_JOBS, *, everything: bool = False, order: str | None = None
+) -> JobList:
+    """Return the jobs that are wanted, in one of ORDERS; without, what ended comes first and what is next last.
+
+    Of those that have ended the last few, unless *everything* is wanted, or jobs of some name or in some ended state.
+    """
+    names = wanted.names
+    only = (lambda name: any(fnmatch.fnmatchcase(name, each) for each in names)) if names else None
+    ended = bool(wanted.states) and all(state.ended for state in wanted.states)
+    found = JobLister(spool).listing(everything=everything or ended, only=only)
+    there = {row.name for row in found.rows}
+    rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else _usual_order)
+    return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
 class JobLister:
@@ -86,6 +130,7 @@ class JobLister:
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
         ended = self._ended(done, None if everything or only is not None else recent)
         rows += [replace(row, place=DONE) for row in ended]
+        goes_on = any(not row.state.ended and row.state is not State.HELD for row in rows)
         return JobList(
             tuple(rows),
             self.dispatcher,
@@ -94,6 +139,7 @@ class JobLister:
             self._spool.paused,
             self.state.problems if self.state is not None else (),
             self._now_ns,
+            unserved=goes_on and not self.dispatcher and not self._starting,
         )
 
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
@@ -346,6 +392,34 @@ class JobRow:
             return self.ended_at_ns - self.started_at_ns if self.started_at_ns is not None else None
         since = self.started_at_ns if self.started_at_ns is not None else self.submitted_at_ns
         return now_ns - since if since is not None else None
+
+
+_RANKS = {
+    State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.QUEUED: 1, State.HELD: 2, State.INVALID: 3,
+}  # fmt: skip
+_BIG = 1 << 62
+ORDERS: dict[str, Callable[[JobRow], Any]] = {
+    "name": lambda row: natural(row.name),
+    "state": lambda row: (_RANKS.get(row.state, 4), row.state, natural(row.name)),
+    "priority": lambda row: (-(row.priority or 0), row.submitted_at_ns or _BIG),
+    "submitted": lambda row: row.submitted_at_ns or _BIG,
+    "started": lambda row: row.started_at_ns or _BIG,
+    "ended": lambda row: row.ended_at_ns or _BIG,
+    "user": lambda row: (row.user or "", natural(row.name)),
+    "cpus": lambda row: -(row.cpus or 0),
+    "memory": lambda row: -(row.memory_bytes or 0),
+    "gpus": lambda row: -(row.gpus or 0),
+}
+
+
+def _usual_order(row: JobRow) -> tuple[int, int, int, object]:
+    """Return what to sort by: what ended first and the newest of it last, what runs, what waits and the next first."""
+    rank = _RANKS.get(row.state, -1)
+    if rank == 0:
+        return rank, row.started_at_ns or _BIG, 0, natural(row.name)
+    if rank > 0:
+        return rank, -(row.priority or 0), row.submitted_at_ns or _BIG, natural(row.name)
+    return rank, row.ended_at_ns or 0, 0, natural(row.name)
 
 
 def row_of_result(result: Result) -> JobRow:

@@ -60,15 +60,16 @@ def create(spool: Spool, wish: ReservationRequest) -> CreatedReservation:
     if not layout.valid_name(name):
         raise UsageError(cannot("make", thing, f"nothing can have that name: {why_not_name(name)}"))
     now_ns = time.time_ns()
-    data = reservation.render(
-        gpus=_gpus(wish.gpus),
-        start_at_ns=_instant(wish.start, now_ns, "--start"),
-        duration=wish.duration,
-        end_at_ns=_instant(wish.end, now_ns, "--end") if wish.end is not None else None,
-        user=wish.user,
-        project=wish.project,
-        comment=wish.comment,
-    )
+    keys = {
+        "user": wish.user,
+        "project": wish.project,
+        "gpus": _gpus(wish.gpus),
+        "start": reservation.local_time(_instant(wish.start, now_ns, "--start")),
+        "duration": wish.duration,
+        "end": None if wish.end is None else reservation.local_time(_instant(wish.end, now_ns, "--end")),
+        "comment": wish.comment,
+    }
+    data = reservation.dump(keys)
     new = reservation.parse(data, name=name, created_at_ns=now_ns)
     if new.end_at_ns <= now_ns:
         raise SpoolError(cannot("make", thing, "it would have ended already"))
@@ -95,13 +96,13 @@ def create(spool: Spool, wish: ReservationRequest) -> CreatedReservation:
     return CreatedReservation(new, path, tuple(notes))
 
 
-def _gpus(text: str) -> int | tuple[int, ...]:
+def _gpus(text: str) -> int | list[int]:
     """Return "2" as a number, "0,2" and "0," as indices."""
     words = [word.strip() for word in text.split(",")]
     numbers = [word for word in words if word]
     if not numbers or not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in numbers):
         raise InvalidValue(f'cannot keep GPUs {text!r}: write how many, "2", or which, "0,2" (one alone: "0,")')
-    return int(numbers[0]) if len(words) == 1 else tuple(map(int, numbers))
+    return int(numbers[0]) if len(words) == 1 else list(map(int, numbers))
 
 
 def _instant(text: str, now_ns: int, option: str) -> int:

@@ -1,0 +1,14 @@
+from spool.api import Client as Client
+from spool.client.requests import Act as Act
+from spool.client.waiting import End as End
+from spool.core.errors import InvalidJob as InvalidJob
+from spool.core.errors import NoSuchJob as NoSuchJob
+from spool.core.errors import SpoolError as SpoolError
+from spool.core.errors import SpoolUnusable as SpoolUnusable
+from spool.core.model import State as State
+from spool.query.explain import Explanation as Explanation
+from spool.query.jobs import JobFilter as JobFilter
+from spool.query.jobs import JobList as JobList
+from spool.query.jobs import JobRow as JobRow
+
+__version__: str

@@ -1,0 +1,130 @@
+"""Spool for Python programs: what the command line does, with values in and values out. Nothing is printed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from spool.client import autostart
+from spool.client.output import read_output, run_of
+from spool.client.requests import Act, Done, Requests
+from spool.client.submit import default_root, make_spool, submit, where_taken
+from spool.client.waiting import Awaited, End
+from spool.core.errors import InvalidValue, SpoolError, SpoolUnusable, cannot
+from spool.core.names import why_not_name
+from spool.formats import jobfile
+from spool.machine.host import this_user
+from spool.query.explain import Explanation, why
+from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
+from spool.store.spool import Spool
+
+_POLL_S = 0.025
+
+
+class Client:
+    """One spool, read and changed by its files; what needs a dispatcher starts one in the background if none lives.
+
+    What can be expected to fail raises a SpoolError: NoSuchJob where no job has the name, InvalidJob for keys that make
+    no valid job file. What the disk refuses is an OSError.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
+        """Use the spool at *root*, without one that of the command line: `$SPOOL_DIR`, else `~/.spool`.
+
+        *make*: make it if it is not there. Raises SpoolUnusable.
+        """
+        path = os.path.abspath(root) if root is not None else default_root()
+        if make:
+            try:
+                make_spool(path)
+            except OSError as error:
+                why_not = error.strerror or str(error)
+                raise SpoolUnusable(cannot("make", "a spool", why_not, where=error.filename or path)) from None
+        self._spool = Spool.open(path)
+        self._requests = Requests(self._spool, this_user())
+
+    @property
+    def root(self) -> str:
+        """The directory of the spool."""
+        return self._spool.root
+
+    def submit(
+        self,
+        command: str | Sequence[str],
+        *,
+        name: str,
+        held: bool = False,
+        replace: bool = False,
+        **keys: object,
+    ) -> str:
+        """Put a job into the queue, or keep it held, and return its name. It is on the disk when this returns.
+
+        *command* is a text for the shell, or a program with its arguments. *keys* are those of a job file, with its
+        values: `cpus=2, memory="4G", time_limit="1h"`. The job runs in the current directory unless `workdir` says
+        otherwise. With *replace* it takes the place of a job of that name that waits or is held, and waits for the end
+        of one that runs.
+        """
+        why_not = why_not_name(name)
+        if why_not is not None:
+            raise InvalidValue(cannot("name", f"a job {name!r}", why_not))
+        program = command if isinstance(command, str) else list(command)
+        text = jobfile.dump({"command": program, "workdir": os.getcwd(), **keys})
+        jobfile.parse(text, name=name)
+        taken = where_taken(self.root, name)
+        if taken is not None and not replace:
+            raise SpoolError(cannot("submit", f"job {name}", f"a job of that name is in {taken}/"))
+        try:
+            submit(self.root, [(name, text)], held=held, replace=replace)
+        except FileExistsError:
+            raise SpoolError(cannot("submit", f"job {name}", "a job of that name has just been submitted")) from None
+        if not held:
+            self._serve()
+        return name
+
+    def cancel(self, name: str, reason: str = "") -> tuple[Act, ...]:
+        """End a job, whether it waits or runs; return what was done to each of its files."""
+        return tuple(map(self._served, self._requests.cancel(name, reason)))
+
+    def hold(self, name: str) -> Act:
+        """Keep a job from running until it is released; one that runs is stopped, and begins anew then."""
+        return self._served(self._requests.hold(name))
+
+    def release(self, name: str) -> Act:
+        """Let a held job run."""
+        return self._served(self._requests.release(name))
+
+    def requeue(self, name: str) -> Act:
+        """Run a job again that has ended, or that runs and is stopped first."""
+        return self._served(self._requests.requeue(name))
+
+    def wait(self, name: str, *, timeout_s: float | None = None) -> End | None:
+        """Wait until a job has ended and return how; None if the time is over before."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        awaited = Awaited(self._spool, name)
+        while (end := awaited.look()) is None:
+            if until is not None and time.monotonic() >= until:
+                return None
+            time.sleep(_POLL_S)
+        return end
+
+    def output(self, name: str, *, run: int | None = None) -> bytes:
+        """Return the output of a job so far: of its newest run, or of *run*; of an array that of each task."""
+        return b"".join(read_output(self._spool, name, run_of(self._spool, name, run)))
+
+    def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
+        """Return the jobs that wait, run, or ended a short while ago; with *everything* all that ever ended."""
+        return list_jobs(self._spool, wanted, everything=everything)
+
+    def why(self, name: str) -> Explanation:
+        """Return why a job does not run yet, what has to end before, and when it could start."""
+        return why(self._spool, name)
+
+    def _served(self, act: Act) -> Act:
+        if act.done not in (Done.HELD, Done.CANCELLED):
+            self._serve()
+        return act
+
+    def _serve(self) -> None:
+        # It is no error that none can be started: what was asked lies on the disk for whoever comes, and `jobs` tells.
+        autostart.ensure(self.root)
