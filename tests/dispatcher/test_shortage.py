@@ -335,3 +335,21 @@ def test_what_every_start_needs_is_read_before_anything_can_run_short(session: S
     wrapper._script.cache_clear()
     session.turns(1)
     assert wrapper._script.cache_info().currsize == 1
+
+
+def test_a_start_that_is_refused_leaves_no_control_group(session: Session) -> None:
+    """The group that was made for its memory is removed with it; nobody else would."""
+    standing = list[str]()
+
+    def create(job: str, run: int, memory_bytes: int) -> Any:
+        standing.append(f"{job}.{run}")
+        return SimpleNamespace(procs="/nowhere/cgroup.procs", remove=lambda: standing.remove(f"{job}.{run}"))
+
+    session.turns(1)
+    session.world.engine.groups = SimpleNamespace(create=create)  # type: ignore[assignment]
+    session.users.submit("started", "hang", 'memory = "1M"')
+    session.turns(2)
+    session.users.submit("refused", "denied until 9", 'memory = "1M"')
+    session.turns(2)
+    assert session.world.tried["refused"] >= 1
+    assert standing == ["started.1"]
