@@ -92,13 +92,13 @@ def test_a_job_that_waits_is_held_released_listed_explained_and_cancelled(
     monkeypatch.chdir(spool_root)
     assert client.submit(["true"], name="a", cpus=1, tags=["x"]) == "a"
     assert (spool_root / "queued" / "a.toml").exists()
-    assert client.hold("a").done == "held"
+    assert client.hold("a").kind == "held"
     assert [reason.code for reason in client.why("a").reasons] == ["held"]
     assert client.release("a").place == "held"
     assert client.wait("a", timeout_s=0) is None
     assert [(row.name, row.state) for row in client.jobs(spool.JobFilter(tag="x")).rows] == [("a", "queued")]
     assert client.jobs().unserved
-    assert [act.done for act in client.cancel("a", "why")] == ["cancelled"]
+    assert [change.kind for change in client.cancel("a", "why")] == ["cancelled"]
     end = client.wait("a", timeout_s=30)
     assert end is not None
     assert end.outcome is spool.State.CANCELLED

@@ -4,7 +4,7 @@ What a program may use is named here; the rest is internal. Each name is importe
 """
 
 _HOMES = {
-    "Act": "spool.client.requests",
+    "Change": "spool.client.requests",
     "Client": "spool.api",
     "End": "spool.client.waiting",
     "Explanation": "spool.query.explain",
@@ -19,7 +19,7 @@ _HOMES = {
     "__version__": "spool.version",
 }
 __all__ = [
-    "Act",
+    "Change",
     "Client",
     "End",
     "Explanation",

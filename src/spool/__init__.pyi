@@ -1,5 +1,5 @@
 from spool.api import Client as Client
-from spool.client.requests import Act as Act
+from spool.client.requests import Change as Change
 from spool.client.waiting import End as End
 from spool.core.errors import InvalidJob as InvalidJob
 from spool.core.errors import NoSuchJob as NoSuchJob

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from spool.client import autostart
 from spool.client.output import read_output, run_of
-from spool.client.requests import Act, Done, Requests
+from spool.client.requests import Change, ChangeKind, Requests
 from spool.client.submit import default_root, make_spool, submit, where_taken
 from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, SpoolUnusable, cannot
@@ -82,19 +82,19 @@ class Client:
             self._serve()
         return name
 
-    def cancel(self, name: str, reason: str = "") -> tuple[Act, ...]:
+    def cancel(self, name: str, reason: str = "") -> tuple[Change, ...]:
         """End a job, whether it waits or runs; return what was done to each of its files."""
         return tuple(map(self._served, self._requests.cancel(name, reason)))
 
-    def hold(self, name: str) -> Act:
+    def hold(self, name: str) -> Change:
         """Keep a job from running until it is released; one that runs is stopped, and begins anew then."""
         return self._served(self._requests.hold(name))
 
-    def release(self, name: str) -> Act:
+    def release(self, name: str) -> Change:
         """Let a held job run."""
         return self._served(self._requests.release(name))
 
-    def requeue(self, name: str) -> Act:
+    def requeue(self, name: str) -> Change:
         """Run a job again that has ended, or that runs and is stopped first."""
         return self._served(self._requests.requeue(name))
 
@@ -102,7 +102,7 @@ class Client:
         """Wait until a job has ended and return how; None if the time is over before."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         awaited = Awaited(self._spool, name)
-        while (end := awaited.look()) is None:
+        while (end := awaited.poll()) is None:
             if until is not None and time.monotonic() >= until:
                 return None
             time.sleep(_POLL_S)
@@ -120,10 +120,10 @@ class Client:
         """Return why a job does not run yet, what has to end before, and when it could start."""
         return why(self._spool, name)
 
-    def _served(self, act: Act) -> Act:
-        if act.done not in (Done.HELD, Done.CANCELLED):
+    def _served(self, change: Change) -> Change:
+        if change.kind not in (ChangeKind.HELD, ChangeKind.CANCELLED):
             self._serve()
-        return act
+        return change
 
     def _serve(self) -> None:
         # It is no error that none can be started: what was asked lies on the disk for whoever comes, and `jobs` tells.

@@ -61,9 +61,9 @@ def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ende
     file = put_job(spool_root, "a", place="running")
     ended(spool_root, "a", 1, State.FINISHED, code=0)
     awaited = Awaited(Spool(str(spool_root)), "a")
-    assert awaited.look() is None
+    assert awaited.poll() is None
     file.rename(spool_root / "done" / "a.toml")
-    assert awaited.look() == End("a", State.FINISHED, 0, "finished", 1)
+    assert awaited.poll() == End("a", State.FINISHED, 0, "finished", 1)
 
 
 def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch
     metadir.mkdir()
     (metadir / "stop").write_text("requeue root 1\n")
     awaited = Awaited(Spool(str(spool_root)), "a")
-    assert [awaited.look(), awaited.look()] == [None, None]
+    assert [awaited.poll(), awaited.poll()] == [None, None]
 
 
 def test_wait_takes_the_first_bad_code_of_several(spool: Command, spool_root: Path) -> None:
@@ -165,10 +165,10 @@ def test_a_job_that_will_be_tried_again_has_not_ended(spool_root: Path) -> None:
     put_job(spool_root, "a", place="done")
     ended(spool_root, "a", 1, State.FAILED, code=1, again="retry")
     awaited = Awaited(root, "a")
-    assert awaited.look() is None
+    assert awaited.poll() is None
     os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
     ended(spool_root, "a", 2, State.FINISHED, code=0)
-    assert awaited.look() == End("a", State.FINISHED, 0, "finished", 2)
+    assert awaited.poll() == End("a", State.FINISHED, 0, "finished", 2)
 
 
 def test_a_job_cancelled_while_it_waits_is_not_taken_for_its_earlier_run(spool_root: Path) -> None:
@@ -177,9 +177,9 @@ def test_a_job_cancelled_while_it_waits_is_not_taken_for_its_earlier_run(spool_r
     ended(spool_root, "a", 1, State.FINISHED, code=0)
     put_job(spool_root, "a")
     awaited = Awaited(root, "a")
-    assert awaited.look() is None
+    assert awaited.poll() is None
     os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
-    end = wait_for(awaited.look)
+    end = wait_for(awaited.poll)
     assert end.outcome is State.CANCELLED
 
 
@@ -189,13 +189,13 @@ def test_while_a_cancelled_run_is_stopped_its_job_has_not_ended(spool_root: Path
     put_job(spool_root, "a", place="running")
     (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
     awaited = Awaited(root, "a")
-    assert awaited.look() is None
+    assert awaited.poll() is None
     (spool_root / "running" / "a.toml").unlink()
-    assert awaited.look() is None
+    assert awaited.poll() is None
     result = Result("a", 1, 1, State.CANCELLED, "cancelled by me", ended_at_ns=1)
     put_job(spool_root, "a", place="done")
     (spool_root / "jobs" / "a" / "1" / "result.toml").write_bytes(render_result(result))
-    assert awaited.look() == End("a", State.CANCELLED, None, "cancelled by me", 1)
+    assert awaited.poll() == End("a", State.CANCELLED, None, "cancelled by me", 1)
 
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb\nc", "\n\n\n", "x" * 100_000 + "\nlast\n", "one long"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calling import Command, put_job
-from spool.client.requests import Done, Requests
+from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.model import StopKind
 from spool.formats import run_records
@@ -167,7 +167,7 @@ def test_a_job_that_starts_while_it_is_cancelled_is_stopped(spool_root: Path) ->
         os.rename(queued, spool_root / "running" / "a.toml")
 
     requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
-    assert [act.done for act in requests.cancel("a")] == [Done.STOPPING]
+    assert [change.kind for change in requests.cancel("a")] == [ChangeKind.STOPPING]
     assert places(spool_root, "a") == []
     assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
 
@@ -181,7 +181,7 @@ def test_a_job_that_is_being_claimed_while_it_is_cancelled_is_stopped(spool_root
         os.link(queued, spool_root / "running" / "a.toml")
 
     requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
-    assert [act.done for act in requests.cancel("a")] == [Done.STOPPING]
+    assert [change.kind for change in requests.cancel("a")] == [ChangeKind.STOPPING]
     assert places(spool_root, "a") == ["done"]
     assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
 

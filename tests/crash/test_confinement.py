@@ -20,7 +20,7 @@ import pytest
 from crash.cuts import noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
-from spool.client.requests import Done, Requests
+from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
@@ -449,8 +449,8 @@ def test_a_cancel_on_a_full_disk_is_a_deletion(tmp_path: Path, monkeypatch: pyte
         session.settle()
         full = FaultyDisk(session.world.staging, fail_at=1, error=errno.ENOSPC)
         full.fail_for = 1  # the record; to delete takes no room
-        acts = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
-        assert [act.done for act in acts] == [Done.STOPPING]
+        changes = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
+        assert [change.kind for change in changes] == [ChangeKind.STOPPING]
         session.settle()
         assert ends_of(session.world).outcomes == {"x": ("cancelled 1.0",)}
 

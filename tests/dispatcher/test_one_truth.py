@@ -218,10 +218,10 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
     awaited = Awaited(Spool(str(session.world.root)), "r")
-    assert awaited.look() is None
+    assert awaited.poll() is None
     del now.terminator.tick
     session.settle()
-    end = awaited.look()
+    end = awaited.poll()
     assert end is not None
     assert (end.outcome, end.exit_code) == ("finished", 0)
 

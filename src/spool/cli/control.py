@@ -12,13 +12,13 @@ from spool.cli import render
 from spool.cli.common import for_each, made, named, names_argument, opened, this_user
 from spool.cli.group import Verb
 from spool.cli.submission import ensure_dispatcher
-from spool.client.requests import Act, Done, Requests, told
+from spool.client.requests import Change, ChangeKind, Requests, told
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 
-_Ask = Callable[..., tuple[Act, ...]]
+_Ask = Callable[..., tuple[Change, ...]]
 
 
-def _of_jobs(*places: str, serve_if: Done | None = None) -> Callable[[_Ask], click.Command]:
+def _of_jobs(*places: str, serve_if: ChangeKind | None = None) -> Callable[[_Ask], click.Command]:
     """Make a verb of a function that asks for one job; its docstring is the help. A glob means jobs in *places*.
 
     Afterwards a dispatcher is started; with *serve_if* only where one of the requests has come to that.
@@ -28,12 +28,12 @@ def _of_jobs(*places: str, serve_if: Done | None = None) -> Callable[[_Ask], cli
         def command(root: str, /, names: tuple[str, ...], **options: Any) -> int:
             spool = opened(root)
             requests = Requests(spool, this_user())
-            done: set[Done] = set()
+            done: set[ChangeKind] = set()
 
             def act(name: str) -> str:
-                acts = ask(requests, name, **options)
-                done.update(each.done for each in acts)
-                return told(name, acts)
+                changes = ask(requests, name, **options)
+                done.update(each.kind for each in changes)
+                return told(name, changes)
 
             code = for_each(named(spool, names, places), act)
             if serve_if is None or serve_if in done:
@@ -46,10 +46,10 @@ def _of_jobs(*places: str, serve_if: Done | None = None) -> Callable[[_Ask], cli
     return verb
 
 
-@_of_jobs(QUEUED, HELD, RUNNING, serve_if=Done.STOPPING)
+@_of_jobs(QUEUED, HELD, RUNNING, serve_if=ChangeKind.STOPPING)
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run of a job that runs.")
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled and change nothing.")
-def cancel(requests: Requests, name: str, reason: str, dry_run: bool) -> tuple[Act, ...]:
+def cancel(requests: Requests, name: str, reason: str, dry_run: bool) -> tuple[Change, ...]:
     """Cancel jobs, whether they wait or run.
 
     A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood. Where a second
@@ -65,8 +65,8 @@ def cancel(requests: Requests, name: str, reason: str, dry_run: bool) -> tuple[A
     return requests.cancel(name, reason, dry_run=dry_run)
 
 
-@_of_jobs(QUEUED, RUNNING, serve_if=Done.STOPPED_AND_HELD)
-def hold(requests: Requests, name: str) -> tuple[Act, ...]:
+@_of_jobs(QUEUED, RUNNING, serve_if=ChangeKind.STOPPED_AND_HELD)
+def hold(requests: Requests, name: str) -> tuple[Change, ...]:
     """Keep jobs from running until they are released.
 
     A job that waits keeps its place in the queue. One that runs is stopped, and begins anew when it is released.
@@ -77,7 +77,7 @@ def hold(requests: Requests, name: str) -> tuple[Act, ...]:
 
 
 @_of_jobs(HELD)
-def release(requests: Requests, name: str) -> tuple[Act, ...]:
+def release(requests: Requests, name: str) -> tuple[Change, ...]:
     """Let held jobs run.
 
     By hand: mv held/train.toml queued/
@@ -86,7 +86,7 @@ def release(requests: Requests, name: str) -> tuple[Act, ...]:
 
 
 @_of_jobs(RUNNING, DONE)
-def requeue(requests: Requests, name: str) -> tuple[Act, ...]:
+def requeue(requests: Requests, name: str) -> tuple[Change, ...]:
     """Run jobs again: those that run, which are stopped first, and those that have ended.
 
     Every earlier run keeps its directory and its output.

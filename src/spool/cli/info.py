@@ -49,7 +49,7 @@ def _print(found: MachineStatus) -> None:
     lines = [
         ("spool", f"{found.spool}{'  (paused: nothing starts)' if found.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
-        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {max(found.cpus - found.cpus_granted, 0)} free"),
+        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {found.cpus_free} free"),
         ("memory", _memory(found)),
         ("GPUs", _gpus(found)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
@@ -105,7 +105,7 @@ def _memory(found: MachineStatus) -> str:
     parts = [
         f"{show_size(found.memory_bytes)} after the reserve",
         f"{show_size(found.memory_granted_bytes)} granted",
-        f"{show_size(max(found.memory_bytes - found.memory_granted_bytes, 0))} not granted",
+        f"{show_size(found.memory_not_granted_bytes)} not granted",
     ]
     if found.memory_available_bytes is not None:
         parts.append(f"{show_size(found.memory_available_bytes)} really available")
@@ -113,9 +113,7 @@ def _memory(found: MachineStatus) -> str:
 
 
 def _runs(found: MachineStatus) -> str:
-    running = len(found.runs)
-    full = "" if found.max_running is None or running < found.max_running else ": the spool is full"
-    return f"{running} of {found.max_running}{full}"
+    return f"{len(found.runs)} of {found.max_running}{': the spool is full' if found.is_full else ''}"
 
 
 def _gpus(found: MachineStatus) -> str:
@@ -132,5 +130,5 @@ def _gpus(found: MachineStatus) -> str:
 def _disk(found: MachineStatus) -> str:
     if found.disk_free_bytes is None:
         return "unknown"
-    low = ", too little to start jobs" if found.disk_free_bytes < found.disk_floor_bytes else ""
+    low = ", too little to start jobs" if found.is_disk_low else ""
     return f"{show_size(found.disk_free_bytes)} free, floor {show_size(found.disk_floor_bytes)}{low}"

@@ -91,17 +91,14 @@ def _asks(found: JobDetails) -> str:
 
 def _summary(run: RunDetails) -> str:
     parts = [run.state.value if run.state is not None else "void", run.reason]
-    if run.started_at_ns is not None and run.ended_at_ns is not None:
-        parts.append(f"ran {show_duration(run.ended_at_ns - run.started_at_ns)}")
+    if run.ended_at_ns is not None and (ran_ns := run.ran_ns(run.ended_at_ns)) is not None:
+        parts.append(f"ran {show_duration(ran_ns)}")
     if run.again is not None:
         parts.append(f"then {'held' if run.again == 'hold' else run.again}")
     return ", ".join(part for part in parts if part)
 
 
 def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
-    ran_ns = None
-    if run.started_at_ns is not None:
-        ran_ns = (run.ended_at_ns or now_ns) - run.started_at_ns
     again = ""
     if run.again is not None:
         again = run.again + (f" not before {render.moment(run.again_at_ns)}" if run.again_at_ns is not None else "")
@@ -114,7 +111,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("exit code", exit_words(run.exit_code).removeprefix("exit code ") if run.exit_code is not None else ""),
         ("started", render.moment(run.started_at_ns, now_ns)),
         ("ended", render.moment(run.ended_at_ns, now_ns)),
-        ("ran", render.duration(ran_ns)),
+        ("ran", render.duration(run.ran_ns(now_ns))),
         ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),
         ("CPU time", render.cpu_time(run.cpu_time_ns)),
         ("given", _given(run)),

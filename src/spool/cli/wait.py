@@ -93,7 +93,7 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
     warned = False
     while waiting and not (first and codes):
         for awaited in list(waiting):
-            end = awaited.look()
+            end = awaited.poll()
             notices.see(awaited)
             if end is not None:
                 waiting.remove(awaited)

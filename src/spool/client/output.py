@@ -285,7 +285,7 @@ class Follower:
         if self._run is not None:
             yield OutputPiece(self._run, Stream.OUT, b"")
         while True:
-            self.end = self.awaited.look()
+            self.end = self.awaited.poll()
             newest = self._spool.latest_run(self._name)
             if newest is not None and newest <= self._after:
                 newest = None

@@ -1,6 +1,6 @@
 """What any user may ask of a spool, without the lock: each is what the `mv` or `rm` of the documentation does.
 
-Between a look and a move the dispatcher may move the file as well. So every request looks, acts, and where the file
+Between a look and a move the dispatcher may move the file as well. So every request looks, changes, and where the file
 was gone looks again; it ends when something was done or nothing is left to do.
 """
 
@@ -24,7 +24,7 @@ from spool.store.spool import Spool, read_bytes
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 
 
-class Done(StrEnum):
+class ChangeKind(StrEnum):
     """What a request has come to."""
 
     HELD = "held"
@@ -39,18 +39,20 @@ class Done(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Change:
     """What was done to the job file in `place`. `beside` are the places of other files of that name."""
 
-    done: Done
+    kind: ChangeKind
     place: str
     beside: tuple[str, ...] = ()
 
 
-def told(name: str, acts: Sequence[Act]) -> str:
+def told(name: str, changes: Sequence[Change]) -> str:
     """Return what was done to a job, for people; of one with several files to which, and which are as they were."""
-    words = [f"{name} ({act.place}/) {act.done}" if act.beside else f"{name} {act.done}" for act in acts]
-    left = {place for act in acts for place in act.beside} - {act.place for act in acts}
+    words = [
+        f"{name} ({change.place}/) {change.kind}" if change.beside else f"{name} {change.kind}" for change in changes
+    ]
+    left = {place for change in changes for place in change.beside} - {change.place for change in changes}
     return "; ".join([*words, *(f"that in {place}/ is as it was" for place in layout.PLACES if place in left)])
 
 
@@ -63,48 +65,51 @@ class Requests:
         self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
         self._user = user
 
-    def hold(self, name: str) -> Act:
+    def hold(self, name: str) -> Change:
         """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
-        running = Done.HELD if self._is_array(name) else Done.STOPPED_AND_HELD  # the tasks that run go on
-        moves = {QUEUED: Done.HELD, RUNNING: running}
+        running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # the tasks that run go on
+        moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD)
 
-    def release(self, name: str) -> Act:
+    def release(self, name: str) -> Change:
         """Let a held job run: `mv held/NAME.toml queued/`."""
-        return self._move("release", name, {HELD: Done.RELEASED}, QUEUED)
+        return self._move("release", name, {HELD: ChangeKind.RELEASED}, QUEUED)
 
-    def requeue(self, name: str) -> Act:
+    def requeue(self, name: str) -> Change:
         """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`."""
         if RUNNING in self._spool.places(name) and self._is_array(name):
             failed = f"`spool ls '{name}_*' -s failed -q | xargs spool requeue` runs those again that failed"
             why = "the array is not over"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
-        moves = {RUNNING: Done.STOPPED_AND_QUEUED, DONE: Done.QUEUED_AGAIN}
+        moves = {RUNNING: ChangeKind.STOPPED_AND_QUEUED, DONE: ChangeKind.QUEUED_AGAIN}
         return self._move("requeue", name, moves, QUEUED)
 
-    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Act, ...]:
+    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
         """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; each of them where the name has several.
 
         Of a running one it is recorded who did that and why. Raises NoSuchJob, or SpoolError if it has ended.
         """
-        found: dict[str, Done] = {}
+        found: dict[str, ChangeKind] = {}
         files: dict[str, int] = {}
         for _ in range(_TRIES):
             places = [place for place in self._spool.places(name) if place != DONE]
             if not places:
                 if found:  # between the two halves of the dispatcher's move one file has two names
-                    return _acts({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
+                    return _changes({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
-                return _acts(
-                    {place: Done.WOULD_BE_STOPPED if place == RUNNING else Done.WOULD_BE_CANCELLED for place in places}
+                return _changes(
+                    {
+                        place: ChangeKind.WOULD_BE_STOPPED if place == RUNNING else ChangeKind.WOULD_BE_CANCELLED
+                        for place in places
+                    }
                 )
             files.update((place, self._inode(place, name)) for place in places)
             for place in (QUEUED, HELD):
                 if place in places and self._file_away(name, place):
-                    found[place] = Done.CANCELLED
+                    found[place] = ChangeKind.CANCELLED
             if RUNNING in places and self._stop(name, reason):
-                found[RUNNING] = Done.STOPPING
+                found[RUNNING] = ChangeKind.STOPPING
         raise SpoolError(cannot("cancel", f"job {name}", "it is moved again and again by somebody else"))
 
     def pause(self, reason: str = "") -> bool:
@@ -142,7 +147,7 @@ class Requests:
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None
 
-    def _move(self, verb: str, name: str, moves: dict[str, Done], into: str) -> Act:
+    def _move(self, verb: str, name: str, moves: dict[str, ChangeKind], into: str) -> Change:
         """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
         target = self._layout.job_file(into, name)
         for _ in range(_TRIES):
@@ -162,7 +167,7 @@ class Requests:
                     ) from None
                 continue
             beside = tuple(place for place in places if place not in (source, DONE))
-            return Act(moves[source], source, beside)
+            return Change(moves[source], source, beside)
         raise SpoolError(cannot(verb, f"job {name}", "it is moved again and again by somebody else"))
 
     def _file_away(self, name: str, place: str) -> bool:
@@ -212,7 +217,7 @@ class Requests:
         return SpoolError(cannot(verb, thing, words[place], remedy=remedy.get((verb, place))))
 
 
-def _acts(done: dict[str, Done]) -> tuple[Act, ...]:
+def _changes(done: dict[str, ChangeKind]) -> tuple[Change, ...]:
     """Return what was done in each place, the run first."""
     places = [place for place in (RUNNING, QUEUED, HELD) if place in done]
-    return tuple(Act(done[place], place, tuple(other for other in places if other != place)) for place in places)
+    return tuple(Change(done[place], place, tuple(other for other in places if other != place)) for place in places)

@@ -50,7 +50,7 @@ class Awaited:
         if not spool.places(name) and not spool.runs(name):
             raise NoSuchJob(cannot("wait for", f"job {name}", "no job of that name is in the spool"))
 
-    def look(self) -> End | None:
+    def poll(self) -> End | None:
         """Return how the job ended, None if it has not."""
         spool, name = self._spool, self.name
         places = spool.places(name)

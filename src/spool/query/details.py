@@ -45,6 +45,10 @@ class RunDetails:
     grant: Grant | None
     stop: Stop | None
 
+    def ran_ns(self, now_ns: int) -> int | None:
+        """Return how long it has run, or ran; None if it has not begun."""
+        return None if self.started_at_ns is None else (self.ended_at_ns or now_ns) - self.started_at_ns
+
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:

@@ -122,6 +122,26 @@ class MachineStatus:
     problems: tuple[str, ...]
     at_ns: int
 
+    @property
+    def cpus_free(self) -> int:
+        """How many CPUs no run was given."""
+        return max(self.cpus - self.cpus_granted, 0)
+
+    @property
+    def memory_not_granted_bytes(self) -> int:
+        """How much memory no run was given; it may be in use all the same."""
+        return max(self.memory_bytes - self.memory_granted_bytes, 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many runs go on as the configuration allows."""
+        return self.max_running is not None and len(self.runs) >= self.max_running
+
+    @property
+    def is_disk_low(self) -> bool:
+        """Whether too little of the disk is free to start jobs."""
+        return self.disk_free_bytes is not None and self.disk_free_bytes < self.disk_floor_bytes
+
 
 def gpus(spool: Spool) -> GpuList:
     """Return the GPUs as a dispatcher that watches them has seen them; without one, ask NVML and wait for it."""

@@ -1,4 +1,4 @@
-"""A look at the whole spool without the lock, for commands that plan and change nothing: `why`, `plan`.
+"""The whole spool at one moment, read without the lock, and what would happen then: for `why`, `plan`, `info`, `gpus`.
 
 It sees what a dispatcher that was started now would see, and the planner answers from it. The live dispatcher is not
 asked: its last answer may be old, and there may be none.
@@ -68,11 +68,11 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     table = Table(executors=Executors(lambda: settings.executor))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
-    _see_arrays(spool, table, memory, now_ns)
-    _see_runs(spool, table, memory, prober, settings.config.kill_grace_ns)
-    left_out = _see_files(spool, table, memory, settings, now_ns)
+    _load_arrays(spool, table, memory, now_ns)
+    _load_runs(spool, table, memory, prober, settings.config.kill_grace_ns)
+    left_out = _load_files(spool, table, memory, settings, now_ns)
     left_out |= table.unsettled
-    refusal = _see_refusals(spool, table, now_ns)
+    refusal = _load_refusals(spool, table, now_ns)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     world = World(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
     try:
@@ -93,7 +93,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
 
-def _see_arrays(spool: Spool, table: Table, memory: Memory, now_ns: int) -> None:
+def _load_arrays(spool: Spool, table: Table, memory: Memory, now_ns: int) -> None:
     """Put every array in progress into *table*."""
     running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
     for name in running | held | {name for name, _ in memory.open}:
@@ -124,7 +124,7 @@ def _array(spool: Spool, name: str) -> Array | None:
     return array
 
 
-def _see_runs(spool: Spool, table: Table, memory: Memory, prober: MachineProber, grace_ns: int) -> None:
+def _load_runs(spool: Spool, table: Table, memory: Memory, prober: MachineProber, grace_ns: int) -> None:
     """Put every run that is not proved gone into *table*; of one that cannot be read what the journal knows."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
         try:
@@ -166,7 +166,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     return live
 
 
-def _see_files(spool: Spool, table: Table, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
+def _load_files(spool: Spool, table: Table, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
     """Put every waiting and held job into *table*; return why those that cannot be planned are left out."""
     left_out: dict[str, str] = {}
     ran_before = set(spool.jobs_with_runs())
@@ -208,7 +208,7 @@ def _see_files(spool: Spool, table: Table, memory: Memory, settings: Settings, n
     return left_out
 
 
-def _see_refusals(spool: Spool, table: Table, now_ns: int) -> str:
+def _load_refusals(spool: Spool, table: Table, now_ns: int) -> str:
     """Take over which jobs the machine did not let begin, and return why it lets none: only the dispatcher knows."""
     said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
     if said is None or silent_ns is not None:
