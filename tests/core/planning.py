@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
-from spool.core.order import Past
+from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.planning import S, gpus, job, machine, plan, run, started, why
 from spool.core.model import Limits, Policy, Request, Running, Waiting
-from spool.core.order import Past
+from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.testing.builders import a_result
 

@@ -14,7 +14,7 @@ from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.dispatcher import launcher, recovery, scanner
-from spool.state.table import Live
+from spool.state.run import Live
 from spool.testing.faults import FaultyDisk
 
 # What the script comes to when nothing is cut off.

@@ -20,7 +20,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.executors import Usage
 from spool.machine import processes
 from spool.query.explain import why
-from spool.state.table import Live
+from spool.state.run import Live
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
 

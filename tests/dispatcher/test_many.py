@@ -24,7 +24,9 @@ from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
-from spool.state.table import FRESH, Live, Table, Wait
+from spool.state.run import Live
+from spool.state.submission import FRESH, Wait
+from spool.state.table import Table
 
 OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 

@@ -28,8 +28,9 @@ from spool.executors.local import LocalRun
 from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query.explain import why
-from spool.state import table
-from spool.state.table import WELCOME, Live
+from spool.state import submission
+from spool.state.run import Live
+from spool.state.submission import WELCOME
 from spool.store.spool import Spool
 
 
@@ -46,8 +47,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 @pytest.fixture
 def lasting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the pauses last longer than any test, as soon as there is one."""
-    monkeypatch.setattr(table, "LONGEST_PAUSE_NS", 1 << 60)
-    monkeypatch.setattr(table, "SECOND_NS", 3600 * SECOND_NS)
+    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 1 << 60)
+    monkeypatch.setattr(submission, "SECOND_NS", 3600 * SECOND_NS)
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool]) -> list[str]:

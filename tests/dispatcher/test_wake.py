@@ -14,7 +14,8 @@ from spool.core.model import Grant, Spec
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors.local import LocalProcesses
 from spool.machine import identity
-from spool.state.table import FRESH, Live, Wait
+from spool.state.run import Live
+from spool.state.submission import FRESH, Wait
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spool.core.model import ArrayTask, Dependencies, Notify, Request, Retry, Spec, State
+from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
 from spool.formats import config, jobfile, keys, schema, toml
 from spool.formats.jobfile import FORMAT
@@ -97,15 +98,43 @@ def test_the_defaults_of_the_tables_are_those_of_the_model() -> None:
     assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
 
 
-def test_every_field_of_a_job_comes_from_a_key() -> None:
-    """What a row fills is a field of the model, and each field is filled by a row; but what two rows make together."""
-    made = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "request"}
-    stated = {key.field for key in keys.JOB.keys}
-    assert {field.name for field in fields(Spec)} - stated == made
-    assert stated - {field.name for field in fields(Spec)} == {
-        *("start_after", "on_dependency_failure"),
-        *(f"request.{field.name}" for field in fields(Request)),
-    }
-    models = {keys.RETRY: Retry, keys.NOTIFY: Notify, keys.TASK: ArrayTask, keys.DEPENDS_ON: Dependencies}
-    for table, model in models.items():
-        assert {key.field for key in table.keys} == {field.name for field in fields(model)}
+def _filled(table: KeyTable, part: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each part of the model that *table* fills, with the field."""
+    for key in table.keys:
+        path = key.field if "." in key.field else f"{part}.{key.field}".lstrip(".")
+        into, _, field = path.rpartition(".")
+        if key.table is None or key.many:
+            yield into, field
+        else:
+            yield from _filled(key.table, path)
+
+
+JOB_PARTS = {
+    "": Spec,
+    "request": Request,
+    "retry": Retry,
+    "notify": Notify,
+    "task": ArrayTask,
+    "depends_on": Dependencies,
+}
+CONFIG_PARTS = {
+    "": config.Config,
+    "policy": Policy,
+    "gpu": config.GpuConfig,
+    "gc": config.GcConfig,
+    "policy.default_user_limits": Limits,
+    "policy.default_project_limits": Limits,
+}
+# Keys that become other fields, or a word of advice; and the fields that come of these, or are the simulator's.
+NO_FIELDS = {"start_after", "on_dependency_failure", "starvation_after", "time_bonus"}
+NO_KEYS = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "advice"}
+NO_KEYS |= {"promotes", "protects", "guess_budget", "strict_order"}
+
+
+@pytest.mark.parametrize(("table", "parts"), [(keys.JOB, JOB_PARTS), (config.CONFIG, CONFIG_PARTS)])
+def test_keys_and_fields_of_the_model_are_the_same(table: KeyTable, parts: dict[str, type]) -> None:
+    """What a row fills is a field of the model, and each field is filled by a row."""
+    filled = {(part, field) for part, field in _filled(table) if field not in NO_FIELDS}
+    known = {(part, field.name) for part, model in parts.items() for field in fields(model)}
+    made = {tuple(part.rpartition(".")[::2]) for part in parts}
+    assert filled == {(part, field) for part, field in known - made if field not in NO_KEYS}

@@ -1,4 +1,4 @@
-"""The keys of a job file as options of the command line: what they are, how they are read, and as what keys.
+"""The keys of a job file as options of the command line, and what was given for them as keys again.
 
 `spool submit` and `spool run` take them as arguments, scripts as `#SPOOL` lines, `spool edit` as new values. They are
 made of the table of keys. No check is made here: the text that comes of it goes through the one reader of job files.

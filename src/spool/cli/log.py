@@ -43,7 +43,7 @@ def command(
         for path in output_paths(spool, name, its_run, stream):
             render.say(path)
     elif follow:
-        _follow(Follower(spool, name, run=its_run, only=run is not None, lines=lines), name, stream)
+        _follow(Follower(spool, name, only=run, lines=lines), name, stream)
     elif its_run is not None:
         for data in read_output(spool, name, its_run, stream, lines=lines):
             sys.stdout.buffer.write(data)

@@ -97,7 +97,7 @@ class _Session:
         self._spool = spool
         self._job = job
         self._quiet = quiet
-        self._follower = Follower(spool, job, after=before)
+        self._follower = Follower(spool, job, after=before or 0)
         self._notices = HoldNotices(spool)
         self._interrupts = 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -19,15 +20,14 @@ from spool.core.reasons import count_of
 from spool.core.simulation import Discipline, WaitSummary, distribution
 from spool.core.units import parse_size
 from spool.formats.config import Config
-from spool.machine.host import Host, less_reserve
 from spool.query.whatif import (
+    NO_LIMIT_BYTES,
     Group,
     PolicyResult,
     Scenario,
     SimulationSetup,
-    Workload,
     curves,
-    gpus_like,
+    imagined_machine,
     of_file,
     of_history,
     prepare,
@@ -38,7 +38,6 @@ from spool.store.spool import Spool
 
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
-_NO_LIMIT_BYTES = 1 << 60
 _FEW = 5  # users, unless all are asked for
 _SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # what a narrow terminal does not show of a group
 _Told = tuple[str, Callable[[WaitSummary], str]]
@@ -59,15 +58,6 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     ("makespan", lambda each: render.duration(each.figures.makespan_ns)),
     ("took", lambda each: render.duration(int(each.seconds * SECOND_NS))),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """The imagined machine, as the options say it. None is what was not said."""
-
-    cpus: int | None
-    memory: str | None
-    gpus: int
 
 
 @click.command(cls=Verb)
@@ -137,36 +127,40 @@ def command(
     figure = charts.figure_for(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
-    rules = config.policy
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)
-    size = _Size(cpus, memory, gpus)
-    machine = replace(_machine(size, workload), gpus=gpus_like(gpus, workload.coming), resources=config.resources)
-    rules = replace(rules, gpu_use=None)  # which of the real GPUs may be given says nothing of imagined ones
+    machine = imagined_machine(workload, cpus, parse_size(memory) if memory is not None else None, gpus)
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
-    imagined = prepare(workload, machine, rules, scenario)
-    if not imagined.coming:
-        raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(machine)}"))
-    done = [_study(imagined, rules, each, quiet=as_json) for each in disciplines]
+    # Which of the real GPUs may be given says nothing of imagined ones.
+    rules = replace(config.policy, gpu_use=None)
+    setup = prepare(workload, replace(machine, resources=config.resources), rules, scenario)
+    if not setup.coming:
+        raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(setup.machine)}"))
+    done = [_study(setup, rules, each, quiet=as_json) for each in disciplines]
     if as_json:
-        _print_json(imagined, done)
+        _print_json(setup, done)
     else:
-        _print(imagined, done, all_users=all_users)
+        _print(setup, done, all_users=all_users)
     if figure is not None and plot is not None:
-        title = f"{count_of(len(imagined.coming), 'job')} of {workload.source.rpartition('/')[2]}, {_in_words(machine)}"
-        waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-        charts.plot(figure, plot, waits, curves(done, machine, _PLOT_POINTS), title)
-        tell(f"drew {plot}")
+        _plot(figure, plot, setup, done)
     return 0
 
 
-def _study(imagined: SimulationSetup, rules: Policy, discipline: Discipline, *, quiet: bool) -> PolicyResult:
+def _plot(figure: Any, path: str, setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
+    machine, source = setup.machine, setup.workload.source.rpartition("/")[2]
+    title = f"{count_of(len(setup.coming), 'job')} of {source}, {_in_words(machine)}"
+    waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
+    charts.plot(figure, path, waits, curves(done, machine, _PLOT_POINTS), title)
+    tell(f"drew {path}")
+
+
+def _study(setup: SimulationSetup, rules: Policy, discipline: Discipline, *, quiet: bool) -> PolicyResult:
     if quiet:
-        return simulate_policy(imagined, rules, discipline)
+        return simulate_policy(setup, rules, discipline)
     with render.progress(f"simulating {discipline.value}") as told:
-        return simulate_policy(imagined, rules, discipline, told)
+        return simulate_policy(setup, rules, discipline, told)
 
 
 def _disciplines(text: str) -> list[Discipline]:
@@ -180,46 +174,30 @@ def _disciplines(text: str) -> list[Discipline]:
     return list(dict.fromkeys(known[word] for word in words))
 
 
-def _machine(size: _Size, workload: Workload) -> Machine:
-    if workload.is_history:
-        host = Host()
-        memory = parse_size(size.memory) if size.memory is not None else less_reserve(host.memory().total_bytes)
-        return Machine(size.cpus or host.cpus(), memory)
-    cpus = size.cpus or workload.cpus
-    if cpus is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
-        cpus = size.gpus or None  # one for each GPU: so nobody waits for a processor
-    if cpus is None:
-        give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
-        raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; give {give}")
-    return Machine(cpus, parse_size(size.memory) if size.memory is not None else _NO_LIMIT_BYTES)
-
-
 def _in_words(machine: Machine) -> str:
     parts = [count_of(machine.cpus, "CPU")]
-    if machine.memory_bytes < _NO_LIMIT_BYTES:
+    if machine.memory_bytes < NO_LIMIT_BYTES:
         parts.append(render.size(machine.memory_bytes) + " of memory")
     if machine.gpus:
         parts.append(count_of(len(machine.gpus), "GPU"))
     return ", ".join(parts)
 
 
-def _print(imagined: SimulationSetup, done: Sequence[PolicyResult], *, all_users: bool) -> None:
-    workload = imagined.workload
+def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: bool) -> None:
+    workload = setup.workload
     left = [
-        f"{imagined.never_fit} never fit" if imagined.never_fit else "",
+        f"{setup.never_fit} never fit" if setup.never_fit else "",
         f"{workload.incomplete} did not run" if workload.incomplete else "",
     ]
     left_out = f" (left out: {', '.join(filter(None, left))})" if any(left) else ""
-    render.say(f"{workload.source}: {count_of(len(imagined.coming), 'job')} on {_in_words(imagined.machine)}{left_out}")
-    load = render.percent(imagined.load) or "none, for all jobs come at once"
-    changed = (
-        "" if imagined.load == imagined.load_of_source else f" (unscaled: {render.percent(imagined.load_of_source)})"
-    )
-    render.say(f"time limits: {imagined.limits_stated} of {len(imagined.coming)} jobs state one; load: {load}{changed}")
+    render.say(f"{workload.source}: {count_of(len(setup.coming), 'job')} on {_in_words(setup.machine)}{left_out}")
+    load = render.percent(setup.load) or "none, for all jobs come at once"
+    changed = "" if setup.load == setup.load_of_source else f" (unscaled: {render.percent(setup.load_of_source)})"
+    render.say(f"time limits: {setup.limits_stated} of {len(setup.coming)} jobs state one; load: {load}{changed}")
     if workload.guessed_limits:
         tell(f"of {workload.guessed_limits} runs the job file is gone; they are taken to have had no time limit")
     render.say()
-    waits = [each for each in _WAITS if each[0] != "GPU" or imagined.machine.gpus]
+    waits = [each for each in _WAITS if each[0] != "GPU" or setup.machine.gpus]
     columns = [render.Column("POLICY"), *(render.Column(each.policy, right=True) for each in done)]
     rows = [["jobs", *(str(each.figures.jobs) for each in done)]]
     rows += [[name, *(text(each.figures) for each in done)] for name, text in waits]
@@ -229,7 +207,7 @@ def _print(imagined: SimulationSetup, done: Sequence[PolicyResult], *, all_users
         if each.figures.left:
             render.say(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
     render.say()
-    _picture(imagined.machine, done)
+    _picture(setup.machine, done)
     _groups("SIZE", {each.policy: each.sizes for each in done}, [each.name for each in done[0].sizes], waits)
     names = [each.name for each in done[0].users]
     shown = names if all_users else names[:_FEW]
@@ -303,19 +281,19 @@ def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
-def _print_json(imagined: SimulationSetup, done: Sequence[PolicyResult]) -> None:
-    workload, machine = imagined.workload, imagined.machine
-    memory = machine.memory_bytes if machine.memory_bytes < _NO_LIMIT_BYTES else None
+def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
+    workload, machine = setup.workload, setup.machine
+    memory = machine.memory_bytes if machine.memory_bytes < NO_LIMIT_BYTES else None
     render.as_json(
         {
             "version": 1,
             "source": workload.source,
-            "jobs": len(imagined.coming),
-            "never_fit": imagined.never_fit,
+            "jobs": len(setup.coming),
+            "never_fit": setup.never_fit,
             "incomplete": workload.incomplete,
-            "limits_stated": imagined.limits_stated,
-            "load": imagined.load,
-            "load_of_source": imagined.load_of_source,
+            "limits_stated": setup.limits_stated,
+            "load": setup.load,
+            "load_of_source": setup.load_of_source,
             "machine": {"cpus": machine.cpus, "memory_bytes": memory, "gpus": len(machine.gpus)},
             "policies": [
                 {

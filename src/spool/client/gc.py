@@ -85,20 +85,21 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     runs_of: dict[str, list[int]] = {}
     total_bytes = 0
     with _directories(spool) as at:
+        planner = _Planner(spool, keep, now_ns, at[JOBS])
         names = sorted({*filter(layout.valid_name, os.listdir(at[JOBS])), *spool.names(DONE)})
         for done, name in enumerate(names):
             step(done, len(names))
             try:
                 may_go = wanted is not None and _may_go(spool, name, wanted)
-                look = _look(spool, at[JOBS], name, keep, now_ns, may_go=may_go)
+                found = planner.runs_of(name, may_go=may_go)
             except OSError as error:
                 problems.append(_cannot("look into", f"job {name}", error, spool.layout.runs(name)))
                 continue
-            if look.runs or may_go:
-                runs_of[name] = look.runs
-            chosen |= {(name, old.run): old for old in look.chosen}
-            left += look.left
-            total_bytes += look.stays_bytes
+            if found.runs or may_go:
+                runs_of[name] = found.runs
+            chosen |= {(name, old.run): old for old in found.chosen}
+            left += found.left
+            total_bytes += found.stays_bytes
     if keep.max_bytes is not None:
         total_bytes += sum(old.size_bytes for old in left)
         for old in sorted(left, key=lambda old: old.ended_at_ns):
@@ -286,7 +287,7 @@ def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _JobRuns:
     """What there is of one job."""
 
     runs: list[int]
@@ -295,30 +296,43 @@ class _Look:
     stays_bytes: int
 
 
-def _look(spool: Spool, jobs: int, name: str, keep: RetentionPolicy, now_ns: int, *, may_go: bool) -> _Look:
-    """Look at the runs of a job."""
-    try:
-        at = open_directory(name, jobs)
-    except FileNotFoundError:
-        return _Look([], [], [], 0)
-    sized = keep.max_bytes is not None
-    try:
-        runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
-        looked_at = runs if may_go else []
-        ended = [(run, at_ns) for run in looked_at if (at_ns := _ended_at_ns(spool, name, run, at)) is not None]
-        chosen: list[ExpiredRun] = []
-        left: list[ExpiredRun] = []
-        for index, (run, at_ns) in enumerate(ended):
-            too_old = keep.max_age_ns is not None and now_ns - at_ns > keep.max_age_ns
-            too_many = keep.max_runs is not None and len(ended) - index > keep.max_runs
-            goes = too_old or too_many
-            size_bytes = _size(str(run), at) if goes or sized else 0
-            (chosen if goes else left).append(ExpiredRun(name, run, at_ns, size_bytes))
-        removable = {run for run, _ in ended}
-        stays_bytes = sum(_size(str(run), at) for run in runs if run not in removable) if sized else 0
-        return _Look(runs, chosen, left, stays_bytes)
-    finally:
-        os.close(at)
+class _Planner:
+    """Sorts runs into those that a policy keeps and those that it does not; *jobs* is the directory of all jobs."""
+
+    def __init__(self, spool: Spool, keep: RetentionPolicy, now_ns: int, jobs: int) -> None:
+        self._spool = spool
+        self._keep = keep
+        self._now_ns = now_ns
+        self._jobs = jobs
+
+    def runs_of(self, name: str, *, may_go: bool) -> _JobRuns:
+        """Return the runs of a job; without *may_go* all stay."""
+        try:
+            at = open_directory(name, self._jobs)
+        except FileNotFoundError:
+            return _JobRuns([], [], [], 0)
+        sized = self._keep.max_bytes is not None
+        try:
+            runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
+            judged = runs if may_go else []
+            ended = [(run, at_ns) for run in judged if (at_ns := _ended_at_ns(self._spool, name, run, at)) is not None]
+            chosen: list[ExpiredRun] = []
+            left: list[ExpiredRun] = []
+            for index, (run, at_ns) in enumerate(ended):
+                goes = self._is_expired(at_ns, len(ended) - index)
+                size_bytes = _size(str(run), at) if goes or sized else 0
+                (chosen if goes else left).append(ExpiredRun(name, run, at_ns, size_bytes))
+            removable = {run for run, _ in ended}
+            stays_bytes = sum(_size(str(run), at) for run in runs if run not in removable) if sized else 0
+            return _JobRuns(runs, chosen, left, stays_bytes)
+        finally:
+            os.close(at)
+
+    def _is_expired(self, ended_at_ns: int, newest: int) -> bool:
+        """Whether a run is too old, or not among as many of the *newest* as are kept."""
+        keep = self._keep
+        too_old = keep.max_age_ns is not None and self._now_ns - ended_at_ns > keep.max_age_ns
+        return too_old or (keep.max_runs is not None and newest > keep.max_runs)
 
 
 def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:

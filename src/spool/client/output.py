@@ -250,8 +250,9 @@ class ArrayOutput:
 
 
 class Follower:
-    """Reads the output of a job from a run on; of an array that of its tasks, each once it has ended.
+    """Reads the output of a job from its newest run on; of an array that of its tasks, each once it has ended.
 
+    *only*: of this run alone; *after*: of the runs later than this one; *lines*: at first only the last lines.
     `awaited` is what the job does, `end` how it ended, once that is known.
     """
 
@@ -260,23 +261,24 @@ class Follower:
         spool: Spool,
         name: str,
         *,
-        run: int | None = None,
-        only: bool = False,
+        only: int | None = None,
         after: int | None = None,
         lines: int | None = None,
     ) -> None:
         self._spool = spool
         self._name = name
         self.awaited = Awaited(spool, name)
-        self._only = only  # that run, and none that may follow
-        self._after = after or 0  # only runs later than this one
+        self._only = only is not None
+        self._after = after or 0
         self._lines = lines
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
         self._tasks: ArrayOutput | None = None
         self.end: End | None = None
-        if run is not None:
-            self._begin(run)
+        if only is None and after is None:
+            only = spool.latest_run(name)
+        if only is not None:
+            self._begin(only)
 
     def pieces(self) -> Iterator[OutputPiece | None]:
         """Yield what there is, and None where nothing is new: time to wait a little. Ends with the job, or the run."""

@@ -33,7 +33,7 @@ from spool.core.backfill import (
 from spool.core.constraints import Rules
 from spool.core.dependencies import Cycles, DependencyStatus, Names, judge
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
-from spool.core.order import Order, OrderFactors, Past
+from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason

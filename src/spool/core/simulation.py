@@ -22,7 +22,7 @@ from typing import TypeVar
 from spool.core.accounting import nearest_rank
 from spool.core.backfill import Holding, as_run
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
-from spool.core.order import ARRIVAL, SHORTEST, SLOWDOWN, Past
+from spool.core.priority import ARRIVAL, SHORTEST, SLOWDOWN, Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas
 from spool.core.runs import Runs

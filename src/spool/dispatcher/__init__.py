@@ -1,1 +1,1 @@
-"""Wake, look, decide, act: the process that runs the jobs."""
+"""Observe, plan, carry out, write down: the service that runs the jobs."""

@@ -22,7 +22,8 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.scanner import Scanner
 from spool.formats.listener_protocol import Reply
-from spool.state.table import Job, Live
+from spool.state.run import Live
+from spool.state.table import Job
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,8 @@ from spool.machine import identity
 from spool.machine.host import user_name, why_not_expanded
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames
-from spool.state.table import Job, JobFile
+from spool.state.submission import JobFile
+from spool.state.table import Job
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.spool import read_record

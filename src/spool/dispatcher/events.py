@@ -27,7 +27,9 @@ from spool.formats.listener_protocol import Ready, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.host import user_name
-from spool.state.table import Job, JobFile, Live
+from spool.state.run import Live
+from spool.state.submission import JobFile
+from spool.state.table import Job
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool

@@ -15,7 +15,9 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.stop_orders import StopOrders
 from spool.machine.host import this_user
-from spool.state.table import Job, JobFile, Live
+from spool.state.run import Live
+from spool.state.submission import JobFile
+from spool.state.table import Job
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)

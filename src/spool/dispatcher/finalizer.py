@@ -22,7 +22,9 @@ from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.outcomes import Outcomes
-from spool.state.table import Job, Live, Wait, series_after
+from spool.state.run import Live
+from spool.state.submission import Wait, series_after
+from spool.state.table import Job
 
 _FILE = "file"
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from spool.formats import journal
 from spool.formats.config import Config
 from spool.formats.journal import Line
-from spool.state.table import Job, Live, Table
+from spool.state.run import Live
+from spool.state.table import Job, Table
 from spool.store.disk import SpoolTrouble
 from spool.store.logs import Logs
 

@@ -29,7 +29,9 @@ from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import umask, user_name
-from spool.state.table import Job, JobFile, Live
+from spool.state.run import Live
+from spool.state.submission import JobFile
+from spool.state.table import Job
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool

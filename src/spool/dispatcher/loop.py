@@ -47,7 +47,8 @@ from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.processes import MachineProber
 from spool.state.outcomes import Outcomes
-from spool.state.table import Live, Table
+from spool.state.run import Live
+from spool.state.table import Table
 from spool.state.world import World
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool

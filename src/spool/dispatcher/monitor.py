@@ -18,7 +18,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.dispatcher.reservations import Reservations
 from spool.formats import journal
-from spool.state.table import Live
+from spool.state.run import Live
 from spool.state.world import World
 
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again

@@ -19,7 +19,8 @@ from spool.formats import run_records
 from spool.machine.host import local_zone
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.past import Remembered
-from spool.state.table import WELCOME, Live
+from spool.state.run import Live
+from spool.state.submission import WELCOME
 from spool.state.world import World
 from spool.store.locked_spool import LockedSpool
 

@@ -30,7 +30,8 @@ from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array
-from spool.state.table import Live, Series, presumed_grant, series_so_far
+from spool.state.run import Live, presumed_grant
+from spool.state.submission import Series, series_so_far
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool

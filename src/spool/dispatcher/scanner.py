@@ -23,7 +23,8 @@ from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
-from spool.state.table import INVALID, Job, JobFile
+from spool.state.submission import INVALID, JobFile
+from spool.state.table import Job
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool

@@ -29,7 +29,9 @@ from spool.formats.state import (
     render_state,
 )
 from spool.machine import identity
-from spool.state.table import INVALID, Job, JobFile, Live, Table
+from spool.state.run import Live
+from spool.state.submission import INVALID, JobFile
+from spool.state.table import Job, Table
 from spool.state.world import World
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2

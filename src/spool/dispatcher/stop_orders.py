@@ -12,7 +12,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.journal import stopping_line
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.terminator import Terminator
-from spool.state.table import Live
+from spool.state.run import Live
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
-from spool.state.table import Live
+from spool.state.run import Live
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober

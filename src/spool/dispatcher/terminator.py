@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from spool.core.model import SECOND_NS
 from spool.dispatcher.timers import Timer
 from spool.executors import Engine, RunHandle
-from spool.state.table import Live
+from spool.state.run import Live
 
 log = logging.getLogger(__name__)
 

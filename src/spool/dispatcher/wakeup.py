@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from spool.state.table import Live
+from spool.state.run import Live
 
 log = logging.getLogger(__name__)
 

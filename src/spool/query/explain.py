@@ -9,7 +9,7 @@ from spool.core.backfill import Expectation
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
-from spool.core.order import OrderFactors
+from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.timing import opens_at_ns
 from spool.query.jobs import JobLister

@@ -30,7 +30,9 @@ from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, Outcomes
 from spool.state.past import Remembered
-from spool.state.table import INVALID, JobFile, Live, Refusal, Table, Wait, presumed_grant, series_so_far
+from spool.state.run import Live, presumed_grant
+from spool.state.submission import INVALID, JobFile, Refusal, Wait, series_so_far
+from spool.state.table import Table
 from spool.state.world import World
 from spool.store.config import Settings
 from spool.store.spool import Spool, read_bytes, unreadable

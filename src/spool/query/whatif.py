@@ -33,10 +33,12 @@ from spool.core.simulation import (
 from spool.formats import csvtrace, jobfile, swf
 from spool.formats.history import parse_history_line
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
+from spool.machine.host import Host, less_reserve
 from spool.store.spool import Spool
 
 _GZIP = b"\x1f\x8b"
 _GIB = 1 << 30
+NO_LIMIT_BYTES = 1 << 60
 _LEAST_GPU_BYTES = 80 * _GIB
 _UNSAID = Spec("true")
 _SEED = 0  # the same users state a limit in every run
@@ -222,6 +224,25 @@ def gpus_like(number: int, coming: Iterable[Coming]) -> tuple[Gpu, ...]:
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
 
 
+def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | None, gpus: int) -> Machine:
+    """Return a machine of that size; what is None is this machine's for our own history, else the trace's.
+
+    Raises UsageError if the trace does not say how many processors its machine has.
+    """
+    given = gpus_like(gpus, workload.coming)
+    if workload.is_history:
+        host = Host()
+        memory = memory_bytes if memory_bytes is not None else less_reserve(host.memory().total_bytes)
+        return Machine(cpus or host.cpus(), memory, gpus=given)
+    found = cpus or workload.cpus
+    if found is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
+        found = gpus or None  # one for each GPU: so nobody waits for a processor
+    if found is None:
+        give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
+        raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; give {give}")
+    return Machine(found, memory_bytes if memory_bytes is not None else NO_LIMIT_BYTES, gpus=given)
+
+
 def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> SimulationSetup:
     """Put a workload before a machine: jobs that could never run there are left out and counted. Raises UsageError."""
     coming = workload.coming
@@ -308,22 +329,22 @@ def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]
 
 
 def simulate_policy(
-    imagined: SimulationSetup,
+    setup: SimulationSetup,
     policy: Policy,
     discipline: Discipline,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> PolicyResult:
     """Return the schedule of one policy. *told* hears now and then how many of the jobs are done."""
-    machine, jobs = imagined.machine, {each.name: each for each in imagined.coming}
+    machine, jobs = setup.machine, {each.name: each for each in setup.coming}
     begun = time.perf_counter()
     outcomes: list[Outcome] = []
-    for outcome in simulate(imagined.coming, machine, policy, discipline):
+    for outcome in simulate(setup.coming, machine, policy, discipline):
         outcomes.append(outcome)
         if len(outcomes) % _TELL_EVERY == 0:
             told(len(outcomes), len(jobs))
     seconds = time.perf_counter() - begun
     cpus, gpus = machine.cpus, len(machine.gpus)
-    first = min(each.submit_at_ns for each in imagined.coming)
+    first = min(each.submit_at_ns for each in setup.coming)
     sizes = grouped(outcomes, lambda each: _size(jobs[each.name].spec.request), cpus, gpus)
     users = grouped(outcomes, lambda each: jobs[each.name].user, cpus, gpus)
     heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))

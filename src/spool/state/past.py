@@ -6,9 +6,10 @@ from itertools import islice
 
 from spool.core.errors import InvalidRecord
 from spool.core.model import Policy, Result
-from spool.core.order import Past
+from spool.core.priority import Past
 from spool.formats.history import parse_history_line
-from spool.state.table import Live, Table
+from spool.state.run import Live
+from spool.state.table import Table
 from spool.store.spool import Spool
 
 _MOST = 10_000  # runs that are looked at, the newest

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
 from spool.core.fairness import LEAST, Shares, weigh
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
-from spool.core.order import Past
+from spool.core.priority import Past
 
 HOUR = 3600 * S
 MINUTE = 60 * S

@@ -1,0 +1,306 @@
+"""What is known of one run that is not over: how it was started, and what has become of it since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+
+from spool.core.layout import RUNNING
+from spool.core.lifecycle import Proof, Verdict
+from spool.core.model import (
+    Grant,
+    Jid,
+    Result,
+    Running,
+    Spec,
+    Stop,
+    StopKind,
+)
+from spool.core.names import LOCAL_EXECUTORS
+from spool.executors import RunHandle, Usage
+from spool.formats.journal import Started
+from spool.formats.run_records import GrantRecord
+from spool.machine.host import this_user
+from spool.state.submission import WELCOME, Refusal, Series, Wait
+from spool.store.spool import Spool
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A run that is not over: from its start until its paperwork is done."""
+
+    name: str
+    run: int
+    spec: Spec
+    grant: Grant
+    user: str
+    wait: Wait
+    series: Series
+    inode: int  # of the job file in running/
+    started_at_ns: int
+    started_boot_ns: int  # on the clock that no one sets: since boot
+    executor: str
+    handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
+    spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
+    boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
+    silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
+    stop: Stop | None = None
+    stop_recorded: bool = False  # the record `stop` says it
+    unread: bool = False  # adopted, and its records could not be read yet: nothing is concluded of it
+    file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
+    ended_at_ns: int | None = None  # when its end was seen
+    mtime_ns: int | None = None  # of the job file in running/, where it was seen
+    exit_code: int | None = None  # as the wrapper wrote it down
+    failure: str | None = None  # why it could not be started
+    refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
+    refused: Refusal = WELCOME  # how often it has refused this job just before
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    proof: Proof | None = None  # set once it has ended
+    result: Result | None = None  # set once that is written down
+    accounted: bool = False  # the history has its line
+    remains: bool = False  # the wrapper is gone, processes of the run may not be
+    oom_killed: bool = False
+    adopted: bool = False  # started by an earlier dispatcher
+    cleared: bool = False  # it was made sure that nothing outlived the wrapper
+    gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
+    final: bool = False  # its job has ended with it
+    asking: bool = False  # somebody is asked whether it may be cancelled
+    kept: str = ""  # why it was not cancelled
+    key: tuple[str, int] = field(init=False)  # what names this run
+
+    def __post_init__(self) -> None:
+        """Name it."""
+        self.key = self.name, self.run
+
+    @property
+    def holds_room(self) -> bool:
+        """Whether what it was granted is not free."""
+        return not self.gone and self.proof is None
+
+    @property
+    def stop_kind(self) -> StopKind | None:
+        """Return why it is being stopped, None if it is not."""
+        return self.stop.kind if self.stop is not None else None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Return on which other machine it runs, None if on this one."""
+        return None if self.executor in LOCAL_EXECUTORS else self.executor
+
+    @property
+    def jid(self) -> Jid | None:
+        """Return who its wrapper is, None as long as nobody has found out."""
+        return self.handle.jid if self.handle is not None else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Return what its wrapper, our own child, has ended with, as wait() reports it."""
+        return self.handle.exit_status if self.handle is not None else None
+
+    # Transitions: what becomes of it.
+
+    def become(self, read: Live) -> None:
+        """Learn that its records can be read now: it is *read*, and a stop that was ordered meanwhile stays ordered."""
+        stop, recorded, handle = self.stop, self.stop_recorded, self.handle
+        for each in fields(Live):
+            setattr(self, each.name, getattr(read, each.name))
+        if handle is not None:  # which knows what was done about it
+            self.handle = handle
+            if read.jid is not None:
+                handle.identified(read.jid)
+        if stop is not None and self.stop is None:
+            self.stop, self.stop_recorded = stop, recorded
+
+    def began(self, boot_ns: int) -> None:
+        """Learn when it began, on the clock since boot."""
+        self.started_boot_ns = boot_ns
+
+    def may_be_silent(self, until_ns: int) -> None:
+        """Let a missing jid prove nothing until then, monotonic."""
+        self.silent_until_ns = until_ns
+
+    def file_seen(self, inode: int, mtime_ns: int) -> None:
+        """Learn that its job file lies in `running/`."""
+        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+
+    def file_missing(self, at_ns: int) -> None:
+        """Learn that its job file is not in `running/`, seen first at *at_ns*, monotonic."""
+        self.file_missing_ns = at_ns
+
+    def file_found(self) -> None:
+        """Learn that its job file is where a retry would put it."""
+        self.file_missing_ns = None
+
+    def launched(self, handle: RunHandle) -> None:
+        """Learn that its wrapper is on its way, or was started by an earlier dispatcher."""
+        self.handle = handle
+
+    def failed_to_launch(self, why: str) -> None:
+        """Learn that it was not started, and never will be."""
+        self.failure = why
+
+    def taken_back(self, refusal: str | None = None) -> None:
+        """Learn that it was not started: its missing jid proves that at once. *refusal* is what the machine says."""
+        self.refusal = refusal or self.refusal
+        self.silent_until_ns, self.cleared = 0, True
+
+    def stop_ordered(self, stop: Stop) -> None:
+        """Stop it from now on."""
+        self.stop, self.asking = stop, False
+
+    def stop_on_record(self, stop: Stop | None) -> None:
+        """Learn that the record `stop` says so; *stop* is what stands there if somebody else was first."""
+        self.stop = stop or self.stop
+        self.stop_recorded = True
+
+    def stop_asked(self) -> None:
+        """Let it go on while somebody is asked whether it may be cancelled."""
+        self.stop, self.asking = None, True
+
+    def stop_answered(self, kept: str = "") -> None:
+        """Learn that they have answered. *kept* says why it is not cancelled."""
+        self.asking = False
+        self.kept = kept or self.kept
+
+    def has_spoken(self, *, spoken: bool) -> None:
+        """Learn whether its jid is there, whether anybody has to know whose it is or not."""
+        self.spoken = spoken
+
+    def seen_ended(self, at_ns: int) -> None:
+        """Learn that its end was seen at *at_ns*."""
+        self.ended_at_ns = at_ns
+
+    def has_result(self, result: Result) -> None:
+        """Learn that its result is written down."""
+        self.result = result
+
+    def is_accounted(self, *, accounted: bool) -> None:
+        """Learn whether the history has its line."""
+        self.accounted = accounted
+
+    def filed(self, *, final: bool) -> None:
+        """Learn that its paperwork is done. *final*: its job has ended with it."""
+        self.final = final
+
+    # Transitions: what the supervisor learns.
+
+    def used_memory(self, memory_bytes: int) -> None:
+        """Learn that it had so much in memory at once."""
+        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
+
+    def outlived(self) -> bool:
+        """Learn that processes of it have outlived its wrapper; return whether that is news."""
+        news, self.remains = not self.remains, True
+        return news
+
+    def nothing_left(self) -> None:
+        """Learn that nothing of it is left, so that its room is free."""
+        self.remains, self.cleared, self.gone = False, True, True
+
+    def measured(self, usage: Usage) -> None:
+        """Learn what it has used in all."""
+        self.oom_killed = usage.oom_killed
+        self.cpu_time_ns = usage.cpu_time_ns if usage.cpu_time_ns is not None else self.cpu_time_ns
+        if usage.peak_memory_bytes is not None:
+            self.peak_memory_bytes = usage.peak_memory_bytes
+
+    def exited(self, code: int | None) -> None:
+        """Learn which exit code its wrapper has written down; None: none yet."""
+        self.exit_code = code
+
+    def resolved(self, proof: Proof) -> None:
+        """Learn that it is over, and how."""
+        self.proof, self.gone = proof, True
+
+    def refused_by_machine(self, why: str | None) -> None:
+        """Learn that it is over and has not begun; *why*: the machine did not let it, where that is known."""
+        self.refusal = self.refusal or why
+        self.resolved(Proof(Verdict.VOID))
+
+    @property
+    def running(self) -> Running:
+        """Return the run as the planner sees it; what outlived its command is being stopped as well."""
+        stopping = self.stop is not None or self.remains
+        return Running(
+            self.name,
+            self.run,
+            self.user,
+            self.spec,
+            self.grant,
+            self.started_at_ns,
+            self.series.attempt,
+            stopping,
+            elsewhere=self.elsewhere,
+        )
+
+    @classmethod
+    def of_records(
+        cls,
+        record: GrantRecord,
+        spec: Spec,
+        *,
+        granted_at_ns: int,
+        boot_ns: int,
+        stop: Stop | None,
+        inode: int,
+    ) -> Live:
+        """Return a run that another dispatcher has started, as its records show it."""
+        return cls(
+            name=record.job,
+            run=record.run,
+            spec=spec,
+            grant=record.grant,
+            user=record.user or this_user(),
+            wait=Wait(record.submitted_at_ns or granted_at_ns),
+            series=Series(record.attempt, record.requeues),
+            inode=inode,
+            started_at_ns=granted_at_ns,
+            started_boot_ns=boot_ns,
+            executor=record.executor,
+            boot_id=record.boot_id,
+            stop=stop,
+            adopted=True,
+        )
+
+    @classmethod
+    def of_journal(
+        cls,
+        spool: Spool,
+        name: str,
+        known: Mapping[tuple[str, int], Started],
+        stopping: Mapping[tuple[str, int], Stop],
+        kill_grace_ns: int,
+    ) -> Live | None:
+        """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
+        run = max((run for job, run in known if job == name), default=None)
+        if run is None:
+            return None
+        started, spec = known[name, run], None
+        with suppress(OSError):
+            spec = spool.job_spec(RUNNING, name, kill_grace_ns=kill_grace_ns)
+        spec = spec or Spec(command="true")
+        record = GrantRecord(
+            name,
+            run,
+            grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
+            executor=spec.executor or "process",
+            boot_id=started.boot_id,
+            submitted_at_ns=started.arrived_at_ns,
+        )
+        live = cls.of_records(
+            record,
+            spec,
+            granted_at_ns=started.at_ns,
+            boot_ns=0,
+            stop=stopping.get((name, run)),
+            inode=started.inode,
+        )
+        live.unread = True
+        return live
+
+
+def presumed_grant(spec: Spec) -> Grant:
+    """Return what a run is taken to have where no record says any more what it was given."""
+    return Grant(cpus=spec.request.cpus, resources=spec.request.resources)

@@ -1,0 +1,134 @@
+"""What is known of one submission: the version of its file, its place in the queue, how far its tries have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from spool.core.lifecycle import Liveness
+from spool.core.model import (
+    SECOND_NS,
+    Result,
+    Spec,
+    StopKind,
+)
+from spool.formats import journal
+from spool.store.spool import Spool
+
+INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
+
+
+@dataclass(slots=True)
+class JobFile:
+    """One version of a job file in `queued/` or `held/`, as it was last seen."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+    changed_at_ns: int
+    uid: int
+    spec: Spec | None  # None: it is not to be started, and `problem` says why
+    problem: str | None = None
+    unread: bool = False  # it could not be read, so a look opens it again
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A job's place in the queue and its waiting clock; on disk in the journal."""
+
+    arrived_at_ns: int
+    waited_ns_before: int = 0
+    clock_at_ns: int | None = None
+
+    def lying(self, file: JobFile, now_ns: int, *, queued: bool) -> Wait:
+        """Return it for a job whose file lies in `queued/`, or else in `held/`, since its last change at the latest."""
+        since_ns = min(file.changed_at_ns, now_ns)
+        if queued and self.clock_at_ns is None:
+            return replace(self, clock_at_ns=since_ns)
+        if not queued and self.clock_at_ns is not None:
+            waited_ns = self.waited_ns_before + max(0, since_ns - self.clock_at_ns)
+            return Wait(self.arrived_at_ns, waited_ns, None)
+        return self
+
+    def line(self, name: str) -> journal.Waits:
+        """Return what the journal says of it, of the job *name*."""
+        return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)
+
+    @classmethod
+    def of_line(cls, line: journal.Waits) -> Wait:
+        """Return what a line of the journal says."""
+        return cls(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+
+    def without(self, since_ns: int, now_ns: int) -> Wait:
+        """Return it when the time since then, as far as the clock ran, does not count: the job could not start."""
+        if self.clock_at_ns is None:
+            return self
+        return replace(self, clock_at_ns=self.clock_at_ns + max(0, now_ns - max(since_ns, self.clock_at_ns)))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """How far a submission has come: retries and requeues so far, and when the next run may start."""
+
+    attempt: int = 1
+    requeues: int = 0
+    not_before_ns: int | None = None
+
+
+FRESH = Series()
+
+
+LONGEST_PAUSE_NS = 60 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How often in succession the machine has refused something, why, and until when it is not asked again."""
+
+    times: int = 0
+    why: str = ""
+    until_ns: int = 0
+
+    def again(self, why: str, now_ns: int) -> Refusal:
+        """Return what follows from one refusal more: the pauses grow from a second to a minute."""
+        pause_ns = min(SECOND_NS << min(self.times, 10), LONGEST_PAUSE_NS)
+        return Refusal(self.times + 1, why, now_ns + pause_ns)
+
+
+WELCOME = Refusal()
+
+
+def series_after(result: Result, stopped_by: StopKind | None) -> Series:
+    """Return how far a submission has come after a run that is not its last."""
+    requeued = result.again == "requeue" and stopped_by is None
+    return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+
+
+def series_so_far(
+    spool: Spool,
+    name: str,
+    arrived_at_ns: int,
+    *,
+    before: int | None = None,
+    settle: Callable[[str, int], bool] | None = None,
+) -> Series:
+    """Return how far the submission that came then has come, of its runs only those *before* one.
+
+    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
+    over; *settle* takes it back, or returns that it has begun after all.
+    """
+    for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
+        result = spool.result(name, run)
+        if result is not None:
+            if result.again is None or result.submitted_at_ns != arrived_at_ns:
+                return FRESH
+            stop = spool.stop(name, run)
+            return series_after(result, stop.kind if stop is not None else None)
+        if spool.array(name, run) is not None:
+            return FRESH
+        found = spool.jid(name, run)
+        if found is Liveness.VOID:
+            continue
+        if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
+            return FRESH
+    return FRESH
