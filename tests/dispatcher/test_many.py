@@ -18,7 +18,7 @@ from spool.core.model import Grant, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import Limits
+from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
@@ -164,7 +164,7 @@ class Memory:
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
         context: Any = SimpleNamespace(state=table, confinement=confinement, timers=self.timers, executors=executors)
-        self.limits = Limits(context, self._order)
+        self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:

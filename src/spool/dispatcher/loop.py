@@ -35,7 +35,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.stop_orders import StopOrders
-from spool.dispatcher.supervisor import Limits, Supervisor
+from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
@@ -111,7 +111,7 @@ class Dispatcher:
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
-        self.limits = Limits(context, self.stops.order)
+        self.limits = LimitEnforcer(context, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)

@@ -291,7 +291,7 @@ class _Moment:
     warning: bool
 
 
-class Limits:
+class LimitEnforcer:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
     def __init__(self, context: Context, order: Callable[[Live, Stop], None]) -> None:
