@@ -258,7 +258,7 @@ def _line_style(policy: Discipline) -> dict[str, Any]:
 
 
 def _plot_waits(axes: Any, waits: Mapping[Discipline, Sequence[tuple[int, float]]]) -> None:
-    """Draw what part of the jobs waited no longer than so long; no wait is told apart from less than a second."""
+    """Draw the share of jobs that waited no longer than a time; a wait below a second counts as none."""
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = max(longest, 10.0)
     for policy, points in waits.items():

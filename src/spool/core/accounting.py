@@ -54,7 +54,7 @@ class Intervals:
         return len(self._starts)
 
     def add(self, start_at_ns: int, end_at_ns: int, cpus: int, gpus: tuple[str, ...] = ()) -> None:
-        """Take note of a run. Equal *gpus* had best be one object, for there may be a million of them."""
+        """Take note of a run. Pass equal *gpus* as one object: there may be a million of them."""
         if start_at_ns < end_at_ns and (cpus or gpus):
             if gpus and self._gpus is None:
                 self._gpus = [()] * len(self._starts)
@@ -232,8 +232,8 @@ class Totals:
     run_time_p90_ns: int | None
     run_time_sum_ns: int
     cpu_hours: float  # CPUs given, times run time
-    cpu_used_hours: float | None  # CPU time, of the runs of which it is known
-    cpu_used_runs: int  # so many
+    cpu_used_hours: float | None  # CPU time of the runs where it is known
+    cpu_used_runs: int  # the number of those runs
     cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
     gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
     resource_hours: dict[str, float]  # named resources given, times run time
@@ -286,7 +286,7 @@ class Tally:
             self._largest = peak, run.job
 
     def give(self, resources: dict[str, int], given_ns: int) -> None:
-        """Count named resources that a run was given for so long within the period."""
+        """Count named resources that a run held for *given_ns* within the period."""
         for name, count in resources.items():
             self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
 
@@ -355,7 +355,7 @@ def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
+    """Return the smallest of *ordered* that *percent* of them do not exceed (the nearest rank)."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 

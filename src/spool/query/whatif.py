@@ -1,4 +1,4 @@
-"""What if: the jobs of a trace or of our own history on an imagined machine, under one policy and another."""
+"""What if: the jobs of a trace or of the spool's own history on an imagined machine, under several policies."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _LONGEST_WAITS = 5
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs to imagine. `cpus` is the machine that they ran on, where that is known."""
+    """Jobs to simulate. `cpus` is the machine that they ran on, where that is known."""
 
     source: str
     coming: tuple[Coming, ...]
     cpus: int | None = None
     incomplete: int = 0  # lines that say nothing which could be run again
-    guessed_limits: int = 0  # jobs of our own history whose file is gone, and their limit with it
+    guessed_limits: int = 0  # jobs of the history whose file is gone, and their limit with it
     warnings: tuple[str, ...] = ()
     counts_cpus: bool = True  # False: nothing says how many processors a job wants
     is_history: bool = False
@@ -218,7 +218,7 @@ def _wanted(result: Result, said: Spec) -> Spec:
 
 
 def gpus_like(number: int, coming: Iterable[Coming]) -> tuple[Gpu, ...]:
-    """Return so many imagined GPUs, each with memory for whatever one of the jobs asks for."""
+    """Return *number* imagined GPUs, each with enough memory for any of the jobs."""
     asked = (each.spec.request.gpu_memory_bytes or 0 for each in coming)
     size = max(_LEAST_GPU_BYTES, max(asked, default=0))
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
@@ -311,7 +311,7 @@ def _scaled(coming: Sequence[Coming], factor: float) -> list[Coming]:
 def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]:
     """Return the jobs where only that part of the users states time limits: always the same users.
 
-    Where all jobs are one user's, or nobody knows whose a job is, it is drawn by itself.
+    If all jobs are one user's, or a job's user is unknown, each job is drawn by itself.
     """
     if share >= 1:
         return tuple(coming)

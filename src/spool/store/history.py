@@ -1,4 +1,4 @@
-"""The accounting as it lies on the disk: `history.jsonl`, and beside it what was rotated away."""
+"""Reading the history from its oldest run on: `history.jsonl`, and the files beside it that were rotated away."""
 
 from __future__ import annotations
 
