@@ -108,12 +108,12 @@ LONG_FUNCTIONS: dict[str, str] = {
     "cli.simulate.command": "its options and its help are half of it",
 }
 MANY_PARAMETERS: dict[str, str] = {
-    "core.Names.__init__": "what a name does stands in that many places",
-    "core.Room.__init__": "all facts of one instant; tests give those that they need",
+    "core.DependencyResolver.__init__": "what a name does stands in that many places",
+    "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",
-    "state.Live.of_records": "one for each record that it is put together from",
-    "state.Table.view": "what the table does not know itself; all by keyword",
+    "state.ActiveRun.of_records": "one for each record that it is put together from",
+    "state.SchedulerState.view": "what the table does not know itself; all by keyword",
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {

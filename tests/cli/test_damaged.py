@@ -24,7 +24,7 @@ from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.query import snapshot
 from spool.store.config import Settings
-from spool.store.spool import Forbearing, Spool
+from spool.store.spool import Spool, TolerantSpool
 from support import make_spool
 
 NOBODY = 65534
@@ -239,7 +239,7 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
 
 def test_a_list_looks_up_where_its_spool_lies_once(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read strictly for each row costs no new spool for each row."""
-    spool = Forbearing(str(spool_root))
+    spool = TolerantSpool(str(spool_root))
     monkeypatch.setattr(os.path, "realpath", None)
     assert [spool.strict.names("queued") for _ in range(2)] == [[], []]
 

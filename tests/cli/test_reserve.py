@@ -224,7 +224,7 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return sound(path)
 
-    monkeypatch.setattr(reservations, "read_whole", fails)
+    monkeypatch.setattr(reservations, "read_stable", fails)
     for words in (("why", "waits"), ("plan",), ("info",)):
         said = spool(*words)
         assert said.code == 0, said.err

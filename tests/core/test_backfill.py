@@ -113,10 +113,10 @@ def test_higher_priority_is_told_nothing_of_it():
     long = {"time_limit_ns": 2 * HOUR}
     found = plan(BIG, job("open", **long), high, running=RUNS)
     assert found.protected == "big"
-    assert [each.code for each in found.all_noes("high")] == ["begins"]
+    assert [each.code for each in found.all_reasons("high")] == ["begins"]
     same = job("same", start_after_ns=NOW + S, **long)
-    noes = plan(BIG, job("open", **long), same, running=RUNS).all_noes("same")
-    assert [each.code for each in noes] == ["begins", "left"]
+    reasons = plan(BIG, job("open", **long), same, running=RUNS).all_reasons("same")
+    assert [each.code for each in reasons] == ["begins", "left"]
 
 
 def test_other_gpus_are_given_where_there_are_some():

@@ -52,7 +52,7 @@ def test_all_instants_must_have_come():
     """Of a beginning, a delay and a retry, the last counts, and the one that is still to come is told."""
     both = job("j", start_after_ns=at("13:00"), start_delay_ns=5400 * S, not_before_ns=at("14:00"))
     found = plan(both)
-    assert [str(each) for each in found.all_noes("j")] == ["begins at 13:30", "retry in 2 h 00 m"]
+    assert [str(each) for each in found.all_reasons("j")] == ["begins at 13:30", "retry in 2 h 00 m"]
     assert found.next_at_ns == at("14:00")
     assert started(plan(both, now=at("13:59"))) == []
     assert started(plan(both, now=at("14:00"))) == ["j"]
@@ -311,13 +311,13 @@ def test_held_is_the_only_reason_of_a_held_job():
     """A held job is told that it is held first, and then what else would keep it."""
     found = plan(held=[job("h", cpus=9)])
     assert why(found, "h") == "held"
-    assert [each.code for each in found.all_noes("h")] == ["held", "never_fits", "cpus"]
+    assert [each.code for each in found.all_reasons("h")] == ["held", "never_fits", "cpus"]
     assert found.reason("nobody") is None
-    assert found.all_noes("nobody") == []
+    assert found.all_reasons("nobody") == []
 
 
 def test_every_no_is_told_in_the_order_of_the_rules():
-    """`all_noes` gives every reason, in the one order, and `reason` is the first."""
+    """`all_reasons` gives every reason, in the one order, and `reason` is the first."""
     bad = Waiting(
         "j",
         Spec(
@@ -336,7 +336,7 @@ def test_every_no_is_told_in_the_order_of_the_rules():
         executor_problem="tmux is not installed",
     )
     found = plan(bad, on=machine(disk_free_bytes=1 << 29), running=[run("j", group="g")], paused=True)
-    codes = [each.code for each in found.all_noes("j")]
+    codes = [each.code for each in found.all_reasons("j")]
     assert codes == [
         "paused", "begins", "retry", "running", "dependency", "group", "never_fits", "memory", "cpus", "gpus", "disk",
         "executor",

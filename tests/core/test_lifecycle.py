@@ -17,12 +17,12 @@ from core.planning import NOW, S, spec
 from spool.core import lifecycle
 from spool.core.lifecycle import (
     MAX_REQUEUES,
-    Again,
+    Continuation,
     EndedAttempt,
     Evidence,
     Liveness,
     Verdict,
-    again,
+    continuation,
     delay_ns,
     exit_words,
     prove,
@@ -82,7 +82,7 @@ def facts(evidence: Evidence) -> tuple[frozenset[str], ...]:
     """Return the words by which the page may call each part of *evidence*."""
     rc = "none" if evidence.rc is None else "0" if evidence.rc == 0 else "other"
     stop = {"none"} if evidence.stop is None else {"some", evidence.stop.value}
-    flags = (evidence.remains, evidence.grace, evidence.oom_killed, evidence.refused)
+    flags = (evidence.leftovers, evidence.grace, evidence.oom_killed, evidence.refused)
     return (
         frozenset({evidence.liveness.value}),
         frozenset({rc}),
@@ -193,7 +193,7 @@ def test_an_exit_code_in_words_names_the_signal() -> None:
 def after(outcome: State, retry: Retry | None = None, *, code=None, attempt=1, requeues=0, requeue=True, **values):
     """Ask what follows."""
     ended = EndedAttempt(outcome, code, attempt, requeues, NOW, **values)
-    return again(spec(retry=retry or Retry(), requeue=requeue), ended)
+    return continuation(spec(retry=retry or Retry(), requeue=requeue), ended)
 
 
 def test_without_retry_nothing_but_a_loss_is_repeated():
@@ -223,19 +223,19 @@ def test_on_names_outcomes_and_exit_codes():
 
 def test_losses_are_counted_apart():
     """A lost run is repeated at most three times, whatever was retried before, and keeps its attempt."""
-    assert after(State.LOST, attempt=7, requeues=2) == Again("requeue", None, 7, 3)
+    assert after(State.LOST, attempt=7, requeues=2) == Continuation("requeue", None, 7, 3)
     assert after(State.LOST, requeues=MAX_REQUEUES) is None
     assert after(State.LOST, requeue=False) is None
     retry = Retry(max=1, on=frozenset({"lost"}))
-    assert after(State.LOST, retry, requeues=3) == Again("retry", None, 2, 3)
-    assert after(State.FAILED, Retry(max=1), requeues=3) == Again("retry", None, 2, 3)
+    assert after(State.LOST, retry, requeues=3) == Continuation("retry", None, 2, 3)
+    assert after(State.FAILED, Retry(max=1), requeues=3) == Continuation("retry", None, 2, 3)
 
 
 def test_the_delay_grows_up_to_its_limit():
     """Before try n of the repetition: min(delay * backoff^(n-1), max_delay)."""
     retry = Retry(max=9, delay_ns=10 * S, backoff=3.0, max_delay_ns=200 * S)
     assert [delay_ns(retry, number) // S for number in (1, 2, 3, 4, 5, 10**6)] == [10, 30, 90, 200, 200, 200]
-    assert after(State.FAILED, retry, attempt=2) == Again("retry", NOW + 30 * S, 3, 0)
+    assert after(State.FAILED, retry, attempt=2) == Continuation("retry", NOW + 30 * S, 3, 0)
 
 
 def test_what_could_not_start_is_never_tried_at_once():
@@ -253,8 +253,8 @@ def test_what_could_not_start_is_never_tried_at_once():
 
 def test_what_a_person_moved_goes_where_it_was_moved():
     """A running job moved to `queued/` or `held/` goes on there, uncounted."""
-    assert after(State.CANCELLED, stopped_by=StopKind.REQUEUE, requeues=3) == Again("requeue", None, 1, 3)
-    assert after(State.FAILED, stopped_by=StopKind.HOLD) == Again("hold", None, 1, 0)
+    assert after(State.CANCELLED, stopped_by=StopKind.REQUEUE, requeues=3) == Continuation("requeue", None, 1, 3)
+    assert after(State.FAILED, stopped_by=StopKind.HOLD) == Continuation("hold", None, 1, 0)
     assert after(State.CANCELLED, stopped_by=StopKind.CANCEL) is None
 
 

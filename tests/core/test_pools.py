@@ -12,7 +12,7 @@ from core.planning import NOW, S, job, machine, plan, run, started, why
 from spool.core.backfill import as_run
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Running, Spec, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.resources import Room, could_run
+from spool.core.resources import FreeResources, could_run
 from spool.core.runs import Runs
 from spool.core.scheduler import View, decide
 from spool.core.simulation import Pass, SimulatedJob, Simulation, simulate
@@ -55,8 +55,8 @@ def test_every_resource_that_is_missing_is_told():
         on=replace(machine(cpus=9, gpus=1), resources=BOX.resources),
         running=[holds("r", **wants(licence=1), tpu=(1,)), run("c", cpus=1, on=(0,))],
     )
-    assert [each.code for each in found.all_noes("j")] == ["cpus", "resources", "gpus"]
-    assert str(found.all_noes("j")[1]) == (
+    assert [each.code for each in found.all_reasons("j")] == ["cpus", "resources", "gpus"]
+    assert str(found.all_reasons("j")[1]) == (
         "licence: needs 3, 2 of 3 free (1 run holds 1); tpu: needs 4, 3 of 4 free (1 run holds 1)"
     )
 
@@ -106,11 +106,11 @@ def test_who_waits_for_a_resource_is_protected():
 def test_what_lies_idle_for_a_guess_is_the_resource_that_is_missing():
     """A guess may hold back licences of which none are free; free CPUs are no cost of that."""
     request = job("j", **wants(licence=3)).spec.request
-    busy = Room(BOX, Policy(), NOW, Runs([holds("r", **wants(licence=2))]))
+    busy = FreeResources(BOX, Policy(), NOW, Runs([holds("r", **wants(licence=2))]))
     assert busy.lacking(request) == [(1, 3)]
     assert busy.held_back(request, [(job("k", **wants(licence=2)).spec.request, 1)]) == 1 / 3
     assert busy.held_back(request, [(job("k", cpus=4).spec.request, 1)]) == 0
-    assert Room(BOX, Policy(), NOW, Runs([run("c", cpus=8)])).lacking(request) == [(0, 8)]
+    assert FreeResources(BOX, Policy(), NOW, Runs([run("c", cpus=8)])).lacking(request) == [(0, 8)]
 
 
 def test_a_resource_that_shrinks_is_taken_from_nobody():
@@ -155,7 +155,7 @@ def test_a_narrower_limit_is_told_before_the_spools():
         policy=replace(FULL, max_running=1),
         running=[run("r", group="g", group_limit=1)],
     )
-    assert [each.code for each in found.all_noes("j")] == ["group", "max_running"]
+    assert [each.code for each in found.all_reasons("j")] == ["group", "max_running"]
 
 
 def test_who_waits_for_the_spool_is_not_protected_and_expects_the_next_end():
@@ -265,6 +265,6 @@ def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
 
 def test_a_resource_that_there_is_not_is_one_reason_with_words() -> None:
     """The job never fits, and that is all that is said of it."""
-    reasons = plan(job("x", **wants(foo=1)), on=BOX).all_noes("x")
+    reasons = plan(job("x", **wants(foo=1)), on=BOX).all_reasons("x")
     assert [reason.code for reason in reasons] == ["never_fits"]
     assert all(reason.text for reason in reasons)

@@ -19,7 +19,7 @@ from spool.core.scheduler import View, decide
 def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
     """Return everything that a plan says."""
     plan = decide(view, now_ns, policy)
-    reasons = {name: [str(each) for each in plan.all_noes(name)] for name in (*view.queue, *view.held)}
+    reasons = {name: [str(each) for each in plan.all_reasons(name)] for name in (*view.queue, *view.held)}
     firsts = {name: str(plan.reason(name)) for name in (*view.queue, *view.held)}
     return plan.starts, set(plan.endings), plan.protected, plan.holding, plan.next_at_ns, reasons, firsts
 
@@ -316,7 +316,7 @@ def test_a_released_job_is_judged_as_one_that_was_never_held():
     """Whether held or queued: a name that ends is noticed by whoever waits for it."""
     queue, waits = WaitingQueue(), job("j", depends_on="a")
     held = View(machine(), queue, held={"j": waits}, running=Runs([run("a")]))
-    assert [str(each) for each in decide(held, NOW, Policy()).all_noes("j")][
+    assert [str(each) for each in decide(held, NOW, Policy()).all_reasons("j")][
         1
     ] == "dependency: a is running (0 of 1 done)"
     queue.put(waits)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
-from spool.core.gpus import Cards
+from spool.core.gpus import GpuSlots
 from spool.core.model import ForeignProcess, Policy, Reservation
 from spool.core.reservations import Moment, choose, conflict, is_active, overlap
 
@@ -173,12 +173,12 @@ def test_a_count_comes_on_top_of_indices():
 def test_only_a_job_that_finds_room_is_told_of_reservations():
     """Without room on the GPUs, that is the reason, and reservations are not in the way."""
     found = decide(job("j", user="bob", gpus=2), kept=keep(2), running=[run("r", on=(0, 1, 2))])
-    assert [each.code for each in found.all_noes("j")] == ["gpus"]
+    assert [each.code for each in found.all_reasons("j")] == ["gpus"]
 
 
 def test_gpus_are_chosen_so_that_every_moment_is_kept():
     """Where the wanted order runs into two reservations, cheaper GPUs are taken instead."""
-    cards = Cards(machine(gpus=3), Policy()).cards
+    cards = GpuSlots(machine(gpus=3), Policy()).cards
     bound = [
         Moment(1, {}, frozenset({"GPU-0", "GPU-1"}), 1, ()),
         Moment(2, {}, frozenset({"GPU-0", "GPU-2"}), 1, ()),

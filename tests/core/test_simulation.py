@@ -65,10 +65,10 @@ def test_whoever_waits_is_told_why_and_nothing_that_fits_waits(jobs, policy):
         limits = [each.spec for each in step.view.queue.values()]
         standing = over_committed(BOX, runs, policy, limits)
         for waits in left:
-            noes = step.plan.all_noes(waits.name)
-            assert noes
-            assert noes[0] == step.plan.reason(waits.name)
-            if noes[0].code == "left":
+            reasons = step.plan.all_reasons(waits.name)
+            assert reasons
+            assert reasons[0] == step.plan.reason(waits.name)
+            if reasons[0].code == "left":
                 assert step.plan.protected not in (None, waits.name)
                 continue
             request = waits.spec.request

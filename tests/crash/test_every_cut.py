@@ -14,7 +14,7 @@ from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.dispatcher import launcher, recovery, scanner
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 from spool.testing.faults import FaultyDisk
 
 # What the script comes to when nothing is cut off.
@@ -127,7 +127,7 @@ def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
             concluder, over = session.now.supervisor.concluder, list[str]()
             conclude = concluder.conclude
 
-            def full(live: Live) -> bool:
+            def full(live: ActiveRun) -> bool:
                 if len(over) == 1 and not session.errors:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if found := conclude(live):

@@ -20,7 +20,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.executors import Usage
 from spool.machine import processes
 from spool.query.explain import why
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
 
@@ -54,7 +54,7 @@ def now(session: Session) -> Dispatcher:
     return session.now
 
 
-def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Live]:
+def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, ActiveRun]:
     """Have a job of that name begin there."""
     session.users.submit(name, "true", THERE, *lines)
     session.turns(2)

@@ -18,15 +18,15 @@ from spool.core.model import Grant, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import Limits
+from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import parse_state
 from spool.machine.processes import Process
-from spool.state.run import Live
-from spool.state.submission import FRESH, Wait
-from spool.state.table import Table
+from spool.state.run import ActiveRun
+from spool.state.submission import FIRST_ATTEMPT, QueueTime
+from spool.state.table import SchedulerState
 
 OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 
@@ -41,10 +41,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         made.end()
 
 
-def run_of(name: str, memory_bytes: int) -> Live:
+def run_of(name: str, memory_bytes: int) -> ActiveRun:
     """Return a run with that limit."""
     grant = Grant(cpus=1, memory_bytes=memory_bytes)
-    return Live(name, 1, Spec(command="true"), grant, "alice", Wait(0), FRESH, 0, 0, 0, "process")
+    return ActiveRun(name, 1, Spec(command="true"), grant, "alice", QueueTime(0), FIRST_ATTEMPT, 0, 0, 0, "process")
 
 
 # state.json.
@@ -85,7 +85,7 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
     live.launched(session.world.engine.no_child(*live.key, None))
-    live.spoken = False
+    live.registered = False
     write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)
     now.status._next_ns, now.status._refresh_ns = 0, 1 << 62
@@ -152,7 +152,7 @@ class Memory:
         self.seen, self.really = {OLD}, {OLD}
         self.walks, self.stops = 0, list[StopKind]()
         self.live = run_of("one", 100)
-        table = Table()
+        table = SchedulerState()
         table.add_run(table.job("one"), self.live)
         monkeypatch.setattr(local, "rss_bytes", lambda pids: self.rss * len(list(pids)))
         monkeypatch.setattr(local, "pss_bytes", lambda pids: self.pss * len(list(pids)))
@@ -164,7 +164,7 @@ class Memory:
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
         context: Any = SimpleNamespace(state=table, confinement=confinement, timers=self.timers, executors=executors)
-        self.limits = Limits(context, self._order)
+        self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
 
     def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:
@@ -179,7 +179,7 @@ class Memory:
         self.walks += bool(found)
         return found
 
-    def _order(self, live: Live, stop: Stop) -> None:
+    def _order(self, live: ActiveRun, stop: Stop) -> None:
         self.stops.append(stop.kind)
 
     def check(self, rss: int, pss: int | None = None) -> None:

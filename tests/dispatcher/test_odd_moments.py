@@ -17,7 +17,7 @@ from spool.core.model import Jid
 from spool.dispatcher import filemoves, reservations, scanner
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
-from spool.store.stable_read import NotWhole, Seen, read_whole
+from spool.store.stable_read import FileText, ReadFailure, read_stable
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pyt
     path = session.users.path(QUEUED, "private")
     before = path.stat()
 
-    def unreadable(at: str) -> Seen | NotWhole:
-        return NotWhole.UNREADABLE if at == str(path) and path.stat().st_mode == before.st_mode else read_whole(at)
+    def unreadable(at: str) -> FileText | ReadFailure:
+        return ReadFailure.UNREADABLE if at == str(path) and path.stat().st_mode == before.st_mode else read_stable(at)
 
-    monkeypatch.setattr(scanner, "read_whole", unreadable)
+    monkeypatch.setattr(scanner, "read_stable", unreadable)
     session.settle()
     assert session.users.layout.error_file(QUEUED, "private") in map(str, path.parent.iterdir())
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # the file system's clock may be coarse
@@ -138,8 +138,8 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
-    wholeness: list[NotWhole] = [NotWhole.WRITING]
-    monkeypatch.setattr(reservations, "read_whole", lambda path: next(iter(wholeness), None) or read_whole(path))
+    wholeness: list[ReadFailure] = [ReadFailure.WRITING]
+    monkeypatch.setattr(reservations, "read_stable", lambda path: next(iter(wholeness), None) or read_stable(path))
     monkeypatch.setattr(reservations, "RECHECK_NS", 0)
     session.looks_at_everything = False
     session.settle()

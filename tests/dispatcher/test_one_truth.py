@@ -200,7 +200,7 @@ def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(ses
     seen = snapshot.snapshot(spool)
     assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("broken", 2)]
     assert "jobs/broken" in seen.left_out["broken"]
-    assert seen.plan.all_noes("next")[0].code == "dependency"
+    assert seen.plan.all_reasons("next")[0].code == "dependency"
     assert why(spool, "next").reasons[0].code == "dependency"
     assert machine_status(spool).cpus_granted == 2
 

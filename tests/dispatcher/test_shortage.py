@@ -29,8 +29,8 @@ from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query.explain import why
 from spool.state import submission
-from spool.state.run import Live
-from spool.state.submission import WELCOME
+from spool.state.run import ActiveRun
+from spool.state.submission import NO_BACKOFF
 from spool.store.spool import Spool
 
 
@@ -70,7 +70,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool])
 
 def test_pauses_grow_from_a_second_to_a_minute() -> None:
     """Each refusal in succession doubles the pause, up to a minute."""
-    refusal, pauses = WELCOME, []
+    refusal, pauses = NO_BACKOFF, []
     for at_ns in range(9):
         refusal = refusal.again("no process", at_ns)
         pauses.append((refusal.until_ns - at_ns) // SECOND_NS)
@@ -258,16 +258,16 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
 # --- what is none -----------------------------------------------------------------------------------------------
 
 
-def _without_jid(session: Session, status: int, remains: list[str]) -> Live:
-    """Have a wrapper end without an exit code and its jid removed; *remains* are the records that are left."""
+def _without_jid(session: Session, status: int, leftovers: list[str]) -> ActiveRun:
+    """Have a wrapper end without an exit code and its jid removed; *leftovers* are the records that are left."""
     session.users.submit("x", "hang", "requeue = false")
     session.turns(1)
     session.world.kill("x")
     metadir = session.world.root / "jobs" / "x" / "1"
     for record in metadir.iterdir():
-        if record.name not in remains:
+        if record.name not in leftovers:
             record.unlink()
-    for name in remains:
+    for name in leftovers:
         (metadir / name).touch()
     assert session.now is not None
     live = session.now.state.live["x", 1]
@@ -285,12 +285,12 @@ _LAUNCHED = [layout.SPEC_COPY, layout.GRANT, layout.WRAPPER]
 
 @pytest.mark.parametrize("status", [signal.SIGKILL, NO_JID << 8, REFUSED << 8, 1 << 8])
 @pytest.mark.parametrize(
-    "remains",
+    "leftovers",
     [[], [layout.SPEC_COPY], *([*_LAUNCHED, trace] for trace in (layout.STATUS, layout.JOB_LOG, layout.FAILURE))],
 )
-def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, remains: list[str]) -> None:
+def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, leftovers: list[str]) -> None:
     """Whatever a run leaves but its jid proves that it began, and nothing says later that it never did."""
-    live = _without_jid(session, status, remains)
+    live = _without_jid(session, status, leftovers)
     assert live.proof is not None
     assert live.proof.outcome in (State.LOST, State.FAILED)
     assert Spool(str(session.world.root)).record("x", 1, layout.JID) != run_records.VOID_JID

@@ -14,8 +14,8 @@ from spool.core.model import Grant, Spec
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors.local import LocalProcesses
 from spool.machine import identity
-from spool.state.run import Live
-from spool.state.submission import FRESH, Wait
+from spool.state.run import ActiveRun
+from spool.state.submission import FIRST_ATTEMPT, QueueTime
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def wakes() -> Iterator[Wakeup]:
     made.close()
 
 
-def _live() -> Live:
+def _live() -> ActiveRun:
     spec, grant = Spec(command="true"), Grant()
-    return Live("a", 1, spec, grant, "alice", Wait(0), FRESH, 0, 0, 0, "tmux")
+    return ActiveRun("a", 1, spec, grant, "alice", QueueTime(0), FIRST_ATTEMPT, 0, 0, 0, "tmux")
 
 
 def _slept_for(wakes: Wakeup, monkeypatch: pytest.MonkeyPatch) -> float | None:

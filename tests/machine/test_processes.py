@@ -22,7 +22,7 @@ import pytest
 from machine.fake_proc import FakeProc
 from spool.core.model import Jid
 from spool.machine import identity, processes
-from spool.machine.processes import Census, Process, Wanted, send
+from spool.machine.processes import Process, ProcessCache, TrackedRun, send
 from support import wait_for
 from wrapper_runs import SHELLS, Runs, runs_below
 
@@ -46,7 +46,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 def pids(proc: FakeProc, *, known: frozenset[Process] = frozenset(), jid: Jid | None = JID) -> list[int]:
     """Return the pids that belong to run 3 of job a."""
-    found = processes.scan([Wanted("a", 3, SPOOL, jid, known)], proc=str(proc), me=ME)
+    found = processes.scan([TrackedRun("a", 3, SPOOL, jid, known)], proc=str(proc), me=ME)
     return sorted(process.pid for process in found["a", 3])
 
 
@@ -72,7 +72,7 @@ def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakePr
     proc.process(62, parent=1, session=62, start=602, environment={**hook, "SPOOL_HOOK": "45.8"})
     proc.process(63, parent=1, session=63, start=603, environment={**hook, "SPOOL_DIR": "/elsewhere"})
     assert pids(proc) == [50, 51]
-    wanted = Wanted("45.7", 0, SPOOL)
+    wanted = TrackedRun("45.7", 0, SPOOL)
     assert sorted(found.pid for found in processes.scan([wanted], proc=str(proc), me=45)[wanted.key]) == [60, 61]
     assert sorted(processes.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
 
@@ -87,7 +87,7 @@ def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> 
     for pid, environment in enumerate((here, there, there, nowhere, relative, there | {"SPOOL_JOB": "b"}), 60):
         proc.process(pid, parent=1, start=pid, environment=environment)
     proc.process(70, parent=51, start=700, environment=there | {"SPOOL_RUN": "4"})  # no part of run 3, though below it
-    found = processes.scan([Wanted("a", 3, str(spool), JID), Wanted("b", 3, str(spool))], proc=str(proc), me=ME)
+    found = processes.scan([TrackedRun("a", 3, str(spool), JID), TrackedRun("b", 3, str(spool))], proc=str(proc), me=ME)
     assert {key: sorted(process.pid for process in of) for key, of in found.items()} == {
         ("a", 3): [50, 51, 60, 61, 62],
         ("b", 3): [65],
@@ -201,9 +201,9 @@ def test_one_walk_serves_many_runs(proc: FakeProc) -> None:
     proc.process(71, parent=1, start=701, environment=MARK | {"SPOOL_JOB": "b", "SPOOL_RUN": "1"})
     found = processes.scan(
         [
-            Wanted("a", 3, SPOOL, JID),
-            Wanted("b", 1, SPOOL, Jid(70, 700, "boot-1", "pid:[1]", "here")),
-            Wanted("c", 1, SPOOL, None),
+            TrackedRun("a", 3, SPOOL, JID),
+            TrackedRun("b", 1, SPOOL, Jid(70, 700, "boot-1", "pid:[1]", "here")),
+            TrackedRun("c", 1, SPOOL, None),
         ],
         proc=str(proc),
         me=ME,
@@ -221,7 +221,7 @@ class Machine:
 
     def __init__(self, proc: FakeProc, seed: int) -> None:
         self.proc, self.random = proc, random.Random(seed)
-        self.wanted = [Wanted("a", 3, SPOOL, JID), Wanted("b", 1, SPOOL, replace(JID, pid=70, start_ticks=700))]
+        self.wanted = [TrackedRun("a", 3, SPOOL, JID), TrackedRun("b", 1, SPOOL, replace(JID, pid=70, start_ticks=700))]
         self.alive: dict[int, dict[str, Any]] = {1: {"parent": 0}, ME: {"parent": 1}}
         self.next = 100
         for pid, name, run in ((50, "a", "3"), (70, "b", "1"), (90, "c", "1")):
@@ -258,7 +258,11 @@ def same(
 @pytest.mark.parametrize("seed", range(10))
 def test_a_census_finds_what_a_walk_finds(proc: FakeProc, seed: int) -> None:
     """After whatever is forked, left and ended, as far as it is told what was known before."""
-    machine, census, known = Machine(proc, seed), Census(proc=str(proc), me=ME), dict[tuple[str, int], set[Process]]()
+    machine, census, known = (
+        Machine(proc, seed),
+        ProcessCache(proc=str(proc), me=ME),
+        dict[tuple[str, int], set[Process]](),
+    )
     keys = [run.key for run in machine.wanted]
     for _ in range(60):
         for _ in range(machine.random.randint(0, 3)):
@@ -275,11 +279,11 @@ def test_a_census_asks_only_who_is_new(proc: FakeProc, monkeypatch: pytest.Monke
     asked: list[int] = []
     read = processes.read_stat
     monkeypatch.setattr(processes, "read_stat", lambda pid, *, proc: asked.append(pid) or read(pid, proc=proc))
-    census = Census(proc=str(proc), me=ME)
+    census = ProcessCache(proc=str(proc), me=ME)
 
     def look() -> list[int]:
         asked.clear()
-        return sorted(census.look(lambda: [Wanted("a", 3, SPOOL, JID)])["a", 3])
+        return sorted(census.look(lambda: [TrackedRun("a", 3, SPOOL, JID)])["a", 3])
 
     assert (look(), sorted(asked)) == ([50, 51], [1, ME, 50, 51, 90])
     proc.process(52, parent=51, session=50, start=502)
@@ -298,12 +302,12 @@ def test_a_census_asks_only_who_is_new(proc: FakeProc, monkeypatch: pytest.Monke
 
 def test_a_census_that_could_not_be_taken_is_taken_again(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine had too little left, nobody is left out for good."""
-    census = Census(proc=str(proc), me=ME)
+    census = ProcessCache(proc=str(proc), me=ME)
     with monkeypatch.context() as patch:
         patch.setattr(processes, "read_bytes", raising(errno.EMFILE))
         with pytest.raises(OSError, match="EMFILE"):
-            census.look(lambda: [Wanted("a", 3, SPOOL, JID)])
-    assert sorted(census.look(lambda: [Wanted("a", 3, SPOOL, JID)])["a", 3]) == [50, 51]
+            census.look(lambda: [TrackedRun("a", 3, SPOOL, JID)])
+    assert sorted(census.look(lambda: [TrackedRun("a", 3, SPOOL, JID)])["a", 3]) == [50, 51]
 
 
 def raising(number: int) -> Callable[..., bytes]:
@@ -336,7 +340,7 @@ def test_a_real_daemon_is_found_and_ended(runs: Runs) -> None:
     assert run.run() == 0
 
     def found() -> frozenset[Process]:
-        return processes.scan([Wanted("a", 3, str(runs.root), run.jid)])["a", 3]
+        return processes.scan([TrackedRun("a", 3, str(runs.root), run.jid)])["a", 3]
 
     wait_for(lambda: len(found()) == 2)
     left = found()
@@ -461,7 +465,7 @@ _NURSERY = """
 import json, os, signal, sys, time
 from spool.machine import processes
 processes.become_subreaper()
-nursery = processes.Nursery()
+nursery = processes.SpawnThread()
 def start(text):
     return lambda: os.posix_spawn("/bin/sh", ["sh", "-c", text], {}, setsigmask=[])
 ready, told = os.pipe()
@@ -499,7 +503,7 @@ def test_a_machine_without_room_for_a_thread_has_children_all_the_same(monkeypat
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    nursery = processes.Nursery()
+    nursery = processes.SpawnThread()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     pid = nursery.start(lambda: os.posix_spawn("/bin/true", ["true"], {}))
     assert os.waitpid(pid, 0) == (pid, 0)

@@ -13,8 +13,8 @@ import pytest
 from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting
 from spool.machine.gpus import NO_ANSWER
-from spool.state.table import Table
-from spool.state.world import World
+from spool.state.table import SchedulerState
+from spool.state.world import MachineMonitor
 from spool.store.config import Settings
 from spool.store.spool import Spool
 from support import make_spool, wait_for
@@ -26,19 +26,19 @@ NOW = time.time_ns()
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> MachineMonitor:
     """Give the world of an empty spool, whose disk is short below 1 GiB."""
     spool = Spool(str(make_spool(tmp_path / "spool")))
-    return World(spool, Table(), Settings(spool))
+    return MachineMonitor(spool, SchedulerState(), Settings(spool))
 
 
-def test_numbers_that_nobody_asks_about_make_no_other_decision(world: World) -> None:
+def test_numbers_that_nobody_asks_about_make_no_other_decision(world: MachineMonitor) -> None:
     """With no job that asks for memory and room on the disk, it is the same machine whatever is free."""
     other = replace(MACHINE, memory_available_bytes=GIB, disk_free_bytes=40 * GIB)
     assert world.what_counts(MACHINE) == world.what_counts(other)
 
 
-def test_free_memory_counts_where_a_job_waits_for_some(world: World) -> None:
+def test_free_memory_counts_where_a_job_waits_for_some(world: MachineMonitor) -> None:
     """A job that asks for memory may start as soon as there is more."""
     spec = Spec(command="true", request=Request(memory_bytes=4 * GIB))
     world._table.queue.put(Waiting("a", spec, "alice", 0))
@@ -46,14 +46,14 @@ def test_free_memory_counts_where_a_job_waits_for_some(world: World) -> None:
     assert world.what_counts(MACHINE) != world.what_counts(other)
 
 
-def test_the_disk_counts_where_it_is_short(world: World) -> None:
+def test_the_disk_counts_where_it_is_short(world: MachineMonitor) -> None:
     """Below the floor, and on the way out of it, another number is another machine."""
     short, shorter = replace(MACHINE, disk_free_bytes=GIB // 2), replace(MACHINE, disk_free_bytes=GIB // 4)
     assert world.what_counts(short) != world.what_counts(shorter)
     assert world.what_counts(short) != world.what_counts(MACHINE)
 
 
-def test_utilisation_makes_no_other_decision(world: World) -> None:
+def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
     """What a GPU does is shown, and changes with every look; nobody's start depends on it."""
     idle, busy = (Gpu("GPU-a", 0, "H100", GIB, GIB, utilisation_percent=part) for part in (0, 99))
     assert world.what_counts(replace(MACHINE, gpus=(idle,))) == world.what_counts(replace(MACHINE, gpus=(busy,)))
@@ -63,7 +63,7 @@ def test_utilisation_makes_no_other_decision(world: World) -> None:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineMonitor]:
     """Give a world with one GPU that somebody asks about."""
     for name, value in fake_nvml.variables.items():
         monkeypatch.setenv(name, value)
@@ -71,12 +71,12 @@ def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
     root = make_spool(tmp_path / "spool")
     (root / "config.toml").write_text('gpu.poll = "1h"\n')
     spool = Spool(str(root))
-    world = World(spool, Table(), Settings(spool), with_gpus=True)
+    world = MachineMonitor(spool, SchedulerState(), Settings(spool), with_gpus=True)
     yield world
     world.close()
 
 
-def answer(world: World) -> Machine:
+def answer(world: MachineMonitor) -> Machine:
     """Do what the dispatcher does when NVML's answer wakes it, or when it was there at once."""
     if world.answer_due_ns() != 0:
         assert world.gpus is not None
@@ -85,7 +85,7 @@ def answer(world: World) -> Machine:
     return world.machine(NOW)
 
 
-def test_an_answer_is_good_for_the_starts_of_one_pass(watched: World, fake_nvml: FakeNvml) -> None:
+def test_an_answer_is_good_for_the_starts_of_one_pass(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """The pass that sees it may start on it; the next asks again, and a grant without GPUs asks nobody."""
     assert watched.machine(NOW).gpu_problem == NO_ANSWER
     assert (watched.may_start_on(ALONE), watched.may_start_on(Grant())) == (False, True)
@@ -102,7 +102,7 @@ def test_an_answer_is_good_for_the_starts_of_one_pass(watched: World, fake_nvml:
     assert watched.may_start_on(ALONE)
 
 
-def test_an_answer_that_comes_at_once_is_seen_at_once(watched: World) -> None:
+def test_an_answer_that_comes_at_once_is_seen_at_once(watched: MachineMonitor) -> None:
     """It makes no descriptor readable, so that the next pass is due without."""
     watched.machine(NOW)
     answer(watched)
@@ -114,7 +114,7 @@ def test_an_answer_that_comes_at_once_is_seen_at_once(watched: World) -> None:
     assert watched.answer_due_ns() is None
 
 
-def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: World, fake_nvml: FakeNvml) -> None:
+def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """Passes that come while the answer is awaited ask nothing more: no start makes a busy loop."""
     watched.machine(NOW)
     answer(watched)
@@ -128,7 +128,7 @@ def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: World
     assert watched.gpus.asked == watched.gpus.answered == 2
 
 
-def test_a_question_that_was_open_before_does_not_count(watched: World, fake_nvml: FakeNvml) -> None:
+def test_a_question_that_was_open_before_does_not_count(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """NVML may have answered it in part already; the start waits for the one after."""
     watched.machine(NOW)
     answer(watched)
@@ -143,7 +143,9 @@ def test_a_question_that_was_open_before_does_not_count(watched: World, fake_nvm
     assert watched.may_start_on(ALONE)
 
 
-def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: World, fake_nvml: FakeNvml) -> None:
+def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(
+    watched: MachineMonitor, fake_nvml: FakeNvml
+) -> None:
     """After a moment the start keeps its room from nobody any more, and why is said until the answer comes."""
     watched.machine(NOW)
     before = answer(watched)
@@ -160,7 +162,7 @@ def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(watched: W
     assert watched.may_start_on(ALONE)
 
 
-def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: World) -> None:
+def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: MachineMonitor) -> None:
     """What such an answer shows besides may be the run's; a share needs no more than the memory that is free."""
     watched._table.runs.put(Running("before", 1, "alice", Spec(command="true"), ALONE, NOW))
     watched.machine(NOW)
@@ -172,7 +174,7 @@ def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watche
     assert watched.may_start_on(ALONE)
 
 
-def test_nobody_is_asked_while_no_gpu_matters(world: World, fake_nvml: FakeNvml) -> None:
+def test_nobody_is_asked_while_no_gpu_matters(world: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """A spool without GPU jobs has no process that asks NVML, whatever it looks at."""
     world.machine(NOW)
     world.ask_gpus_again(NOW)

@@ -240,9 +240,9 @@ def test_a_save_while_one_of_two_names_is_taken_away_loses_nothing(
     monkeypatch.setattr(time, "time_ns", lambda: later)
     deeds: dict[str, Callable[[], object]] = {
         "between": lambda: desk.spool.is_between("x"),
-        "put back": lambda: desk.spool.put_back("x", QUEUED),
+        "put back": lambda: desk.spool.requeue_file("x", QUEUED),
         "complete": lambda: desk.spool.complete_move("x"),
-        "away": lambda: desk.spool.put_away("x", QUEUED),
+        "away": lambda: desk.spool.archive_file("x", QUEUED),
     }
     saved = []
 

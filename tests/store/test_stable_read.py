@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.store import stable_read
-from spool.store.stable_read import MAX_BYTES, NotWhole, Seen, read_whole
+from spool.store.stable_read import MAX_BYTES, FileText, ReadFailure, read_stable
 from support import wait_for
 
 TEXT = b'command = "true"\n'
@@ -59,8 +59,8 @@ def no_leases(monkeypatch: pytest.MonkeyPatch, error: int = errno.EINVAL) -> Ite
 
 def test_a_file_that_nobody_writes_is_read_with_its_identity(file: Path) -> None:
     """A closed file is read at once, with what tells it from every other."""
-    seen = read_whole(str(file))
-    assert isinstance(seen, Seen)
+    seen = read_stable(str(file))
+    assert isinstance(seen, FileText)
     status = file.stat()
     assert (seen.data, seen.inode, seen.size, seen.uid) == (TEXT, status.st_ino, len(TEXT), os.getuid())
     assert (seen.mtime_ns, seen.ctime_ns) == (status.st_mtime_ns, status.st_ctime_ns)
@@ -70,15 +70,15 @@ def test_a_file_that_was_written_this_moment_is_whole_once_it_is_closed(tmp_path
     """With leases there is no quiet time to wait for."""
     path = tmp_path / "new.toml"
     path.write_bytes(TEXT)
-    assert isinstance(read_whole(str(path)), Seen)
+    assert isinstance(read_stable(str(path)), FileText)
 
 
 @pytest.mark.parametrize("mode", ["r+b", "ab"])
 def test_a_file_that_this_process_has_open_for_writing_is_not_whole(file: Path, mode: str) -> None:
     """Old or not, a file that is open for writing may still change; closed, it is whole."""
     with file.open(mode):
-        assert read_whole(str(file)) is NotWhole.WRITING
-    assert isinstance(read_whole(str(file)), Seen)
+        assert read_stable(str(file)) is ReadFailure.WRITING
+    assert isinstance(read_stable(str(file)), FileText)
 
 
 def test_a_writer_in_another_process_is_seen_until_it_closes(file: Path) -> None:
@@ -93,11 +93,11 @@ def test_a_writer_in_another_process_is_seen_until_it_closes(file: Path) -> None
         assert writer.stderr is not None
         assert writer.stderr.readline() == b"ready\n"
         age(file)
-        assert read_whole(str(file)) is NotWhole.WRITING
+        assert read_stable(str(file)) is ReadFailure.WRITING
         writer.stdin.close()
         writer.wait()
-    seen = read_whole(str(file))
-    assert isinstance(seen, Seen)
+    seen = read_stable(str(file))
+    assert isinstance(seen, FileText)
     assert seen.data == TEXT + b"# one\n# two\n"
 
 
@@ -105,15 +105,15 @@ def test_a_writable_mapping_counts_as_a_writer(file: Path) -> None:
     """A file that is mapped for writing is being written, although its descriptor is closed."""
     with file.open("r+b") as opened:
         mapping = mmap.mmap(opened.fileno(), 0)
-    assert read_whole(str(file)) is NotWhole.WRITING
+    assert read_stable(str(file)) is ReadFailure.WRITING
     mapping.close()
-    assert isinstance(read_whole(str(file)), Seen)
+    assert isinstance(read_stable(str(file)), FileText)
 
 
 def test_readers_are_in_nobodys_way(file: Path) -> None:
     """A pager that has the file open does not keep the job from starting."""
     with file.open("rb"):
-        assert isinstance(read_whole(str(file)), Seen)
+        assert isinstance(read_stable(str(file)), FileText)
 
 
 def test_a_writer_that_comes_while_we_read_does_not_end_us(file: Path) -> None:
@@ -129,33 +129,33 @@ def test_a_writer_that_comes_while_we_read_does_not_end_us(file: Path) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        answers = {type(read_whole(str(file))) for _ in range(300)}
+        answers = {type(read_stable(str(file))) for _ in range(300)}
     finally:
         stop.set()
         thread.join()
-    assert answers <= {Seen, NotWhole}
+    assert answers <= {FileText, ReadFailure}
 
 
 def test_a_lease_does_not_outlive_the_reading(file: Path) -> None:
     """Right after it was read, a file can be opened for writing without waiting for us."""
-    assert isinstance(read_whole(str(file)), Seen)
+    assert isinstance(read_stable(str(file)), FileText)
     os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # EWOULDBLOCK if a lease were left
 
 
 def test_a_name_that_is_gone_is_gone(tmp_path: Path) -> None:
     """A file that vanished between the listing and the reading is GONE, not an error."""
-    assert read_whole(str(tmp_path / "gone.toml")) is NotWhole.GONE
+    assert read_stable(str(tmp_path / "gone.toml")) is ReadFailure.GONE
 
 
 def test_a_fifo_cannot_hang_us(tmp_path: Path) -> None:
     """A FIFO without a writer, and one with, are none of spool's business, and opening them does not block."""
     path = tmp_path / "fifo.toml"
     os.mkfifo(path)
-    assert read_whole(str(path)) is NotWhole.NOT_OURS
+    assert read_stable(str(path)) is ReadFailure.NOT_OURS
     fd = os.open(path, os.O_RDWR)
     try:
         os.write(fd, TEXT)
-        assert read_whole(str(path)) is NotWhole.NOT_OURS
+        assert read_stable(str(path)) is ReadFailure.NOT_OURS
         assert os.read(fd, 100) == TEXT  # and nothing was taken out of it
     finally:
         os.close(fd)
@@ -166,13 +166,13 @@ def test_a_socket_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket.toml")
-        assert read_whole(str(tmp_path / "socket.toml")) is NotWhole.NOT_OURS
+        assert read_stable(str(tmp_path / "socket.toml")) is ReadFailure.NOT_OURS
 
 
 def test_a_directory_is_not_ours(tmp_path: Path) -> None:
     """A directory called x.toml is passed over."""
     (tmp_path / "x.toml").mkdir()
-    assert read_whole(str(tmp_path / "x.toml")) is NotWhole.NOT_OURS
+    assert read_stable(str(tmp_path / "x.toml")) is ReadFailure.NOT_OURS
 
 
 @pytest.mark.parametrize("target", ["job.toml", "nowhere", "link.toml", "/dev/zero"])
@@ -180,13 +180,13 @@ def test_a_link_is_not_followed(file: Path, target: str) -> None:
     """A symbolic link, to a good file, to nothing, to itself or to a device, is none of spool's business."""
     link = file.parent / "link.toml"
     link.symlink_to(target)
-    assert read_whole(str(link)) is NotWhole.NOT_OURS
+    assert read_stable(str(link)) is ReadFailure.NOT_OURS
 
 
 def test_a_hard_link_is_a_file(file: Path) -> None:
     """`ln` into queued/ is as good as `cp`."""
     os.link(file, file.parent / "again.toml")
-    assert isinstance(read_whole(str(file.parent / "again.toml")), Seen)
+    assert isinstance(read_stable(str(file.parent / "again.toml")), FileText)
 
 
 def test_a_huge_file_is_refused_by_its_size_and_not_read(tmp_path: Path) -> None:
@@ -194,20 +194,20 @@ def test_a_huge_file_is_refused_by_its_size_and_not_read(tmp_path: Path) -> None
     path = tmp_path / "huge.toml"
     path.touch()
     os.truncate(path, 1 << 40)
-    assert read_whole(str(path)) is NotWhole.TOO_LARGE
+    assert read_stable(str(path)) is ReadFailure.TOO_LARGE
     os.truncate(path, MAX_BYTES + 1)
-    assert read_whole(str(path)) is NotWhole.TOO_LARGE
+    assert read_stable(str(path)) is ReadFailure.TOO_LARGE
     os.truncate(path, MAX_BYTES)
-    seen = read_whole(str(path))
-    assert isinstance(seen, Seen)
+    seen = read_stable(str(path))
+    assert isinstance(seen, FileText)
     assert len(seen.data) == MAX_BYTES
 
 
 def test_an_empty_file_is_whole(tmp_path: Path) -> None:
     """`touch` makes an empty file; that it is no job is for the parser to say."""
     (tmp_path / "empty.toml").touch()
-    seen = read_whole(str(tmp_path / "empty.toml"))
-    assert isinstance(seen, Seen)
+    seen = read_stable(str(tmp_path / "empty.toml"))
+    assert isinstance(seen, FileText)
     assert seen.data == b""
 
 
@@ -222,10 +222,10 @@ def test_a_file_that_may_not_be_read_is_left_alone(mode: int) -> None:
             os.chown(path, NOBODY, -1)
         path.chmod(mode)
         with without_privileges():
-            assert read_whole(str(path)) is NotWhole.UNREADABLE
+            assert read_stable(str(path)) is ReadFailure.UNREADABLE
         path.chmod(0o600)
         with without_privileges():
-            assert isinstance(read_whole(str(path)), Seen)
+            assert isinstance(read_stable(str(path)), FileText)
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -240,8 +240,8 @@ def test_a_file_that_there_is_no_room_to_open_is_not_taken_for_another_thing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(OSError, match=os.strerror(error)):
-            read_whole(str(file))
-    assert isinstance(read_whole(str(file)), Seen)
+            read_stable(str(file))
+    assert isinstance(read_stable(str(file)), FileText)
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
@@ -258,9 +258,9 @@ def test_where_the_time_of_access_cannot_be_kept_a_file_is_read_all_the_same(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        assert isinstance(read_whole(str(file)), Seen)
-        assert read_whole(str(file.parent)) is NotWhole.NOT_OURS
-        assert read_whole(f"{file}.gone") is NotWhole.GONE
+        assert isinstance(read_stable(str(file)), FileText)
+        assert read_stable(str(file.parent)) is ReadFailure.NOT_OURS
+        assert read_stable(f"{file}.gone") is ReadFailure.GONE
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
@@ -271,10 +271,10 @@ def test_another_users_file_is_whole_after_a_quiet_time() -> None:
         path.write_bytes(TEXT)
         path.chmod(0o644)
         with without_privileges(), at_its_change(path):
-            assert read_whole(str(path)) is NotWhole.WRITING
+            assert read_stable(str(path)) is ReadFailure.WRITING
         age(path)
         with without_privileges():
-            assert isinstance(read_whole(str(path)), Seen)
+            assert isinstance(read_stable(str(path)), FileText)
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.ENOLCK])
@@ -292,7 +292,7 @@ def test_without_leases_a_file_is_whole_once_it_has_been_quiet(
         ]:
             with monkeypatch.context() as patch:
                 patch.setattr(time, "time_ns", lambda passed=passed: now + passed)
-                assert isinstance(read_whole(str(file)), Seen) is whole_by_then
+                assert isinstance(read_stable(str(file)), FileText) is whole_by_then
 
 
 def test_without_leases_a_clock_that_is_behind_does_not_stop_a_job_for_ever(
@@ -301,7 +301,7 @@ def test_without_leases_a_clock_that_is_behind_does_not_stop_a_job_for_ever(
     """A file from a server whose clock is an hour ahead counts as quiet: only the near past and future wait."""
     os.utime(file, (time.time() + 3600, time.time() + 3600))
     with no_leases(monkeypatch):
-        assert isinstance(read_whole(str(file)), Seen)
+        assert isinstance(read_stable(str(file)), FileText)
 
 
 @pytest.mark.parametrize("change", [b"cpus = 64\n", None])
@@ -322,7 +322,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_whole(
 
     with no_leases(monkeypatch), monkeypatch.context() as patch:
         patch.setattr(os, "read", read)
-        assert read_whole(str(file)) is NotWhole.WRITING
+        assert read_stable(str(file)) is ReadFailure.WRITING
 
 
 def test_a_lease_that_may_be_over_proves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_a_lease_that_may_be_over_proves_nothing(file: Path, monkeypatch: pytest
         patch.setattr(fcntl, "fcntl", lambda *_: 0)
         patch.setattr(time, "monotonic_ns", lambda: next(clock))
         patch.setattr(os, "read", read)
-        assert read_whole(str(file)) is NotWhole.WRITING
+        assert read_stable(str(file)) is ReadFailure.WRITING
 
 
 def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,8 +349,8 @@ def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.Monkey
     real = os.read
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", lambda fd, size: real(fd, 7))
-        seen = read_whole(str(path))
-    assert isinstance(seen, Seen)
+        seen = read_stable(str(path))
+    assert isinstance(seen, FileText)
     assert seen.data == TEXT * 10
 
 
@@ -367,9 +367,9 @@ def test_a_growing_file_is_whole_only_when_it_has_stopped(tmp_path: Path) -> Non
         wait_for(path.exists)
         answers = []
         while writer.poll() is None:
-            answers.append(read_whole(str(path)))
-        answers.append(read_whole(str(path)))
-    texts = {answer.data for answer in answers if isinstance(answer, Seen)}
+            answers.append(read_stable(str(path)))
+        answers.append(read_stable(str(path)))
+    texts = {answer.data for answer in answers if isinstance(answer, FileText)}
     texts.discard(b"")  # created and not yet open, as far as a reader can tell
     assert [text.count(b"\n") for text in texts] == [200]
 
@@ -380,7 +380,7 @@ def test_no_descriptor_is_left_open(file: Path, tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with file.open("ab"):
         for name in ("job.toml", "fifo.toml", "gone.toml", "."):
-            read_whole(str(tmp_path / name))
+            read_stable(str(tmp_path / name))
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -16,7 +16,7 @@ from spool.client.submit import default_root, ensure_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, cannot
 from spool.core.names import is_pattern, natural, why_not_name
-from spool.store.spool import Forbearing, Spool
+from spool.store.spool import Spool, TolerantSpool
 
 _MOST_NAMES = 500  # more to complete is of no use to anybody
 
@@ -28,8 +28,8 @@ def opened(root: str) -> Spool:
 
 def viewed(root: str) -> Spool:
     """Return the spool at *root* for a command that lists: what cannot be read is left out, and told of on stderr."""
-    spool = Forbearing.open(root)
-    assert isinstance(spool, Forbearing)
+    spool = TolerantSpool.open(root)
+    assert isinstance(spool, TolerantSpool)
 
     def tell_of_it() -> None:
         for line in spool.told():
@@ -108,7 +108,7 @@ def complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
     """Complete the name of a job; where a verb is for jobs of certain places only, of those."""
     places = _COMPLETED.get(ctx.info_name or "", layout.PLACES)
     head, comma, start = incomplete.rpartition(",")
-    spool = Forbearing(ctx.find_root().params.get("root") or default_root())
+    spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
     names = sorted({name for place in places for name in spool.names(place) if name.startswith(start)})
     return [CompletionItem(f"{head}{comma}{name}") for name in names[:_MOST_NAMES]]
 

@@ -74,7 +74,7 @@ class HoldNotices:
             status = os.stat(self._spool.layout.job_file(HELD, name))
         except OSError:  # it was released this very moment
             return ""
-        return self._spool.why_held(name, status.st_mtime_ns)
+        return self._spool.hold_reason(name, status.st_mtime_ns)
 
 
 def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:

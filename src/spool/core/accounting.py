@@ -318,12 +318,12 @@ class GroupSums:
         cpus, gpus = self.given.peaks()
         cpu_ns, gpu_ns = self.given.sums()
         jobs = self._runs()
-        judged = jobs - self._runs(State.CANCELLED)
+        resolved = jobs - self._runs(State.CANCELLED)
         return Totals(
             runs=self._runs(any_way=True),
             jobs=jobs,
             outcomes={state.value: self._runs(state, any_way=True) for state in State if state.ended},
-            success_rate=self._runs(State.FINISHED) / judged if judged else None,
+            success_rate=self._runs(State.FINISHED) / resolved if resolved else None,
             retries=self._runs(again="retry"),
             requeues=self._runs(again="requeue"),
             wait_median_ns=wait_median,

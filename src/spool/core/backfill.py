@@ -17,7 +17,7 @@ from math import ceil
 from spool.core.gpus import NEW_RUN
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
-from spool.core.resources import Room
+from spool.core.resources import FreeResources
 from spool.core.runtimes import RunTimes
 from spool.core.timing import opens_at_ns, waited_ns
 from spool.core.units import show_duration
@@ -27,7 +27,7 @@ FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class EarliestStart:
     """When a job could start if what runs ends as expected, and what there will be then.
 
     `guessed`: that rests on the guess of a run time. `ended` are the runs that have ended by then.
@@ -35,20 +35,20 @@ class Foretold:
 
     at_ns: int
     guessed: bool
-    then: Room
+    then: FreeResources
     ended: tuple[Running, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
-    """When a job could start at the earliest, and which runs must have ended by then. `guessed`: as `Foretold`."""
+class StartEstimate:
+    """When a job could start at the earliest, and which runs must have ended by then. `guessed`: as `EarliestStart`."""
 
     at_ns: int
     must_end: tuple[str, ...] = ()
     guessed: bool = False
 
 
-def foretell(job: Waiting, room: Room) -> Foretold | None:
+def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     """Return when *job* could start if what runs ends as expected; other waiting jobs are not thought of.
 
     None if it could not start even after everything has ended (it never fits, or somebody outside spool is in the
@@ -75,9 +75,9 @@ def foretell(job: Waiting, room: Room) -> Foretold | None:
     while True:
         if at_ns >= not_before and not waits_for_gpus and not then.lacks(request):
             then.now_ns = at_ns
-            reason = next(then.noes(job), None)
+            reason = next(then.reasons(job), None)
             if reason is None:
-                return Foretold(at_ns, guessed, then, tuple(ended))
+                return EarliestStart(at_ns, guessed, then, tuple(ended))
             waits_for_gpus = reason.code == "gpus"
         end_ns = max(ends[next_end][0], now_ns) if next_end < len(ends) else None
         moment = moments[next_moment] if next_moment < len(moments) else None
@@ -101,9 +101,9 @@ def foretell(job: Waiting, room: Room) -> Foretold | None:
         then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
 
 
-def expect(job: Waiting, room: Room) -> Expectation | None:
+def estimate_start(job: Waiting, room: FreeResources) -> StartEstimate | None:
     """Return when *job* could start, and which of the runs that have ended by then it cannot start beside."""
-    found = foretell(job, room)
+    found = earliest_start(job, room)
     if found is None:
         return None
     must_end = []
@@ -112,7 +112,7 @@ def expect(job: Waiting, room: Room) -> Expectation | None:
         if not found.then.fits(job):
             found.then.release(run)
             must_end.append(run.name)
-    return Expectation(found.at_ns, tuple(reversed(must_end)), found.guessed)
+    return StartEstimate(found.at_ns, tuple(reversed(must_end)), found.guessed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Holding:
         return {**self.amounts, self.name: self.amounts.get(self.name, 0.0) + more}
 
 
-class Halt:
+class StrictOrder:
     """The end of the walk under a strict order: nobody overtakes the job that does not fit."""
 
     guessed = False
@@ -145,21 +145,21 @@ class Halt:
         self.at_ns = None
         self._now_ns = now_ns
 
-    def grant(self, job: Waiting, room: Room) -> Grant | None:
+    def grant(self, job: Waiting, room: FreeResources) -> Grant | None:
         """Return None: nothing more starts."""
 
     def started(self, run: Running) -> None:
         """Be told of a start, which does not happen."""
 
-    def why_not(self, job: Waiting, room: Room) -> Reason | None:
+    def why_not(self, job: Waiting, room: FreeResources) -> Reason | None:
         """Return that *job* waits for its turn."""
         return None if job.name == self.job.name else _left_for(self.job, self._now_ns)
 
 
-class Protection:
+class BackfillReservation:
     """The room that is left for one job: the machine as it will be when that job can start."""
 
-    def __init__(self, job: Waiting, foretold: Foretold, now_ns: int, run_times: RunTimes) -> None:
+    def __init__(self, job: Waiting, foretold: EarliestStart, now_ns: int, run_times: RunTimes) -> None:
         self.job = job
         self.at_ns = foretold.at_ns
         self.guessed = foretold.guessed
@@ -175,7 +175,7 @@ class Protection:
         memory = request.memory_bytes or 0
         self._spare_bytes = machine.memory_bytes - (counts.memory_bytes + memory if memory else 0)
 
-    def grant(self, job: Waiting, room: Room) -> Grant | None:
+    def grant(self, job: Waiting, room: FreeResources) -> Grant | None:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
         if self._ends_by_then(job):
             return room.grant(job)
@@ -202,7 +202,7 @@ class Protection:
         self._spare_bytes -= run.grant.memory_bytes or 0
         self._then.claim(run)
 
-    def why_not(self, job: Waiting, room: Room) -> Reason | None:
+    def why_not(self, job: Waiting, room: FreeResources) -> Reason | None:
         """Return that *job*, which fits *room*, is held back for the protected one, or None if it is not."""
         if job.name == self.job.name or job.spec.priority > self.job.spec.priority:
             return None

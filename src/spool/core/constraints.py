@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spool.core.backfill import FULL, Halt, Protection, foretell
-from spool.core.dependencies import Cycles, DependencyStatus, Names
+from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest_start
+from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
 from spool.core.model import Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
-from spool.core.resources import Room
+from spool.core.resources import FreeResources
 from spool.core.timing import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 from spool.core.units import show_duration, show_size
 
 _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
 
 
-class Rules:
+class Constraints:
     """The rules of one pass, asked of one job at a time. They look, and change nothing."""
 
-    def __init__(self, queue: WaitingQueue, room: Room, names: Names, *, paused: bool) -> None:
+    def __init__(self, queue: WaitingQueue, room: FreeResources, names: DependencyResolver, *, paused: bool) -> None:
         self.room = room
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
-        self.protection: Protection | Halt | None = None
+        self.protection: BackfillReservation | StrictOrder | None = None
         self.cycles: Cycles | None = None
         self._queue = queue
         self._names = names
@@ -34,11 +34,11 @@ class Rules:
         named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
 
-    def noes(self, job: Waiting) -> Iterator[Reason]:
+    def reasons(self, job: Waiting) -> Iterator[Reason]:
         """Yield every "no" to *job*, in order."""
-        yield from self.own(job)
+        yield from self.job_reasons(job)
         queued = self.queued_quota(job)
-        for reason in self.shared(job):
+        for reason in self.class_reasons(job):
             if queued is not None and reason.code not in _BEFORE_QUEUED_QUOTA:
                 yield queued
                 queued = None
@@ -47,17 +47,17 @@ class Rules:
             yield queued
 
     def may_be_tried(self, job: Waiting) -> bool:
-        """Tell whether nothing of *job*'s own keeps it waiting; the same rules as `own`, without words."""
+        """Tell whether nothing of *job*'s own keeps it waiting; the same rules as `job_reasons`, without words."""
         if job.name in self._running or job.name in self._names.ended_now or self.room.machine.refusal:
             return False
         opens = opens_at_ns(job)
         if opens is not None and opens > self.now_ns:
             return False
-        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not DependencyStatus.SATISFIED:
+        if job.spec.depends_on is not None and self._names.resolution(job).verdict is not DependencyStatus.SATISFIED:
             return False
         return not self.counts_queued or self.queued_quota(job) is None
 
-    def own(self, job: Waiting) -> Iterator[Reason]:
+    def job_reasons(self, job: Waiting) -> Iterator[Reason]:
         """Yield what keeps *job* waiting that need not keep another of its shape."""
         now_ns = self.now_ns
         if self._paused:
@@ -83,9 +83,9 @@ class Rules:
         if job.name in self._running:
             yield Reason("running", "another run of this name is running")
         if job.spec.depends_on is not None:
-            judgement = self._names.judgement(job)
-            if judgement.verdict is not DependencyStatus.SATISFIED:
-                yield Reason("dependency", f"dependency: {self._circle(job) or judgement.text}")
+            resolution = self._names.resolution(job)
+            if resolution.verdict is not DependencyStatus.SATISFIED:
+                yield Reason("dependency", f"dependency: {self._circle(job) or resolution.text}")
 
     def queued_quota(self, job: Waiting) -> Reason | None:
         """So many jobs of a user and of a project may wait: of more than that, the first to arrive are considered."""
@@ -108,20 +108,20 @@ class Rules:
         job = self._queue[name]
         if not self.may_be_tried(job):
             return False
-        reason = next(self.in_the_way(job), None)
+        reason = next(self.blockers(job), None)
         if reason is None or job.elsewhere is not None:
             return reason is None
-        return reason.code in FULL and foretell(job, self.room) is not None
+        return reason.code in FULL and earliest_start(job, self.room) is not None
 
-    def in_the_way(self, job: Waiting) -> Iterator[Reason]:
+    def blockers(self, job: Waiting) -> Iterator[Reason]:
         """Yield what keeps every job of this shape waiting, whoever is protected."""
-        yield from self.room.noes(job)
+        yield from self.room.reasons(job)
         yield from self._beyond(job)
 
-    def shared(self, job: Waiting) -> Iterator[Reason]:
+    def class_reasons(self, job: Waiting) -> Iterator[Reason]:
         """Yield what keeps every job of this shape and priority waiting."""
         full = False
-        for reason in self.room.noes(job):
+        for reason in self.room.reasons(job):
             full = full or reason.code in FULL or reason.code == "never_fits"
             yield reason
         if self.protection is not None and not full and job.elsewhere is None:

@@ -4,8 +4,9 @@ An array's name means all its tasks, as one: it has finished when all have, ende
 all have ended and one did badly. A name never seen is waited for, because files arrive in any order. Of a name that
 has ended and waits or runs again, what it does now counts.
 
-A job is judged when something that it depends on has changed, and the judgement is kept (`Watch`) until something does
-again. Of an array only the tasks that have changed are counted anew. So a pass costs what has changed since the last.
+A job is judged when something that it depends on has changed, and the judgement is kept (`DependencyIndex`) until
+something does again. Of an array only the tasks that have changed are counted anew. So a pass costs what has changed
+since the last.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DependencyStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Resolution:
     """A verdict, and in words what is still missing or what has made it impossible."""
 
     verdict: DependencyStatus
@@ -63,28 +64,28 @@ class NameProgress:
         return self.total > 0 and self.pending is None
 
 
-def referred(job: Waiting) -> tuple[str, ...]:
+def dependencies_of(job: Waiting) -> tuple[str, ...]:
     """Return every name that *job* depends on; `each` as the one task that is meant."""
     depends = job.spec.depends_on
     if depends is None:
         return ()
     names = depends.all + depends.any + depends.ended + depends.failed
-    return names if depends.each is None else (*names, twin(job, depends))
+    return names if depends.each is None else (*names, paired_task(job, depends))
 
 
-def twin(job: Waiting, depends: Dependencies) -> str:
+def paired_task(job: Waiting, depends: Dependencies) -> str:
     """Return the task of the array `each` that has the index of *job*; for a job of no array the array itself."""
     task = job.spec.task
     return depends.each or "" if task is None else f"{depends.each}_{task.index}"
 
 
-def units(name: str) -> tuple[str, ...]:
+def aliases(name: str) -> tuple[str, ...]:
     """Return under which names others may depend on *name*: its own, and that of the array it may be a task of."""
     task = _TASK.fullmatch(name)
     return (name,) if task is None else (name, task.group(1))
 
 
-class Names:
+class DependencyResolver:
     """What every name is doing, in one pass. *ended_now* holds what the pass itself has decided to end.
 
     What a *watch* has kept is taken from there. `settle` brings it up to date, and nobody else: whoever asks afterwards
@@ -98,7 +99,7 @@ class Names:
         running: Set[str],
         ended: Callable[[str], State | None],
         arrays: Mapping[str, tuple[str, ...]],
-        watch: Watch | None = None,
+        watch: DependencyIndex | None = None,
     ) -> None:
         self._queue = queue
         self._held = held
@@ -137,18 +138,18 @@ class Names:
         self.ended_now[name] = outcome
         if self._watch is not None:
             self._watch.touch(name)
-        for unit in units(name):
+        for unit in aliases(name):
             self._tallies.pop(unit, None)
 
     def settled(self) -> None:
         """Have what the watch keeps stay as it is: from now on anything may change before somebody asks."""
         self._settled = True
 
-    def judgement(self, job: Waiting) -> Judgement:
+    def resolution(self, job: Waiting) -> Resolution:
         """Return what the dependencies of *job* come to, as it was found when one of them last changed."""
         if self._watch is None or job.name in self.ended_now:  # what ends in this pass is not judged again
-            return judge(job, self)
-        return self._watch.judged.get(job.name) or judge(job, self)
+            return resolve(job, self)
+        return self._watch.resolved.get(job.name) or resolve(job, self)
 
     def tally(self, name: str) -> NameProgress:
         """Return how far *name* has come."""
@@ -180,12 +181,12 @@ class Names:
         return NameProgress(name, len(members), finished, bad, pending, worst, unseen)
 
 
-def judge(job: Waiting, names: Names) -> Judgement:
+def resolve(job: Waiting, names: DependencyResolver) -> Resolution:
     """Return what the dependencies of *job* come to. A job with several clauses needs every one of them."""
     depends = job.spec.depends_on
     if depends is None:
-        return Judgement(DependencyStatus.SATISFIED)
-    must = depends.all if depends.each is None else (*depends.all, twin(job, depends))
+        return Resolution(DependencyStatus.SATISFIED)
+    must = depends.all if depends.each is None else (*depends.all, paired_task(job, depends))
     found = []
     unseen = False
     for clause, listed in ((_all, must), (_any, depends.any), (_ended, depends.ended), (_failed, depends.failed)):
@@ -194,48 +195,48 @@ def judge(job: Waiting, names: Names) -> Judgement:
             found.append(clause(tallies))
             unseen = unseen or any(tally.unseen for tally in tallies)
     for verdict in (DependencyStatus.IMPOSSIBLE, DependencyStatus.NOT_YET):
-        for judgement in found:
-            if judgement.verdict is verdict:
-                return Judgement(verdict, judgement.text, unseen)
-    return Judgement(DependencyStatus.SATISFIED)
+        for resolution in found:
+            if resolution.verdict is verdict:
+                return Resolution(verdict, resolution.text, unseen)
+    return Resolution(DependencyStatus.SATISFIED)
 
 
-def _all(tallies: list[NameProgress]) -> Judgement:
+def _all(tallies: list[NameProgress]) -> Resolution:
     for tally in tallies:
         if tally.worst is not None:
-            return Judgement(DependencyStatus.IMPOSSIBLE, _ended_as(*tally.worst))
+            return Resolution(DependencyStatus.IMPOSSIBLE, _ended_as(*tally.worst))
     return _until(tallies, lambda tally: tally.is_finished, sum(tally.finished for tally in tallies))
 
 
-def _any(tallies: list[NameProgress]) -> Judgement:
+def _any(tallies: list[NameProgress]) -> Resolution:
     if any(tally.is_finished for tally in tallies):
-        return Judgement(DependencyStatus.SATISFIED)
+        return Resolution(DependencyStatus.SATISFIED)
     if all(tally.worst is not None for tally in tallies):
         name, outcome = next(tally.worst for tally in tallies if tally.worst is not None)
         more = f", and {len(tallies) - 1} more did not finish" if len(tallies) > 1 else ""
-        return Judgement(DependencyStatus.IMPOSSIBLE, _ended_as(name, outcome) + more)
+        return Resolution(DependencyStatus.IMPOSSIBLE, _ended_as(name, outcome) + more)
     first = next(tally.pending for tally in tallies if tally.pending is not None and tally.worst is None)
-    return Judgement(DependencyStatus.NOT_YET, f"{_does(*first)} (0 of {len(tallies)} done, 1 is enough)")
+    return Resolution(DependencyStatus.NOT_YET, f"{_does(*first)} (0 of {len(tallies)} done, 1 is enough)")
 
 
-def _ended(tallies: list[NameProgress]) -> Judgement:
+def _ended(tallies: list[NameProgress]) -> Resolution:
     return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
 
 
-def _failed(tallies: list[NameProgress]) -> Judgement:
+def _failed(tallies: list[NameProgress]) -> Resolution:
     for tally in tallies:
         if tally.is_ended and not tally.bad:
-            return Judgement(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, and was to fail")
+            return Resolution(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, and was to fail")
     return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
 
 
-def _until(tallies: list[NameProgress], satisfied: Callable[[NameProgress], bool], done: int) -> Judgement:
+def _until(tallies: list[NameProgress], satisfied: Callable[[NameProgress], bool], done: int) -> Resolution:
     for tally in tallies:
         if not satisfied(tally):
             missing = tally.pending or (tally.name, None)
             total = sum(each.total for each in tallies)
-            return Judgement(DependencyStatus.NOT_YET, f"{_does(*missing)} ({done} of {total} done)")
-    return Judgement(DependencyStatus.SATISFIED)
+            return Resolution(DependencyStatus.NOT_YET, f"{_does(*missing)} ({done} of {total} done)")
+    return Resolution(DependencyStatus.SATISFIED)
 
 
 def _does(name: str, state: State | None) -> str:
@@ -312,14 +313,14 @@ def _is_bad(state: State | None) -> bool:
     return state is not None and state.ended and state is not State.FINISHED
 
 
-class Watch:
+class DependencyIndex:
     """The jobs that depend on others: what their dependencies come to, and which are to be judged again.
 
     Who depends on a name is told by `changed` that it does something else now. Nobody tells that a name which was never
     seen has ended long ago: the jobs that wait for such names are judged again by `look_again`.
     """
 
-    __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "doomed", "doubtful", "judged", "unseen")
+    __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "impossible", "resolved", "unresolved", "unseen")
 
     def __init__(self) -> None:
         self._by_name: dict[str, set[str]] = {}
@@ -327,9 +328,9 @@ class Watch:
         self._held: dict[str, Waiting] = {}  # of these, the ones that were held when somebody last saw
         self._seen: Set[str] = frozenset()
         self._progress: dict[str, ArrayProgress] = {}  # of the arrays that somebody depends on
-        self.judged: dict[str, Judgement] = {}  # as it was when something last changed
-        self.doubtful: set[str] = set()  # jobs not judged since something changed
-        self.doomed: set[str] = set()  # jobs that impossible dependencies were to end when last judged
+        self.resolved: dict[str, Resolution] = {}  # as it was when something last changed
+        self.unresolved: set[str] = set()  # jobs not judged since something changed
+        self.impossible: set[str] = set()  # jobs that impossible dependencies were to end when last judged
         self.unseen: set[str] = set()  # jobs that wait for a name that does nothing yet
 
     def __len__(self) -> int:
@@ -352,8 +353,8 @@ class Watch:
         self.discard(job.name)
         self._held.pop(job.name, None)
         self._jobs[job.name] = job
-        self.doubtful.add(job.name)
-        for name in referred(job):
+        self.unresolved.add(job.name)
+        for name in dependencies_of(job):
             self._by_name.setdefault(name, set()).add(job.name)
 
     def discard(self, name: str) -> None:
@@ -361,10 +362,10 @@ class Watch:
         job = self._jobs.pop(name, None)
         if job is None:
             return
-        self.judged.pop(name, None)
-        for jobs in (self.doubtful, self.doomed, self.unseen):
+        self.resolved.pop(name, None)
+        for jobs in (self.unresolved, self.impossible, self.unseen):
             jobs.discard(name)
-        for other in referred(job):
+        for other in dependencies_of(job):
             dependents = self._by_name.get(other)
             if dependents is not None:
                 dependents.discard(name)
@@ -375,7 +376,7 @@ class Watch:
     def dependents(self, name: str) -> Set[str]:
         """Return the jobs that depend on *name*, or on the array that it is a task of."""
         found: Set[str] = frozenset()
-        for unit in units(name):
+        for unit in aliases(name):
             found = found | self._by_name.get(unit, frozenset())
         return found
 
@@ -384,23 +385,23 @@ class Watch:
         if self._by_name:
             self.touch(name)
             self._progress.pop(name, None)  # an array may have other tasks now
-            self.doubtful |= self.dependents(name)
+            self.unresolved |= self.dependents(name)
 
     def changed_all(self) -> None:
         """Judge everybody again."""
         self._progress.clear()
-        self.doubtful |= self._jobs.keys()
+        self.unresolved |= self._jobs.keys()
 
     def look_again(self) -> None:
         """Judge those again that wait for a name that nobody had seen."""
         if self.unseen:
             for progress in self._progress.values():
                 progress.look_again()
-            self.doubtful |= self.unseen
+            self.unresolved |= self.unseen
 
     def touch(self, name: str) -> None:
         """Count anew what *name* does, the next time that somebody asks for its array."""
-        for unit in units(name) if self._progress else ():
+        for unit in aliases(name) if self._progress else ():
             progress = self._progress.get(unit)
             if progress is not None:
                 progress.changed(name)
@@ -435,7 +436,7 @@ class Watch:
 class Cycles:
     """Which of some jobs with dependencies stand in a circle, found when first asked."""
 
-    def __init__(self, jobs: Iterable[Waiting], names: Names) -> None:
+    def __init__(self, jobs: Iterable[Waiting], names: DependencyResolver) -> None:
         self._jobs = jobs
         self._names = names
         self._clear: set[str] = set()  # nodes from which no circle can be reached
@@ -493,26 +494,26 @@ class Cycles:
             yield from self._names.members(node.removeprefix(_ARRAY))
             return
         job = self._names.pending(node)
-        for unit in () if job is None else referred(job):
+        for unit in () if job is None else dependencies_of(job):
             members = self._names.members(unit)
             yield unit if members == (unit,) else _ARRAY + unit
 
     def _waits_for(self, job: Waiting) -> list[str]:
-        return [member for name in referred(job) for member in self._names.members(name)]
+        return [member for name in dependencies_of(job) for member in self._names.members(name)]
 
 
-def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
+def _stuck(jobs: Iterable[Waiting], names: DependencyResolver) -> dict[str, Waiting]:
     """Return the jobs that can never be satisfied: those in a circle, and those behind one.
 
     All jobs that wait are taken to be stuck, and set free one after the other: first those that wait for something
     which is not among them, then those that wait for nothing but these, and so on.
     """
-    stuck = {job.name: job for job in jobs if names.judgement(job).verdict is DependencyStatus.NOT_YET}
+    stuck = {job.name: job for job in jobs if names.resolution(job).verdict is DependencyStatus.NOT_YET}
     missing: dict[str, int] = {}  # how many clauses of each job are not met yet
     waiters: dict[str, list[str]] = {}  # unit -> jobs with a clause that needs it
     choices: dict[str, list[str]] = {}  # unit -> jobs for which it would be enough
     blocked: dict[str, int] = {}  # unit -> members that are stuck
-    units: dict[str, list[str]] = {}  # member -> units that it is in
+    aliases: dict[str, list[str]] = {}  # member -> units that it is in
     chosen: set[str] = set()
 
     def need(unit: str) -> bool:
@@ -520,7 +521,7 @@ def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
             members = [member for member in names.members(unit) if member in stuck]
             blocked[unit] = len(members)
             for member in members:
-                units.setdefault(member, []).append(unit)
+                aliases.setdefault(member, []).append(unit)
         return blocked[unit] > 0
 
     for name, job in stuck.items():
@@ -529,7 +530,7 @@ def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
             continue
         hard = [*depends.all, *depends.ended, *depends.failed]
         if depends.each is not None:
-            hard.append(twin(job, depends))
+            hard.append(paired_task(job, depends))
         missing[name] = 0
         for unit in hard:
             if need(unit):
@@ -545,7 +546,7 @@ def _stuck(jobs: Iterable[Waiting], names: Names) -> dict[str, Waiting]:
     while free:
         member = free.pop()
         del stuck[member]
-        for unit in units.get(member, ()):
+        for unit in aliases.get(member, ()):
             blocked[unit] -= 1
             if blocked[unit]:
                 continue

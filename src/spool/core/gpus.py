@@ -20,7 +20,7 @@ _Kind = tuple[int | None, str | None, bool]  # all of a request that decides whi
 
 
 @dataclass(slots=True)
-class Card:
+class GpuSlot:
     """One GPU and what our runs have of it."""
 
     gpu: Gpu
@@ -57,16 +57,16 @@ class Card:
         return free is not None and need <= free
 
 
-class Cards:
+class GpuSlots:
     """The GPUs of a machine with the grants of its runs; `claim` and `release` keep it, both in any order."""
 
     def __init__(self, machine: Machine, policy: Policy) -> None:
         self.problem = machine.gpu_problem
         self.strategy = policy.gpu_strategy
-        self.cards = [Card(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
+        self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
         self.by_uuid = {card.gpu.uuid: card for card in self.cards}
-        self._suitable: dict[_Kind, list[Card]] = {}
-        self._open: dict[_Kind, list[Card]] = {}
+        self._suitable: dict[_Kind, list[GpuSlot]] = {}
+        self._open: dict[_Kind, list[GpuSlot]] = {}
 
     def claim(self, run: Running) -> None:
         """Give *run* the GPUs of its grant. One that the machine has no more is passed over."""
@@ -92,13 +92,13 @@ class Cards:
                 card.untaken_bytes -= _untaken(card.gpu, run, granted)
             card.returned[run.name] = _taken(card.gpu, run)
 
-    def _cards_of(self, grant: Grant) -> list[Card]:
+    def _cards_of(self, grant: Grant) -> list[GpuSlot]:
         if not grant.gpu_uuids:
             return []
         self._open.clear()
         return [self.by_uuid[uuid] for uuid in grant.gpu_uuids if uuid in self.by_uuid]
 
-    def open_to(self, request: Request) -> list[Card]:
+    def open_to(self, request: Request) -> list[GpuSlot]:
         """Return the GPUs that have room for *request* now, whoever else they are kept for."""
         if self.problem is not None:
             return []
@@ -108,7 +108,7 @@ class Cards:
             found = self._open[kind] = [card for card in self.suitable(request) if card.has_room(request)]
         return found
 
-    def suitable(self, request: Request) -> list[Card]:
+    def suitable(self, request: Request) -> list[GpuSlot]:
         """Return the GPUs that could serve *request* if nobody were on them.
 
         A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
@@ -140,7 +140,7 @@ class Cards:
             "CUDA can use only one at a time, so a job with several GPUs needs whole ones"
         )
 
-    def in_order(self, cards: Iterable[Card], request: Request, seed: int) -> list[Card]:
+    def in_order(self, cards: Iterable[GpuSlot], request: Request, seed: int) -> list[GpuSlot]:
         """Return *cards* in the order in which the strategy takes them."""
         shared = request.gpu_memory_bytes is not None
         strategy = self.strategy or ("packed" if shared else "sequential")
@@ -238,7 +238,7 @@ def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
     return max(granted_bytes - _taken(gpu, run), 0)
 
 
-def why_closed(card: Card, need: int | None) -> str:
+def why_closed(card: GpuSlot, need: int | None) -> str:
     """Return why *card*, which has no room for a job that needs so many bytes of it (None: all of it), has none."""
     gpu = card.gpu
     label = f"GPU {gpu.index}"

@@ -51,7 +51,7 @@ class Evidence:
     rc: int | None = None
     stop: StopKind | None = None
     recorded: State | None = None  # the outcome in result.toml
-    remains: bool = False  # the wrapper is gone and processes of the run are not
+    leftovers: bool = False  # the wrapper is gone and processes of the run are not
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
     refused: bool = False  # the wrapper says that the machine did not let the command begin
@@ -91,7 +91,7 @@ def prove(evidence: Evidence) -> Proof:
         case Liveness.ABSENT:  # rows 6 and 7
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
         case Liveness.GONE | Liveness.REBOOTED:
-            if evidence.remains and evidence.liveness is Liveness.GONE:  # row 8
+            if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 8
                 return Proof(Verdict.STOPPING)
             return _ended(evidence)
         case _:  # pragma: no cover
@@ -154,7 +154,7 @@ def exit_words(code: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Continuation:
     """That a submission goes on, and with what counts."""
 
     kind: str  # "retry", "requeue" or "hold": as in Result.again
@@ -185,7 +185,7 @@ class EndedAttempt:
     could_not_start: bool = False
 
 
-def again(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Again | None:
+def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Continuation | None:
     """Return what follows a run, or None if its outcome is final.
 
     Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it
@@ -194,13 +194,13 @@ def again(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> 
     """
     outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
     if ended.stopped_by is StopKind.REQUEUE:
-        return Again("requeue", None, attempt, requeues)
+        return Continuation("requeue", None, attempt, requeues)
     if ended.stopped_by is StopKind.HOLD:
-        return Again("hold", None, attempt, requeues)
+        return Continuation("hold", None, attempt, requeues)
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return None
     if outcome is State.LOST and spec.requeue and requeues < max_requeues:
-        return Again("requeue", None, attempt, requeues + 1)
+        return Continuation("requeue", None, attempt, requeues + 1)
     retry = spec.retry
     meant = outcome.value in retry.on or (outcome is State.FAILED and ended.exit_code in retry.on)
     if not meant or attempt > retry.max:
@@ -209,4 +209,4 @@ def again(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> 
     if ended.could_not_start:
         doubling_ns = min(_START_AGAIN_NS << min(attempt - 1, 40), max(retry.max_delay_ns, _START_AGAIN_NS))
         wait_ns = max(wait_ns, doubling_ns)
-    return Again("retry", ended.ended_at_ns + wait_ns if wait_ns else None, attempt + 1, requeues)
+    return Continuation("retry", ended.ended_at_ns + wait_ns if wait_ns else None, attempt + 1, requeues)

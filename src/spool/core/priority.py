@@ -18,7 +18,7 @@ from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, we
 from spool.core.model import SECOND_NS, Grant, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place
-from spool.core.resources import Room
+from spool.core.resources import FreeResources
 from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.units import show_duration
 
@@ -109,7 +109,7 @@ class Order:
     def __init__(
         self,
         queue: WaitingQueue,
-        room: Room,
+        room: FreeResources,
         past: Past,
         room_helps: Callable[[str], bool],
     ) -> None:
@@ -149,7 +149,7 @@ class Order:
 
         Whether it goes first because it was passed is not in it: `front` knows that once all shapes were asked for.
         """
-        where, key = shape.ready[at], shape.key
+        where, key = shape.eligible[at], shape.key
         if self._order == ARRIVAL:
             return where[0], 1, where[1], where[1], where[2]
         expected_ns = key.time_limit_ns
@@ -167,9 +167,9 @@ class Order:
         One that has waited very long has to be passed by more work than another of its shape that came later. Where
         that one is to go first, the one that came first does.
         """
-        ahead, _, name = shape.ready[at]
+        ahead, _, name = shape.eligible[at]
         best = self.front.get(ahead)
-        for other, arrived_at_ns, _ in shape.ready[at : at + _BEHIND]:
+        for other, arrived_at_ns, _ in shape.eligible[at : at + _BEHIND]:
             if other != ahead or self._now_ns - arrived_at_ns <= LEAST_PASSED_NS:
                 return
             if best is not None and best <= (arrived_at_ns, name):

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from spool.core.dependencies import Watch
+from spool.core.dependencies import DependencyIndex
 from spool.core.model import Request, Waiting
 from spool.core.ordered import Ordered
 from spool.core.quotas import Lowest
@@ -59,13 +59,13 @@ class ShapeKey(NamedTuple):
 class Shape:
     """The jobs of one shape: how many there are, and those with no gate of their own closed."""
 
-    __slots__ = ("key", "members", "open", "ready")
+    __slots__ = ("eligible", "key", "members", "open")
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
         self.members = 0
         self.open: Ordered[Place] = Ordered()
-        self.ready = self.open.entries  # in order whenever `WaitingQueue.demands` was asked for; for reading only
+        self.eligible = self.open.entries  # in order whenever `WaitingQueue.demands` was asked for; for reading only
 
 
 class Demand:
@@ -107,7 +107,7 @@ class WaitingQueue(Mapping[str, Waiting]):
     """
 
     def __init__(self, jobs: Iterable[Waiting] = ()) -> None:
-        self.watch = Watch()
+        self.watch = DependencyIndex()
         self._jobs: dict[str, Waiting] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
         self._demands: dict[tuple[Request, str | None], Demand] = {}
@@ -270,7 +270,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         """Whether a pass over it takes no longer than other small things do, however many jobs there are."""
         return len(self._shapes) <= _FEW and len(self.watch) <= _FEW
 
-    def ripen(self, now_ns: int) -> None:
+    def mark_eligible(self, now_ns: int) -> None:
         """Let the jobs whose instant has come join their shapes, and the others leave if the clock was set back."""
         times = self._times.entries
         before, after = (bisect_left(times, (at_ns + 1,)) for at_ns in (self._ripe_ns, now_ns))

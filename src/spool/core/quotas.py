@@ -12,7 +12,7 @@ from spool.core.pools import Pools
 _UNLIMITED = Limits()
 
 
-class Use(NamedTuple):
+class QuotaUse(NamedTuple):
     """What the runs of one user or one project have together."""
 
     jobs: int = 0
@@ -20,7 +20,7 @@ class Use(NamedTuple):
     cpus: int = 0
 
 
-_NOTHING = Use()
+_NOTHING = QuotaUse()
 
 
 class Counts:
@@ -50,8 +50,8 @@ class Counts:
         self.named = Pools()
         self.groups: dict[str, int] = {}
         self.arrays: dict[str, int] = {}
-        self.users: dict[str, Use] = {}
-        self.projects: dict[str | None, Use] = {}
+        self.users: dict[str, QuotaUse] = {}
+        self.projects: dict[str | None, QuotaUse] = {}
 
     def copy(self) -> Counts:
         """Return the same sums, to be changed apart from these."""
@@ -92,9 +92,9 @@ def _count(counts: dict[str, int], key: str, sign: int) -> None:
         del counts[key]
 
 
-def _use(uses: dict[Any, Use], key: str | None, grant: Grant, sign: int) -> None:
+def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) -> None:
     jobs, gpus, cpus = uses.get(key, _NOTHING)
-    use = Use(jobs + sign, gpus + sign * len(grant.gpu_uuids), cpus + sign * grant.cpus)
+    use = QuotaUse(jobs + sign, gpus + sign * len(grant.gpu_uuids), cpus + sign * grant.cpus)
     if use.jobs:
         uses[key] = use
     else:
@@ -174,7 +174,7 @@ class Quotas:
             None if project is None else self._why(job, "project", project, counts.projects.get(project, _NOTHING))
         )
 
-    def _why(self, job: Waiting, kind: str, name: str, use: Use) -> str | None:
+    def _why(self, job: Waiting, kind: str, name: str, use: QuotaUse) -> str | None:
         limits = self.limits(kind, name)
         request = job.spec.request
         who = name if kind == "user" else f"project {name}"

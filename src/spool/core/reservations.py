@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
-from spool.core.gpus import Card
+from spool.core.gpus import GpuSlot
 from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 
@@ -127,7 +127,7 @@ class Calendar:
     reservations: Sequence[Reservation]
     policy: Policy
     now_ns: int
-    cards: Sequence[Card]
+    cards: Sequence[GpuSlot]
     runs: Mapping[str, Running]
 
     def moments(self, user: str, project: str | None, end_ns: int | None) -> list[Moment]:
@@ -184,19 +184,19 @@ def _is_over(run: Running, at_ns: int) -> bool:
     return limit_ns is not None and run.started_at_ns + limit_ns <= at_ns
 
 
-def choose(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> list[Card] | None:
+def choose(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> list[GpuSlot] | None:
     """Return *number* of *cards*, the first that the reservations allow, or None if they allow too few."""
     if not bound:
         return list(cards[:number]) if len(cards) >= number else None
     free = [card for card in cards if not any(card.gpu.index in moment.closed for moment in bound)]
 
-    def cost(card: Card) -> int:
+    def cost(card: GpuSlot) -> int:
         return sum(card.gpu.uuid in moment.available for moment in bound)
 
     # In the wanted order first; if that runs out of budget, the cheapest first, which fits if anything does.
     for order in (free, sorted(free, key=cost)):
         budgets = [moment.budget for moment in bound]
-        taken: list[Card] = []
+        taken: list[GpuSlot] = []
         for card in order:
             if len(taken) == number:
                 break
@@ -210,7 +210,7 @@ def choose(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> list[
     return None
 
 
-def binding(cards: Sequence[Card], number: int, bound: Sequence[Moment]) -> Moment:
+def binding(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> Moment:
     """Return the moment whose reservations leave fewer than *number* of *cards*."""
     for upto in range(1, len(bound) + 1):
         if choose(cards, number, bound[:upto]) is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, tzinfo
 
 from spool.core import reservations as reserved
-from spool.core.gpus import Card, Cards
+from spool.core.gpus import GpuSlot, GpuSlots
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.pools import why_never
 from spool.core.quotas import Quotas, SharedLimits
@@ -23,7 +23,7 @@ from spool.core.units import show_size
 UNLIMITED = SharedLimits()
 
 
-class Room:
+class FreeResources:
     """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look.
 
     It begins with the sums that *runs* keeps, and changes nothing of theirs. `elsewhere` are the rooms of other
@@ -51,31 +51,31 @@ class Room:
         self.quotas = Quotas(policy)
         self.available_bytes = machine.memory_available_bytes
         self.with_gpus = runs.with_gpus.copy()
-        self.cards = Cards(machine, policy)
+        self.cards = GpuSlots(machine, policy)
         if self.cards.cards:
             for run in self.with_gpus.values():
                 self.cards.claim(run)
         self.started: list[Running] = []
-        self.elsewhere: dict[str, Room] = {}
+        self.elsewhere: dict[str, FreeResources] = {}
 
     def add_machine(self, name: str, machine: Machine) -> None:
         """Take in what there is on another machine."""
         runs = self.runs.elsewhere.get(name) or Runs(run_times=self.runs.run_times)
-        self.elsewhere[name] = Room(machine, self.policy, self.now_ns, runs)
+        self.elsewhere[name] = FreeResources(machine, self.policy, self.now_ns, runs)
 
-    def of(self, elsewhere: str | None) -> Room:
+    def of(self, elsewhere: str | None) -> FreeResources:
         """Return the room of the machine of that name; None: this one."""
         return self if elsewhere is None else self.elsewhere.get(elsewhere, self)
 
-    def then(self) -> Room:
+    def then(self) -> FreeResources:
         """Return a copy, to be changed into the room that there will be later."""
-        room = Room.__new__(Room)
+        room = FreeResources.__new__(FreeResources)
         room.machine, room.policy, room.limits = self.machine, self.policy, self.limits
         room.reservations, room.now_ns, room.zone = self.reservations, self.now_ns, self.zone
         room.runs, room.counts, room.quotas = self.runs, self.counts.copy(), self.quotas
         room.available_bytes = self.available_bytes
         room.with_gpus = self.with_gpus.copy()
-        room.cards = Cards(self.machine, self.policy)
+        room.cards = GpuSlots(self.machine, self.policy)
         if room.cards.cards:
             for run in room.with_gpus.values():
                 room.cards.claim(run)
@@ -293,7 +293,7 @@ class Room:
 
         return Reason("reserved", why)
 
-    def noes(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
+    def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
         spec = job.spec
         if spec.group is not None or spec.task is not None or self.quotas.limited:
@@ -325,9 +325,9 @@ class Room:
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""
-        return next(self.noes(job), None) is None
+        return next(self.reasons(job), None) is None
 
-    def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[Card] | None:
+    def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, those of *avoid* only if there are no others; None if too few."""
         request = job.spec.request
         if not request.gpus:
@@ -389,4 +389,4 @@ def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
     """Tell whether the machine, with nothing on it, has what *request* asks for."""
     if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
         return False
-    return why_never(request, machine.resources) is None and Cards(machine, policy).never(request) is None
+    return why_never(request, machine.resources) is None and GpuSlots(machine, policy).never(request) is None

@@ -20,24 +20,24 @@ from heapq import heapify, heappop, heappush
 
 from spool.core.backfill import (
     FULL,
-    Expectation,
-    Halt,
+    BackfillReservation,
     Holding,
-    Protection,
+    StartEstimate,
+    StrictOrder,
     as_run,
     budget_s,
+    earliest_start,
+    estimate_start,
     exhausted_at_ns,
-    expect,
-    foretell,
 )
-from spool.core.constraints import Rules
-from spool.core.dependencies import Cycles, DependencyStatus, Names, judge
+from spool.core.constraints import Constraints
+from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus, resolve
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
 from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
-from spool.core.resources import Room
+from spool.core.resources import FreeResources
 from spool.core.runs import Runs
 
 _NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons of which nobody knows how long they stand
@@ -100,21 +100,23 @@ class Plan:
     could start beside it; it could start at `protected_until_ns`, which rests on a guess if `protected_by_guess`.
     """
 
-    def __init__(self, view: View, rules: Rules, order: Order, names: Names, placed: Placed) -> None:
+    def __init__(
+        self, view: View, constraints: Constraints, order: Order, names: DependencyResolver, placed: PassResult
+    ) -> None:
         self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
-        protection = rules.protection
+        protection = constraints.protection
         self.protected = None if protection is None else protection.job.name
         self.protected_until_ns = None if protection is None else protection.at_ns
         self.protected_by_guess = protection is not None and protection.guessed
         self.holding = placed.holding
-        self.next_at_ns = _next_at_ns(view, rules, placed)
+        self.next_at_ns = _next_at_ns(view, constraints, placed)
         self._order = order
         self._view = view
-        self._rules = rules
+        self._constraints = constraints
         self._names = names
         self._started = {start.name for start in self.starts}
         self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
-        rules.cycles = Cycles(view.queue.watch.jobs(), names)
+        constraints.cycles = Cycles(view.queue.watch.jobs(), names)
         self.endings = tuple(
             Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
         )
@@ -134,15 +136,15 @@ class Plan:
             return Reason("held", "held") if name in self._view.held else None
         return None if name in self._started else self._first(job)
 
-    def all_noes(self, name: str) -> list[Reason]:
+    def all_reasons(self, name: str) -> list[Reason]:
         """Return every "no" to *name* in the order of the rules; the first is `reason`."""
         job = self._view.queue.get(name)
         if job is not None:
-            return [] if name in self._started else list(self._rules.noes(job))
+            return [] if name in self._started else list(self._constraints.reasons(job))
         job = self._view.held.get(name)
-        return [] if job is None else [Reason("held", "held"), *self._rules.noes(job)]
+        return [] if job is None else [Reason("held", "held"), *self._constraints.reasons(job)]
 
-    def expected_start(self, name: str) -> Expectation | None:
+    def expected_start(self, name: str) -> StartEstimate | None:
         """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
 
         Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are not
@@ -152,66 +154,68 @@ class Plan:
         job = self._view.queue.get(name) or self._view.held.get(name)
         if job is None or name in self._started or job.elsewhere is not None:
             return None
-        if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._rules.own(job)):
+        if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._constraints.job_reasons(job)):
             return None
-        if job.spec.depends_on is not None and self._names.judgement(job).verdict is not DependencyStatus.SATISFIED:
+        if job.spec.depends_on is not None and self._names.resolution(job).verdict is not DependencyStatus.SATISFIED:
             return None
-        return expect(job, self._rules.room)
+        return estimate_start(job, self._constraints.room)
 
     def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
         """Return every waiting job in the order in which they are considered, and why it stands there."""
         for demand in self._view.queue.demands:
             for shape in demand.shapes.values():
-                if shape.ready:
+                if shape.eligible:
                     self._order.of_shape(shape, 0)
         found = [(self._order.of_job(job), job) for job in self._view.queue.values()]
         found.sort(key=lambda each: each[0][0])
         return [(job, standing) for (_, standing), job in found]
 
     def _first(self, job: Waiting) -> Reason | None:
-        for reason in self._rules.own(job):
+        for reason in self._constraints.job_reasons(job):
             return reason
-        if self._rules.counts_queued:
-            return next(self._rules.noes(job), None)
+        if self._constraints.counts_queued:
+            return next(self._constraints.reasons(job), None)
         key = (shape_key(job), job.spec.priority)
         if key not in self._known:
-            self._known[key] = next(self._rules.shared(job), None)
+            self._known[key] = next(self._constraints.class_reasons(job), None)
         return self._known[key]
 
     def _why_ended(self, name: str, outcome: State) -> str:
         job = self._view.queue.get(name) or self._view.held[name]
         if outcome is State.CANCELLED:
-            return f"dependency: {self._names.judgement(job).text}"
-        own = list(self._rules.own(job))
-        waited_for = own[1] if len(own) > 1 else next(self._rules.shared(job), None)
-        return f"{own[0]}; {waited_for}" if waited_for is not None else str(own[0])
+            return f"dependency: {self._names.resolution(job).text}"
+        job_reasons = list(self._constraints.job_reasons(job))
+        waited_for = job_reasons[1] if len(job_reasons) > 1 else next(self._constraints.class_reasons(job), None)
+        return f"{job_reasons[0]}; {waited_for}" if waited_for is not None else str(job_reasons[0])
 
 
 def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return what to do at *now_ns*."""
     queue = view.queue
-    queue.ripen(now_ns)
+    queue.mark_eligible(now_ns)
     running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
-    names = Names(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
-    settle(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
+    resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
     limits = SharedLimits(
         (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
     )
-    room = Room(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
+    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
-    rules = Rules(queue, room, names, paused=view.paused)
-    order = Order(queue, room, view.past, rules.room_helps)
+    constraints = Constraints(queue, room, names, paused=view.paused)
+    order = Order(queue, room, view.past, constraints.room_helps)
     nothing = view.paused or bool(view.machine.refusal)
-    placed = Placed(holding=view.holding) if nothing else Placement(queue, rules, order, view.holding).run()
-    return Plan(view, rules, order, names, placed)
+    placed = (
+        PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
+    )
+    return Plan(view, constraints, order, names, placed)
 
 
-def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:
+def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:
     if view.paused or not view.queue:
         return None
-    now_ns, policy = rules.now_ns, rules.policy
+    now_ns, policy = constraints.now_ns, constraints.policy
     times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
         times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
@@ -219,7 +223,7 @@ def _next_at_ns(view: View, rules: Rules, placed: Placed) -> int | None:
 
 
 @dataclass(slots=True)
-class Placed:
+class PassResult:
     """What one pass has placed, in the order in which it was decided."""
 
     starts: list[tuple[str, Grant]] = field(default_factory=list)
@@ -231,15 +235,15 @@ class Placed:
         self.holding, self.exhausted_at_ns = holding, exhausted_at_ns
 
 
-class Placement:
+class SchedulingPass:
     """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
 
-    def __init__(self, queue: WaitingQueue, rules: Rules, order: Order, holding: Holding) -> None:
+    def __init__(self, queue: WaitingQueue, constraints: Constraints, order: Order, holding: Holding) -> None:
         self._queue = queue
-        self._rules = rules
-        self._room = rules.room
+        self._constraints = constraints
+        self._room = constraints.room
         self._order = order
-        amounts = holding.at(rules.now_ns)
+        amounts = holding.at(constraints.now_ns)
         self._held = {name: amount for name, amount in amounts.items() if name in queue} if amounts else amounts
         self._shapes: list[Shape] = []
         self._next: list[int] = []  # of each shape, where to look for its next job
@@ -247,9 +251,9 @@ class Placement:
         self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
         self._tries = 0
         self._refused: list[tuple[Request, int]] = []  # what would fit, and is held back; how many of each shape
-        self._placed = Placed()
+        self._placed = PassResult()
 
-    def run(self) -> Placed:
+    def run(self) -> PassResult:
         """Walk."""
         self._placed.hold_for(Holding(self._held), None)
         if self._line_up():
@@ -270,7 +274,7 @@ class Placement:
         for demand, fits in demands:
             entries = self._entries if fits else self._blocked
             for shape in demand.shapes.values():
-                if shape.ready:
+                if shape.eligible:
                     entries.append((*of_shape(shape, 0), len(shapes)))
                     shapes.append(shape)
         self._next = [1] * len(shapes)
@@ -283,19 +287,19 @@ class Placement:
         return True
 
     def _walk(self) -> None:
-        entries, rules, queue = self._entries, self._rules, self._queue
+        entries, constraints, queue = self._entries, self._constraints, self._queue
         at = 0
         while at < len(entries):
             entry = entries[at]
             at += 1
-            if rules.protection is None and self._blocked and self._blocked[0] < entry:
+            if constraints.protection is None and self._blocked and self._blocked[0] < entry:
                 self._protect_before(entry)
-            if isinstance(rules.protection, Halt):
+            if isinstance(constraints.protection, StrictOrder):
                 return
             job = queue[entry[4]]
-            if rules.protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
+            if constraints.protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
                 continue
-            if not rules.may_be_tried(job) or self._consider(job, entry[5]):
+            if not constraints.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
                 if following is not None:
                     insort(entries, following, at)
@@ -303,7 +307,7 @@ class Placement:
     def _following(self, number: int) -> _Entry | None:
         """Return the next job of a shape, as an entry."""
         shape, at = self._shapes[number], self._next[number]
-        if at >= len(shape.ready):
+        if at >= len(shape.eligible):
             return None
         self._next[number] = at + 1
         return (*self._order.of_shape(shape, at), number)
@@ -311,23 +315,23 @@ class Placement:
     def _protect_before(self, entry: _Entry) -> None:
         """Protect the first of those that stand before *entry*, and for which there was no room from the beginning."""
         blocked = self._blocked
-        while blocked and blocked[0] < entry and self._rules.protection is None:
+        while blocked and blocked[0] < entry and self._constraints.protection is None:
             first = heappop(blocked)
             job = self._queue[first[4]]
-            if not self._rules.may_be_tried(job):
+            if not self._constraints.may_be_tried(job):
                 following = self._following(first[5])
                 if following is not None:
                     heappush(blocked, following)
                 continue
-            reason = next(self._rules.in_the_way(job), None)
+            reason = next(self._constraints.blockers(job), None)
             if reason is not None and reason.code in FULL:
                 self._protect(job)
 
     def _consider(self, job: Waiting, number: int) -> bool:
         """Start *job*, of the shape of that number, if nothing speaks against it; tell whether it was started."""
-        rules, room = self._rules, self._room
-        protection = rules.protection
-        reason = next(rules.in_the_way(job), None)
+        constraints, room = self._constraints, self._room
+        protection = constraints.protection
+        reason = next(constraints.blockers(job), None)
         if reason is not None:
             if reason.code in FULL and protection is None:
                 self._protect(job)
@@ -337,10 +341,10 @@ class Placement:
         else:
             grant = protection.grant(job, room)
         if grant is None:
-            behind = len(self._shapes[number].ready) - self._next[number]  # its like, held back with it
+            behind = len(self._shapes[number].eligible) - self._next[number]  # its like, held back with it
             self._refused.append((job.spec.request, 1 + behind))
             return False
-        run = as_run(job, grant, rules.now_ns)
+        run = as_run(job, grant, constraints.now_ns)
         room.start(run)
         if protection is not None and job.elsewhere is None:
             protection.started(run)
@@ -351,39 +355,39 @@ class Placement:
         """Protect *job*, for which there is no room, unless that would cost more than its start is worth."""
         if job.elsewhere is not None:
             return
-        rules, room = self._rules, self._room
-        if rules.policy.strict_order:
-            rules.protection = Halt(job, rules.now_ns)
+        constraints, room = self._constraints, self._room
+        if constraints.policy.strict_order:
+            constraints.protection = StrictOrder(job, constraints.now_ns)
             return
         self._tries += 1
-        if self._tries > _TRIES or not rules.policy.protects:
+        if self._tries > _TRIES or not constraints.policy.protects:
             return
-        foretold = foretell(job, room)
+        foretold = earliest_start(job, room)
         if foretold is None:
             return
-        part = rules.policy.guess_budget
+        part = constraints.policy.guess_budget
         if foretold.guessed:
             idle = max((free / total for free, total in room.lacking(job.spec.request)), default=1.0)
-            until_s = (foretold.at_ns - rules.now_ns) / SECOND_NS
-            if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, rules.now_ns):
+            until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
+            if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
-        rules.protection = Protection(job, foretold, rules.now_ns, room.runs.run_times)
+        constraints.protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
 
     def _hold(self) -> None:
         """Work out what is held back from now on for a job whose start rests on a guess."""
-        protection, part = self._rules.protection, self._rules.policy.guess_budget
+        protection, part = self._constraints.protection, self._constraints.policy.guess_budget
         if protection is None or not protection.guessed:
             return
-        job, now_ns = protection.job, self._rules.now_ns
+        job, now_ns = protection.job, self._constraints.now_ns
         rate = self._room.held_back(job.spec.request, self._refused)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
         holding = Holding(self._held, job.name, rate, now_ns)
         self._placed.hold_for(holding, exhausted_at_ns(left_s, rate, part, now_ns))
 
 
-def settle(
+def resolve_dependencies(
     queue: WaitingQueue,
-    names: Names,
+    names: DependencyResolver,
     now_ns: int,
     *,
     paused: bool,
@@ -405,43 +409,43 @@ def settle(
     return ending
 
 
-def _judge(queue: WaitingQueue, names: Names, ending: list[str]) -> None:
+def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
     """Judge whoever depends on what has changed, and add to *ending* who ends by that."""
     watch = queue.watch
-    todo = list(watch.doubtful | watch.doomed)
+    todo = list(watch.unresolved | watch.impossible)
     for name in ending:
         todo += watch.dependents(name)
     todo.sort(reverse=True)  # the order decides nothing, and is the same for the same spool
-    watch.doubtful = set()
+    watch.unresolved = set()
     satisfied: dict[str, None] = {}
     while todo:
         name = todo.pop()
         if name in names.ended_now:
-            if name not in watch.doomed:
-                watch.doubtful.add(name)  # it was not judged, and is to be if nobody ends it
+            if name not in watch.impossible:
+                watch.unresolved.add(name)  # it was not judged, and is to be if nobody ends it
             continue
         job = watch.job(name)
         if job is None:
             continue
-        judgement = watch.judged[name] = judge(job, names)
-        watch.doomed.discard(name)
+        resolution = watch.resolved[name] = resolve(job, names)
+        watch.impossible.discard(name)
         watch.unseen.discard(name)
-        if judgement.verdict is DependencyStatus.SATISFIED:
+        if resolution.verdict is DependencyStatus.SATISFIED:
             satisfied[name] = None
             continue
         satisfied.pop(name, None)
         if name in queue:
             queue.close_dependency(name)
-        if judgement.unseen:
+        if resolution.unseen:
             watch.unseen.add(name)
-        if judgement.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
-            watch.doomed.add(name)  # to be found again, as long as nobody has ended it
+        if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
+            watch.impossible.add(name)  # to be found again, as long as nobody has ended it
             names.end(name, State.CANCELLED)
             ending.append(name)
             todo += watch.dependents(name)
     for name in names.ended_now:  # whoever was judged by what this pass decides is judged by what comes of it
         watch.touch(name)
-        watch.doubtful |= watch.dependents(name) & watch.judged.keys()
+        watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
     queue.open_dependency(name for name in satisfied if name in queue)
 
 

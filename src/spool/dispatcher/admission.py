@@ -22,8 +22,8 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.scanner import Scanner
 from spool.formats.listener_protocol import Reply
-from spool.state.run import Live
-from spool.state.table import Job
+from spool.state.run import ActiveRun
+from spool.state.table import JobEntry
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _StartReview:
 @dataclass(slots=True)
 class _CancelReview:
     number: int
-    live: Live
+    live: ActiveRun
     stop: Stop
 
 
@@ -75,7 +75,7 @@ class Admission:
         """Whether hooks are asked about starts, and may have texts for the wrapper."""
         return EventName.SUBMITTING in self._events.asked
 
-    def take_answers(self) -> list[tuple[Live, Stop]]:
+    def take_answers(self) -> list[tuple[ActiveRun, Stop]]:
         """Take in the answers that came since the last pass; return the runs that may be stopped now."""
         if self._events.asked != self._asked:
             self._asked = self._events.asked
@@ -102,7 +102,7 @@ class Admission:
                 allowed.append((start, answer))
         return allowed
 
-    def may_stop(self, live: Live, stop: Stop) -> bool:
+    def may_stop(self, live: ActiveRun, stop: Stop) -> bool:
         """Whether the run may be stopped now; if that is to be reviewed first, it is, and goes on until then."""
         if stop.kind is not StopKind.CANCEL:
             self.forget([live])  # it ends whatever the answer is
@@ -117,7 +117,7 @@ class Admission:
             self._cancels[live.key] = _CancelReview(number, live, stop)
         return False
 
-    def forget(self, lives: Iterable[Live]) -> None:
+    def forget(self, lives: Iterable[ActiveRun]) -> None:
         """Have nothing more to do with runs that are over, or about to be; a cancel nobody agreed to was none."""
         for live in lives:
             self._allowed.discard(live.key)
@@ -172,7 +172,7 @@ class Admission:
 
     # Starts.
 
-    def _answer_to(self, start: Start, job: Job, now_ns: int) -> Answer | None:
+    def _answer_to(self, start: Start, job: JobEntry, now_ns: int) -> Answer | None:
         """Return the yes to a start, which is used up by that; None: there is none, and it was asked for."""
         assert job.queued is not None
         review = self._starts.get(job.name)
@@ -202,7 +202,7 @@ class Admission:
         elif answer.no is not None:
             self._refuse(job, answer.no)
 
-    def _refuse(self, job: Job, why: str) -> None:
+    def _refuse(self, job: JobEntry, why: str) -> None:
         """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
         if not self._spool.hold_because(job.name, why):
             self._state.block(job, why)
@@ -228,7 +228,7 @@ class Admission:
         cancel.live.stop_answered(kept)
         self._cancels.pop(cancel.live.key, None)
 
-    def _keep(self, live: Live, why: str) -> None:
+    def _keep(self, live: ActiveRun, why: str) -> None:
         """Drop a cancel: the run goes on, its file comes back to `running/`, and a record says why."""
         spool, name = self._spool, live.name
         log.info("job %s run %d is not cancelled: %s", name, live.run, why)
@@ -246,7 +246,7 @@ class Admission:
         self._state.changed()
 
 
-def _version(job: Job) -> tuple[object, ...]:
+def _version(job: JobEntry) -> tuple[object, ...]:
     file, wait = job.queued, job.wait
     assert file is not None
-    return file.inode, file.mtime_ns, file.size, job.series, wait.arrived_at_ns if wait is not None else 0
+    return file.inode, file.mtime_ns, file.size, job.attempts, wait.arrived_at_ns if wait is not None else 0

@@ -35,8 +35,8 @@ from spool.machine import identity
 from spool.machine.host import user_name, why_not_expanded
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames
-from spool.state.submission import JobFile
-from spool.state.table import Job
+from spool.state.submission import JobFileVersion
+from spool.state.table import JobEntry
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.spool import read_record
@@ -277,7 +277,7 @@ class Arrays:
         self._context.events.flush()
         spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
-        self.store.file_away(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
+        self.store.archive(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
         self._context.journal.write([journal.Over(name, run, True, outcome)])
         self._state.end_array(array)
         self._finalizer.outcomes.record(name, outcome)
@@ -381,7 +381,7 @@ class ArrayFiles:
             return
         stop = spool.stop(name, array.run)
         if stop is None and spool.holds(array.inode, name, QUEUED):
-            spool.put_forward(name, QUEUED)
+            spool.claim_again(name, QUEUED)
             array.file_found()
             self._release(array, now_ns)
             return
@@ -420,7 +420,7 @@ class ArrayFiles:
 
 @dataclass(slots=True)
 class _Staged:
-    file: JobFile
+    file: JobFileVersion
     data: bytes
     texts: TaskFiles
     path: str
@@ -500,7 +500,7 @@ class Expander:
             return True
         return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # where nobody can tell, the claim fails
 
-    def _step(self, job: Job, until_ns: int, now_ns: int) -> bool:
+    def _step(self, job: JobEntry, until_ns: int, now_ns: int) -> bool:
         """Write some more tasks of an array; return False if time is up and not all are written."""
         file = job.queued
         assert file is not None
@@ -533,7 +533,7 @@ class Expander:
         self._publish(job, file, file.spec, staged, now_ns)
         return True
 
-    def _begin(self, name: str, file: JobFile, spec: Spec) -> _Staged | None:
+    def _begin(self, name: str, file: JobFileVersion, spec: Spec) -> _Staged | None:
         data = read_record(self._spool.layout.job_file(QUEUED, name))
         if data is None:
             return None  # the next look sees that it is gone
@@ -544,12 +544,12 @@ class Expander:
         staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
         return staged
 
-    def _refuse(self, job: Job, problems: list[Problem]) -> None:
+    def _refuse(self, job: JobEntry, problems: list[Problem]) -> None:
         """Refuse the whole file, as for any other mistake: it makes a task that cannot be, or too much."""
         self._abandon(job.name)
         self._scanner.refuse(QUEUED, job, jobfile.render_errors(job.name, problems))
 
-    def _publish(self, job: Job, file: JobFile, spec: Spec, staged: _Staged, now_ns: int) -> None:
+    def _publish(self, job: JobEntry, file: JobFileVersion, spec: Spec, staged: _Staged, now_ns: int) -> None:
         assert job.wait is not None
         spool, name = self._spool, job.name
         arrived = job.wait.arrived_at_ns

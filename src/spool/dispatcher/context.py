@@ -10,7 +10,7 @@ from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal
 from spool.dispatcher.timers import Clock, Timers
 from spool.executors import Executors
-from spool.state.table import Table
+from spool.state.table import SchedulerState
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
 
@@ -21,7 +21,7 @@ class Context:
 
     spool: LockedSpool
     settings: Settings
-    state: Table
+    state: SchedulerState
     executors: Executors
     changes: Changes
     journal: Journal

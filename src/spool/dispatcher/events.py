@@ -27,9 +27,9 @@ from spool.formats.listener_protocol import Ready, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.host import user_name
-from spool.state.run import Live
-from spool.state.submission import JobFile
-from spool.state.table import Job
+from spool.state.run import ActiveRun
+from spool.state.submission import JobFileVersion
+from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
@@ -249,12 +249,12 @@ class EventRecorder:
         """Whether anybody wants to hear of that, of a job with that *spec*."""
         return name in self._wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
 
-    def run(self, name: EventName, live: Live, at_ns: int, reason: str = "", *, part: str = "") -> None:
+    def run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str = "", *, part: str = "") -> None:
         """Record something of a run that is alive. *part* tells it from others of its name in the same run."""
         if self.wants(name, live.spec):
             self._record(self._of_run(name, live, at_ns, reason, part=part))
 
-    def cancelling(self, live: Live, stop: Stop, at_ns: int) -> None:
+    def cancelling(self, live: ActiveRun, stop: Stop, at_ns: int) -> None:
         """Record that a run is about to be cancelled."""
         self.run(EventName.CANCELLING, live, at_ns, _by(stop))
 
@@ -264,7 +264,7 @@ class EventRecorder:
         if self.wants(name, spec):
             self._record(self._of_end(name, result, spec))
 
-    def file(self, name: EventName, job: Job, file: JobFile, at_ns: int, reason: str = "") -> None:
+    def file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> None:
         """Record something of a job that waits or is held."""
         if self.wants(name, file.spec):
             self._record(self._of_file(name, job, file, at_ns, reason))
@@ -309,11 +309,11 @@ class EventRecorder:
 
     # What somebody is asked about before.
 
-    def review_start(self, job: Job, file: JobFile, grant: Grant, at_ns: int) -> int:
+    def review_start(self, job: JobEntry, file: JobFileVersion, grant: Grant, at_ns: int) -> int:
         """Have it reviewed whether a job may start; return the number of the review."""
         return self._review(replace(self._of_file(EventName.SUBMITTING, job, file, at_ns), grant=grant))
 
-    def review_cancel(self, live: Live, stop: Stop, at_ns: int) -> int:
+    def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Have it reviewed whether a run may be cancelled; return the number of the review."""
         return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
 
@@ -341,12 +341,12 @@ class EventRecorder:
         of_here = {"host": identity.host(), "version": __version__, "spool_dir": self._spool.root}
         return Event(id=event_id, name=name, at_ns=at_ns, reason=reason, **{**of_here, **facts})
 
-    def _of_run(self, name: EventName, live: Live, at_ns: int, reason: str, *, part: str = "") -> Event:
+    def _of_run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str, *, part: str = "") -> Event:
         event_id = ":".join(filter(None, (live.name, str(live.run), name, part)))
         facts = _fields(live.spec, _OF_SPEC) | {
             "job": live.name,
             "run": live.run,
-            "attempt": live.series.attempt,
+            "attempt": live.attempts.attempt,
             "user": live.user,
             "executor": live.executor,
             "grant": live.grant,
@@ -367,13 +367,13 @@ class EventRecorder:
         event_id = f"{result.job}:{result.run}:{name}"
         return self._event(name, event_id, result.ended_at_ns or 0, result.reason, **facts)
 
-    def _of_file(self, name: EventName, job: Job, file: JobFile, at_ns: int, reason: str = "") -> Event:
+    def _of_file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> Event:
         # The last change of the file tells the event from others of its name.
-        tried = f"{job.series.attempt}.{job.series.requeues}" if name is EventName.SUBMITTING else ""
+        tried = f"{job.attempts.attempt}.{job.attempts.requeues}" if name is EventName.SUBMITTING else ""
         event_id = ":".join(filter(None, (job.name, str(file.changed_at_ns), tried, name)))
         facts = {
             "job": job.name,
-            "attempt": job.series.attempt,
+            "attempt": job.attempts.attempt,
             "user": user_name(file.uid),
             "submitted_at_ns": job.wait.arrived_at_ns if job.wait is not None else None,
         }

@@ -15,9 +15,9 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.stop_orders import StopOrders
 from spool.machine.host import this_user
-from spool.state.run import Live
-from spool.state.submission import JobFile
-from spool.state.table import Job
+from spool.state.run import ActiveRun
+from spool.state.submission import JobFileVersion
+from spool.state.table import JobEntry
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class FileMoves:
         self._scanner = scanner
         self._finalizer = finalizer
         self._stops = stops
-        self._missing: dict[tuple[str, int], Live] = {}  # runs whose file is not in running/
-        self._called_off: dict[str, list[tuple[Job, bytes]]] = {}  # cancelled while an earlier run was alive
+        self._missing: dict[tuple[str, int], ActiveRun] = {}  # runs whose file is not in running/
+        self._called_off: dict[str, list[tuple[JobEntry, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
         """See to all that the look has found since the last call; what fails is seen to by a later one."""
@@ -92,13 +92,13 @@ class FileMoves:
             elif live.stop is None and not live.asking:
                 self._try_missing(live)
 
-    def _try_missing(self, live: Live) -> None:
+    def _try_missing(self, live: ActiveRun) -> None:
         thing, verb = Thing.of_run(live.key), "see to the missing file of"
         if not self._confinement.pauses(thing, verb):
             with self._confinement.of(thing, verb):
                 self._see_missing(live)
 
-    def _is_over(self, live: Live) -> bool:
+    def _is_over(self, live: ActiveRun) -> bool:
         """Whether the run had ended by itself when its file was taken away: that stops nothing any more.
 
         It was a person, or it was the paperwork of another dispatcher, which was cut off after that.
@@ -106,7 +106,7 @@ class FileMoves:
         spool, name, run = self._spool, live.name, live.run
         return spool.exit_code(name, run) is not None or (live.adopted and spool.result(name, run) is not None)
 
-    def _see_missing(self, live: Live) -> None:
+    def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None
         try:
             if self._is_over(live):
@@ -135,7 +135,7 @@ class FileMoves:
         job = self._state.jobs.get(name)
         if (job is not None and job.live is not None) or name in self._state.arrays or name in self._state.unsettled:
             return
-        if self._spool.put_back(name, QUEUED):
+        if self._spool.requeue_file(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
             self._scanner.examine(QUEUED, name)
         elif job is not None:
@@ -160,7 +160,7 @@ class FileMoves:
                 time.time_ns(),
             )
 
-    def _call_off(self, job: Job, live: Live) -> None:
+    def _call_off(self, job: JobEntry, live: ActiveRun) -> None:
         """Take note that the second submission of a name was cancelled. It has a number after that of *live*.
 
         So it is written down when that run is over: the newest metadir of a name is that of the run that is alive.
@@ -173,8 +173,8 @@ class FileMoves:
             return
         text = self._spool.job_text(DONE, name) or b""
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        file = JobFile(*identity, self._spool.job_spec(DONE, name))
-        gone = Job(name, queued=file, wait=wait, series=job.series)
+        file = JobFileVersion(*identity, self._spool.job_spec(DONE, name))
+        gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
         self._called_off.setdefault(name, []).append((gone, text))
         self._state.forget_place(job)
 
@@ -201,7 +201,7 @@ class FileMoves:
         """Whether the file of a job waits, and could not be read yet."""
         return any(os.path.lexists(self._spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
 
-    def _settle_place(self, job: Job) -> None:
+    def _settle_place(self, job: JobEntry) -> None:
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self._state.arrays and status_of(self._spool.layout.job_file(DONE, job.name)) is not None:

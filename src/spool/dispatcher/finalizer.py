@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import EndedAttempt, again
+from spool.core.lifecycle import EndedAttempt, continuation
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -21,10 +21,10 @@ from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.machine.host import this_user
-from spool.state.outcomes import Outcomes
-from spool.state.run import Live
-from spool.state.submission import Wait, series_after
-from spool.state.table import Job
+from spool.state.outcomes import OutcomeIndex
+from spool.state.run import ActiveRun
+from spool.state.submission import QueueTime, attempts_after
+from spool.state.table import JobEntry
 
 _FILE = "file"
 
@@ -35,7 +35,7 @@ class Finalizer:
     Always in the order "result, history, events, move": a crash leaves something to be done again, never left out.
     """
 
-    def __init__(self, context: Context, scanner: Scanner, outcomes: Outcomes) -> None:
+    def __init__(self, context: Context, scanner: Scanner, outcomes: OutcomeIndex) -> None:
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
@@ -45,7 +45,7 @@ class Finalizer:
         self._scanner = scanner
         self.outcomes = outcomes
 
-    def file(self, ended: list[Live], now_ns: int) -> list[Live]:
+    def file(self, ended: list[ActiveRun], now_ns: int) -> list[ActiveRun]:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
         After an error (the disk is full) it is called again with the same runs and goes on where it was. Returns those
@@ -54,7 +54,7 @@ class Finalizer:
         over = [live for live in ended if live.key in self._state.live]
         filed = [live for live in ended if live.key not in self._state.live]
         over = [live for live in over if not self._confinement.pauses(Thing.of_run(live.key), _FILE)]
-        lines: list[tuple[Live, bytes]] = []
+        lines: list[tuple[ActiveRun, bytes]] = []
         ready = [live for live in over if self._try(live, lambda live: self._settle(live, lines, now_ns), partly=True)]
         self._journal.account(b"".join(line for live, line in lines if live in ready))
         for live, _ in lines:
@@ -66,13 +66,13 @@ class Finalizer:
         filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, now_ns))]
         return filed
 
-    def _try(self, live: Live, step: Callable[[Live], None], *, partly: bool = False) -> bool:
+    def _try(self, live: ActiveRun, step: Callable[[ActiveRun], None], *, partly: bool = False) -> bool:
         """Do one step of the paperwork of a run; return whether it is done. *partly*: more steps follow."""
         with self._confinement.of(Thing.of_run(live.key), _FILE, partly=partly) as piece:
             step(live)
         return not piece.failed
 
-    def _settle(self, live: Live, lines: list[tuple[Live, bytes]], now_ns: int) -> None:
+    def _settle(self, live: ActiveRun, lines: list[tuple[ActiveRun, bytes]], now_ns: int) -> None:
         """Write down how a run ended, and add its line of the history to *lines* if that is missing."""
         proof = live.proof
         assert proof is not None
@@ -93,29 +93,29 @@ class Finalizer:
         if not live.accounted:
             lines.append((live, render_history(result)))
 
-    def _file_away(self, live: Live, now_ns: int) -> None:
+    def _file_away(self, live: ActiveRun, now_ns: int) -> None:
         job = self._state.job(live.name)
         if live.result is not None:
             self._move(job, live, live.result)
         else:
             self._void(job, live, now_ns)
 
-    def _write(self, live: Live, result: Result) -> None:
+    def _write(self, live: ActiveRun, result: Result) -> None:
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
             # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
         self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
 
-    def _move(self, job: Job, live: Live, result: Result) -> None:
+    def _move(self, job: JobEntry, live: ActiveRun, result: Result) -> None:
         """Put the job's file where it belongs after *result*, and the job where it stands."""
         spool, name = self._spool, live.name
         final = result.again is None
         tried_again = result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD)
         if tried_again:
-            final = not (spool.put_back(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
+            final = not (spool.requeue_file(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
-        if final and not spool.put_away(name, RUNNING) and not self._moved_away(live):
-            spool.file_away(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
+        if final and not spool.archive_file(name, RUNNING) and not self._moved_away(live):
+            spool.archive(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
         over = journal.Over(name, live.run, final, result.outcome)
         live.filed(final=final)
         if final:
@@ -126,8 +126,8 @@ class Finalizer:
         if not final:
             # Another file of its name that is held has a place of its own, and gives way to the one that is queued.
             anew = job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns)
-            series = series_after(result, live.stop_kind)
-            self._state.go_on(job, series, Wait(live.wait.arrived_at_ns, 0, None) if anew else None)
+            attempts = attempts_after(result, live.stop_kind)
+            self._state.go_on(job, attempts, QueueTime(live.wait.arrived_at_ns, 0, None) if anew else None)
         try:
             self.revisit(job)
         finally:  # whether its file could be seen or not
@@ -135,7 +135,7 @@ class Finalizer:
                 self._journal.note_place(job)
                 self._journal.note(over)
 
-    def revisit(self, job: Job) -> None:
+    def revisit(self, job: JobEntry) -> None:
         """See what the name of a job whose run is over has in store."""
         self._scanner.examine(QUEUED, job.name, anew=True)
         self._scanner.examine(HELD, job.name, anew=True)
@@ -146,19 +146,19 @@ class Finalizer:
         self.outcomes.record(name, outcome)
         self._state.ended(name, outcome)
 
-    def _moved_away(self, live: Live) -> bool:
+    def _moved_away(self, live: ActiveRun) -> bool:
         """Whether the file of a run was moved to another directory by a person."""
         holds = self._spool.holds
         return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
 
-    def _void(self, job: Job, live: Live, now_ns: int) -> None:
+    def _void(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """Put the job of a run whose command has not begun and never will back; nothing is counted."""
         if isinstance(self._spool.jid(live.name, live.run), Jid):
             # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
             self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
         self._state.refused(job, live, now_ns)
-        if self._spool.put_back(live.name, QUEUED):
-            self._state.go_on(job, live.series, Wait(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
+        if self._spool.requeue_file(live.name, QUEUED):
+            self._state.go_on(job, live.attempts, QueueTime(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
             self._end_taken_back(job, live, now_ns)
         self._state.end_run(live)
@@ -168,7 +168,7 @@ class Finalizer:
             self._journal.note_place(job)
             self._journal.note(journal.Over(live.name, live.run, False))
 
-    def _end_taken_back(self, job: Job, live: Live, now_ns: int) -> None:
+    def _end_taken_back(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """End a job whose start was taken back and which cannot wait on: deleted, or a newer one of its name waits."""
         spool, name = self._spool, live.name
         text = spool.record(name, live.run, layout.SPEC_COPY)
@@ -186,15 +186,15 @@ class Finalizer:
                 again_at_ns=None,
             )
         self._put_unstarted(job, result, text, live.spec)
-        spool.file_away(name, RUNNING, text)
+        spool.archive(name, RUNNING, text)
         self._ended(name, result.outcome)
 
-    def _tell(self, job: Job, result: Result, spec: Spec | None) -> None:
+    def _tell(self, job: JobEntry, result: Result, spec: Spec | None) -> None:
         """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
         if self._state.told(job, result.run):
             self._events.end(result, spec)
 
-    def _put_unstarted(self, job: Job, result: Result, text: bytes | None, spec: Spec | None) -> None:
+    def _put_unstarted(self, job: JobEntry, result: Result, text: bytes | None, spec: Spec | None) -> None:
         """Write down the end of a job that never started, as far as that is not done, and tell it."""
         spool = self._spool
         if spool.result(result.job, result.run) is None:
@@ -211,12 +211,12 @@ class Finalizer:
         self._tell(job, result, spec)
         self._events.flush()
 
-    def _result(self, job: Job, live: Live, outcome: State, reason: str, now_ns: int) -> Result:
+    def _result(self, job: JobEntry, live: ActiveRun, outcome: State, reason: str, now_ns: int) -> Result:
         ended = live.ended_at_ns or now_ns
         result = Result(
             job=live.name,
             run=live.run,
-            attempt=live.series.attempt,
+            attempt=live.attempts.attempt,
             outcome=outcome,
             reason=reason,
             submitted_at_ns=live.wait.arrived_at_ns,
@@ -225,7 +225,7 @@ class Finalizer:
             exit_code=live.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
-            requeues=live.series.requeues,
+            requeues=live.attempts.requeues,
             user=live.user,
             project=live.spec.project,
             group=live.spec.group,
@@ -250,17 +250,17 @@ class Finalizer:
             stopped_by=kind,
             could_not_start=reason.startswith(COULD_NOT_START),
         )
-        goes_on = again(live.spec, attempt, self._settings.config.max_requeues)
+        goes_on = continuation(live.spec, attempt, self._settings.config.max_requeues)
         return result if goes_on is None else replace(result, again=goes_on.kind, again_at_ns=goes_on.at_ns)
 
-    def _superseded(self, job: Job, live: Live) -> bool:
+    def _superseded(self, job: JobEntry, live: ActiveRun) -> bool:
         """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""
         newer = job.queued is not None and (
             job.queued.inode != live.inode or live.mtime_ns not in (None, job.queued.mtime_ns)
         )
         return newer or live.file_missing_ns is not None
 
-    def end_unstarted(self, job: Job, place: str, outcome: State, reason: str, now_ns: int) -> None:
+    def end_unstarted(self, job: JobEntry, place: str, outcome: State, reason: str, now_ns: int) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
         spool, name = self._spool, job.name
         text = spool.job_text(place, name)
@@ -268,12 +268,12 @@ class Finalizer:
         file = job.queued or job.held
         self._put_unstarted(job, result, text, file.spec if file is not None else spool.job_spec(place, name))
         if place != DONE:
-            spool.file_away(name, place, text)
+            spool.archive(name, place, text)
         self._ended(name, result.outcome)
         self._journal.note(journal.Left(name))
         self._state.ended_unstarted(job)
 
-    def end_called_off(self, gone: Job, text: bytes, now_ns: int) -> None:
+    def end_called_off(self, gone: JobEntry, text: bytes, now_ns: int) -> None:
         """End a submission that was cancelled while an earlier run of its name was alive, which is over by now.
 
         *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
@@ -289,7 +289,7 @@ class Finalizer:
         else:  # the earlier submission waits again, and keeps its place
             self._journal.note_place(goes_on)
 
-    def _cut_off(self, name: str, wait: Wait | None) -> Result | None:
+    def _cut_off(self, name: str, wait: QueueTime | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
@@ -297,17 +297,17 @@ class Finalizer:
             return None
         return result if result.submitted_at_ns == wait.arrived_at_ns else None
 
-    def _unstarted(self, job: Job, outcome: State, reason: str, now_ns: int) -> Result:
+    def _unstarted(self, job: JobEntry, outcome: State, reason: str, now_ns: int) -> Result:
         file = job.queued or job.held
         result = Result(
             job=job.name,
             run=self._spool.next_run(job.name),
-            attempt=job.series.attempt,
+            attempt=job.attempts.attempt,
             outcome=outcome,
             reason=reason,
             submitted_at_ns=job.wait.arrived_at_ns if job.wait else None,
             ended_at_ns=now_ns,
-            requeues=job.series.requeues,
+            requeues=job.attempts.requeues,
             user=self._state.user_of(job),
             host=identity.host(),
         )

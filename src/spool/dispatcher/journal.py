@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from spool.formats import journal
 from spool.formats.config import Config
 from spool.formats.journal import Line
-from spool.state.run import Live
-from spool.state.table import Job, Table
+from spool.state.run import ActiveRun
+from spool.state.table import JobEntry, SchedulerState
 from spool.store.disk import SpoolTrouble
 from spool.store.logs import Logs
 
@@ -35,7 +35,7 @@ class Journal:
         """Have *lines* written by the next :meth:`commit`, after those noted before."""
         self._lines += lines
 
-    def note_place(self, job: Job) -> None:
+    def note_place(self, job: JobEntry) -> None:
         """Note the place of a job in the queue, and its clock, if it has one."""
         if job.wait is not None:
             self.note(job.wait.line(job.name))
@@ -90,7 +90,7 @@ class Journal:
         self._lines = []
 
 
-def all_lines(state: Table, boot_id: str) -> list[Line]:
+def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
     """Return what `recall` needs to find all of *state* again that no file says; *boot_id* is that of this boot."""
     lines: list[Line] = []
     for live in state.live.values():
@@ -108,7 +108,7 @@ def all_lines(state: Table, boot_id: str) -> list[Line]:
     return lines
 
 
-def stopping_line(live: Live) -> Line:
+def stopping_line(live: ActiveRun) -> Line:
     """Return what the journal says of a run that is stopped, in place of its record."""
     stop = live.stop
     assert stop is not None

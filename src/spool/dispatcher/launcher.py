@@ -29,9 +29,9 @@ from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import umask, user_name
-from spool.state.run import Live
-from spool.state.submission import JobFile
-from spool.state.table import Job
+from spool.state.run import ActiveRun
+from spool.state.submission import JobFileVersion
+from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool
@@ -99,14 +99,14 @@ class Launcher:
 
     def start(
         self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
-    ) -> tuple[list[Live], list[Blocked], SpoolTrouble | None]:
+    ) -> tuple[list[ActiveRun], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
         Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
         it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
         too, and the runs are to be taken back.
         """
-        prepared: dict[Live, _Prepared] = {}
+        prepared: dict[ActiveRun, _Prepared] = {}
         blocked: list[Blocked] = []
         try:
             self._prepare_all(starts, now_ns, prepared, blocked)
@@ -132,7 +132,7 @@ class Launcher:
         self,
         starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
-        prepared: dict[Live, _Prepared],
+        prepared: dict[ActiveRun, _Prepared],
         blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
@@ -149,7 +149,7 @@ class Launcher:
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
-    def _remember(self, prepared: Iterable[Live], now_ns: int) -> None:
+    def _remember(self, prepared: Iterable[ActiveRun], now_ns: int) -> None:
         """Have the journal know of runs before they are launched."""
         boot_id, lines = identity.boot_id(), list[journal.Line]()
         for live in prepared:
@@ -179,22 +179,22 @@ class Launcher:
             self._ahead.drop()
         self._executors.get_ready(chosen, text)
 
-    def _imagined(self, job: Job, file: JobFile, grant: Grant, now_ns: int) -> Live | None:
+    def _imagined(self, job: JobEntry, file: JobFileVersion, grant: Grant, now_ns: int) -> ActiveRun | None:
         """Return the run that would begin; None if its script names a control group, which is made when the run is."""
         if self._executors.local.groups is not None and grant.memory_bytes is not None:
             return None
         run = self._spool.following_run(job.name, self._spool.runs(job.name))
         return self._live(job, file, run, grant, now_ns)
 
-    def _startable(self, name: str) -> Job | None:
+    def _startable(self, name: str) -> JobEntry | None:
         job = self._state.jobs.get(name)
         if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
             return None
         return job
 
     def _prepare(
-        self, job: Job, file: JobFile, grant: Grant, texts: Answer | None, now_ns: int
-    ) -> dict[Live, _Prepared]:
+        self, job: JobEntry, file: JobFileVersion, grant: Grant, texts: Answer | None, now_ns: int
+    ) -> dict[ActiveRun, _Prepared]:
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
@@ -203,8 +203,8 @@ class Launcher:
             job=name,
             run=run,
             grant=grant,
-            attempt=live.series.attempt,
-            requeues=live.series.requeues,
+            attempt=live.attempts.attempt,
+            requeues=live.attempts.requeues,
             executor=live.executor,
             boot_id=identity.boot_id(),
             inode=live.inode,
@@ -237,7 +237,7 @@ class Launcher:
         self._state.claimed(job, live, now_ns)
         return {live: made}
 
-    def _write(self, live: Live, texts: Answer | None) -> _Prepared:
+    def _write(self, live: ActiveRun, texts: Answer | None) -> _Prepared:
         """Write the wrapper of a run, and make the control group that holds it to its memory, if there can be one."""
         groups, group = self._executors.groups(live.executor), None
         if groups is not None and live.grant.memory_bytes is not None:
@@ -248,27 +248,27 @@ class Launcher:
             live.failed_to_launch(str(error))
             return _Prepared(b"#!/bin/sh\n", group)
 
-    def _live(self, job: Job, file: JobFile, run: int, grant: Grant, now_ns: int) -> Live:
+    def _live(self, job: JobEntry, file: JobFileVersion, run: int, grant: Grant, now_ns: int) -> ActiveRun:
         assert file.spec is not None
         assert job.wait is not None
-        return Live(
+        return ActiveRun(
             name=job.name,
             run=run,
             spec=file.spec,
             grant=grant,
             user=user_name(file.uid),
             wait=job.wait,
-            series=job.series,
+            attempts=job.attempts,
             refused=job.refused,
             inode=file.inode,
             mtime_ns=file.mtime_ns,
             started_at_ns=now_ns,
             started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             executor=file.spec.executor or self._settings.executor,
-            silent_until_ns=time.monotonic_ns() + SILENT_NS,
+            unregistered_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
-    def _launch(self, live: Live, ready: _Prepared, now_ns: int) -> bool:
+    def _launch(self, live: ActiveRun, ready: _Prepared, now_ns: int) -> bool:
         """Start the wrapper of a run, and tell whether the machine refuses to."""
         if live.failure is not None:
             return False
@@ -298,7 +298,7 @@ class Launcher:
         return False
 
 
-def _is_on_its_way(live: Live) -> bool:
+def _is_on_its_way(live: ActiveRun) -> bool:
     """Whether something was started for it, as far as its executor can tell."""
     return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
 
@@ -312,7 +312,7 @@ class PreparedStart:
     staged: str
     script: bytes
 
-    def serves(self, live: Live, file: JobFile, config: Config) -> bool:
+    def serves(self, live: ActiveRun, file: JobFileVersion, config: Config) -> bool:
         """Whether it is what would be made for *live* now."""
         return self.config is config and self.start == _essence(live, file)
 
@@ -326,7 +326,7 @@ class Preparation:
         self._scripts = scripts
         self._ready: PreparedStart | None = None
 
-    def prepare(self, live: Live, file: JobFile, executor: Executor) -> bytes | None:
+    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bytes | None:
         """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
 
         Raises OSError, and SpoolError for what no process can be given.
@@ -344,7 +344,7 @@ class Preparation:
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
         return self._ready.script
 
-    def take(self, live: Live, file: JobFile) -> PreparedStart | None:
+    def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""
         if self._ready is None or not self._ready.serves(live, file, self._settings.config):
             return None
@@ -366,10 +366,10 @@ class Preparation:
             self._ready = None
 
 
-def _essence(live: Live, file: JobFile) -> tuple[object, ...]:
+def _essence(live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
     """Return all that a start's records depend on, but for the moment and the configuration."""
     version = (file.inode, file.mtime_ns, file.size)
-    return (live.name, live.run, version, live.spec, live.grant, live.series, live.executor)
+    return (live.name, live.run, version, live.spec, live.grant, live.attempts, live.executor)
 
 
 class WrapperWriter:
@@ -381,7 +381,7 @@ class WrapperWriter:
         self._umask = umask()
 
     def render(
-        self, live: Live, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
+        self, live: ActiveRun, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
     ) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins, *group* is the control group that it enters.
 
@@ -394,7 +394,7 @@ class WrapperWriter:
             spool_dir=self._spool.root,
             job=live.name,
             run=live.run,
-            attempt=live.series.attempt,
+            attempt=live.attempts.attempt,
             metadir=metadir,
         )
         return wrapper.render(
@@ -432,7 +432,7 @@ def expanded(path: str) -> str:
     return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
 
 
-def output_path(template: str | None, live: Live) -> str | None:
+def output_path(template: str | None, live: ActiveRun) -> str | None:
     """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
 
     A relative path is taken from the workdir.

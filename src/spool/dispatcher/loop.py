@@ -35,7 +35,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.stop_orders import StopOrders
-from spool.dispatcher.supervisor import Limits, Supervisor
+from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
@@ -46,10 +46,10 @@ from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.processes import MachineProber
-from spool.state.outcomes import Outcomes
-from spool.state.run import Live
-from spool.state.table import Table
-from spool.state.world import World
+from spool.state.outcomes import OutcomeIndex
+from spool.state.run import ActiveRun
+from spool.state.table import SchedulerState
+from spool.state.world import MachineMonitor
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
@@ -84,7 +84,7 @@ class Dispatcher:
         self.settings = Settings(spool)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.executors = Executors(lambda: self.settings.executor, self._local_processes())
-        self.state = Table(executors=self.executors)
+        self.state = SchedulerState(executors=self.executors)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
@@ -100,8 +100,8 @@ class Dispatcher:
             timers=self.timers,
             clock=clock,
         )
-        self.outcomes = Outcomes(spool, self.state.array_state, self._reading_outcome)
-        self.world = World(spool, self.state, self.settings)
+        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome)
+        self.world = MachineMonitor(spool, self.state, self.settings)
         self.watcher = DirectoryWatcher()
         self.wakeup = Wakeup()
         self.reservations = Reservations(context)
@@ -111,7 +111,7 @@ class Dispatcher:
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
-        self.limits = Limits(context, self.stops.order)
+        self.limits = LimitEnforcer(context, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
@@ -121,7 +121,7 @@ class Dispatcher:
         self.launcher = Launcher(context, self.planner.shortage)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
-        self._unfiled: list[Live] = []  # runs that are over, and whose paperwork is not done
+        self._unfiled: list[ActiveRun] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self.busy_at_ns = time.monotonic_ns()
 
@@ -427,11 +427,11 @@ class Dispatcher:
             raise trouble
         return True
 
-    def _watch(self, live: Live) -> None:
+    def _watch(self, live: ActiveRun) -> None:
         """Look after a run from now on: its end, its limits, whether it is to be stopped."""
         level, what = (logging.INFO, "adopted") if live.adopted else (logging.DEBUG, "started")
         log.log(level, "job %s run %d: %s", live.name, live.run, what)
-        if live.failure is not None or live.cleared:  # nothing was started
+        if live.failure is not None or live.processes_gone:  # nothing was started
             self.supervisor.watch(live)
             self.supervisor.suspect(live)
             return
@@ -446,7 +446,7 @@ class Dispatcher:
 
     # What ends.
 
-    def _collect_ended(self) -> list[Live]:
+    def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
         for live in ended:
             live.seen_ended(self.clock())  # before what starts in its place: the accounting shows nobody twice
@@ -468,11 +468,11 @@ class Dispatcher:
                 self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
 
-    def _do_paperwork(self) -> list[Live]:
+    def _do_paperwork(self) -> list[ActiveRun]:
         self.monitor.ended(self._unfiled)
         return self.finalizer.file(self._unfiled, self.clock())
 
-    def _after(self, live: Live) -> None:
+    def _after(self, live: ActiveRun) -> None:
         proof = live.proof
         if proof is None or proof.outcome is None:
             return

@@ -18,8 +18,8 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.dispatcher.reservations import Reservations
 from spool.formats import journal
-from spool.state.run import Live
-from spool.state.world import World
+from spool.state.run import ActiveRun
+from spool.state.world import MachineMonitor
 
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
 _POLL_NS = 60 * SECOND_NS
@@ -30,7 +30,7 @@ _OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATI
 class Monitor:
     """Notices, and remembers what was told. Where nobody listens it does nothing."""
 
-    def __init__(self, context: Context, reservations: Reservations, world: World) -> None:
+    def __init__(self, context: Context, reservations: Reservations, world: MachineMonitor) -> None:
         self._context = context
         self._events = context.events
         self._journal = context.journal
@@ -41,7 +41,7 @@ class Monitor:
         self._timer = context.timers.timer()
         self._reservations_timer = context.timers.timer(context.clock)
         self._told: set[str] = set()  # what the journal remembers, or is to remember
-        self._silent: dict[tuple[str, int], Live] = {}  # runs that are to be told as started, and have no jid yet
+        self._silent: dict[tuple[str, int], ActiveRun] = {}  # runs that are to be told as started, and have no jid yet
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
@@ -82,7 +82,7 @@ class Monitor:
 
     # What the journal remembers.
 
-    def has_told(self, name: EventName, live: Live) -> bool:
+    def has_told(self, name: EventName, live: ActiveRun) -> bool:
         """Whether the journal remembers that this was told of a run."""
         return _key(live, name) in self._told
 
@@ -131,16 +131,16 @@ class Monitor:
 
     # Runs.
 
-    def watch_run(self, live: Live) -> None:
+    def watch_run(self, live: ActiveRun) -> None:
         """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
         if live.adopted:
             with self._context.confinement.of(Thing.of_run(live.key), "read the record kept of"):
-                live.stop_answered(self._context.spool.why_kept(live.name, live.run))
+                live.stop_answered(self._context.spool.cancel_denial(live.name, live.run))
         if self._events.wants(EventName.STARTED, live.spec) and not self.has_told(EventName.STARTED, live):
             self._silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
 
-    def stopping(self, live: Live, stop: Stop) -> None:
+    def stopping(self, live: ActiveRun, stop: Stop) -> None:
         """Tell that a run is about to be cancelled, before that is on record."""
         if stop.kind is not StopKind.CANCEL or self.has_told(EventName.CANCELLING, live):
             return
@@ -149,7 +149,7 @@ class Monitor:
             self._note(_key(live, EventName.CANCELLING))
             self._events.flush()
 
-    def ended(self, lives: list[Live]) -> None:
+    def ended(self, lives: list[ActiveRun]) -> None:
         """Tell that those have started of which that was not noticed before they were over."""
         if not self._silent and not self._told:
             return
@@ -161,12 +161,12 @@ class Monitor:
             for name in _OF_RUNS:
                 self._forget(_key(live, name))
 
-    def _has_begun(self, live: Live) -> bool:
+    def _has_begun(self, live: ActiveRun) -> bool:
         if live.jid is not None or live.exit_code is not None:
             return True
         return isinstance(self._jid(live), Jid)
 
-    def _jid(self, live: Live) -> Jid | Liveness:
+    def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return who the wrapper is; what cannot be read now has not been said yet."""
         with self._context.confinement.of(Thing.of_run(live.key), "see the start of"):
             return self._context.spool.jid(live.name, live.run)
@@ -227,5 +227,5 @@ class Monitor:
                 self._forget(this.key)
 
 
-def _key(live: Live, name: EventName) -> str:
+def _key(live: ActiveRun, name: EventName) -> str:
     return f"{live.name}:{live.run}:{name}"

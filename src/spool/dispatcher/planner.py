@@ -17,11 +17,11 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.timers import Timer
 from spool.formats import run_records
 from spool.machine.host import local_zone
-from spool.state.outcomes import ArrayNames, Outcomes
+from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import Remembered
-from spool.state.run import Live
-from spool.state.submission import WELCOME
-from spool.state.world import World
+from spool.state.run import ActiveRun
+from spool.state.submission import NO_BACKOFF
+from spool.state.world import MachineMonitor
 from spool.store.locked_spool import LockedSpool
 
 _FEW_HELD = 64  # whose dependencies are looked at by every decision
@@ -34,7 +34,12 @@ class Planner:
     """Makes plans. `plan` is the one that holds, `machine` what it was made for; None before the first."""
 
     def __init__(
-        self, context: Context, world: World, reservations: Reservations, outcomes: Outcomes, arrays: ArrayNames
+        self,
+        context: Context,
+        world: MachineMonitor,
+        reservations: Reservations,
+        outcomes: OutcomeIndex,
+        arrays: ArrayNames,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -148,10 +153,10 @@ class Shortage:
         """*timer*, on the wall clock, is when :meth:`words` may say something else."""
         self._spool = spool
         self._timer = timer
-        self._refusal = WELCOME
+        self._refusal = NO_BACKOFF
         self._job: str | None = None  # that was refused last; None: all is well
         self._why = ""  # that was refused
-        self._first: Live | None = None  # on its way, and the others wait for it
+        self._first: ActiveRun | None = None  # on its way, and the others wait for it
         self._known_ns = 0  # when the last refusal was known
         self._look_in_ns = _FIRST_LOOK_NS
 
@@ -159,13 +164,13 @@ class Shortage:
         """Return how many may start at once, None if nothing is amiss."""
         return None if self._job is None else 0 if self._first is not None else 1
 
-    def tries(self, live: Live) -> None:
+    def tries(self, live: ActiveRun) -> None:
         """Know that a run is on its way."""
         if self._job is not None:
             self._first, self._look_in_ns = live, _FIRST_LOOK_NS
             self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
 
-    def refused(self, live: Live, now_ns: int) -> None:
+    def refused(self, live: ActiveRun, now_ns: int) -> None:
         """Know that the machine has refused *live* what `live.refusal` says."""
         if live is self._first:
             self._first = None
@@ -176,7 +181,7 @@ class Shortage:
             self._refusal = self._refusal.again(live.refusal, now_ns)
         self._job, self._why = live.name, live.refusal
 
-    def ended(self, lives: Iterable[Live], now_ns: int) -> None:
+    def ended(self, lives: Iterable[ActiveRun], now_ns: int) -> None:
         """Know of runs that are over."""
         for live in lives:
             if live.proof is not None and live.proof.verdict is Verdict.VOID:
@@ -201,7 +206,7 @@ class Shortage:
         self._timer.set(self._refusal.until_ns)
         return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
 
-    def _has_begun(self, live: Live) -> bool:
+    def _has_begun(self, live: ActiveRun) -> bool:
         """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
         if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
             return live.proof is None and live.exit_status is None
@@ -211,4 +216,4 @@ class Shortage:
             return True
 
     def _is_over(self) -> None:
-        self._job, self._first, self._refusal = None, None, WELCOME
+        self._job, self._first, self._refusal = None, None, NO_BACKOFF

@@ -30,8 +30,8 @@ from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array
-from spool.state.run import Live, presumed_grant
-from spool.state.submission import Series, series_so_far
+from spool.state.run import ActiveRun, presumed_grant
+from spool.state.submission import Attempts, attempts_so_far
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
@@ -151,7 +151,7 @@ class Recovery:
         started = self.memory.closed.get(name)
         if started is not None and self._taken_back(name, started):
             log.warning(_TAKEN_BACK, name)
-            self._spool.file_away(name, QUEUED, None)
+            self._spool.archive(name, QUEUED, None)
 
     def _find_run(self, name: str) -> None:
         in_running = status_of(self._spool.layout.job_file(RUNNING, name)) is not None
@@ -172,7 +172,7 @@ class Recovery:
         job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
-        live = Live.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
+        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
             live.launched(self._executors.adopt(live.executor, name, live.run, None))
@@ -185,7 +185,7 @@ class Recovery:
         if job.live is None:
             self._state.recall_series(job, self._series(name, line.arrived_at_ns))
         elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
-            self._state.recall_series(job, job.live.series)
+            self._state.recall_series(job, job.live.attempts)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
@@ -207,7 +207,7 @@ class Recovery:
             self.arrays[name] = started.run
         elif in_running:
             # A power cut took it back, and with it all that was made of the file: it is expanded anew.
-            spool.put_back(name, QUEUED)
+            spool.requeue_file(name, QUEUED)
         return True
 
     def _restore_array(self, started: journal.Started, spec: Spec) -> None:
@@ -228,17 +228,17 @@ class Recovery:
         spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, started.run, {layout.SPEC_COPY: text, layout.ARRAY: render_array(record)})
 
-    def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> Live | None:
+    def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> ActiveRun | None:
         spool = self._spool
         remembered = max((run for job, run in memory.open if job == name), default=None)
         if remembered is not None:
             started = memory.open[name, remembered]
             if self._taken_back(name, started):
                 # The claim is made again, so that the end finds the file in its place.
-                spool.put_forward(name, QUEUED)
+                spool.claim_again(name, QUEUED)
             elif self._end_lost(name, started):
                 log.warning("job %s had ended, and the power cut took away how", name)
-                spool.put_forward(name, DONE)
+                spool.claim_again(name, DONE)
             # In this boot no power cut took it: somebody removed it, and what runs without it has begun all the same.
             removed = started.boot_id == self._prober.boot_id() and remembered not in spool.runs(name)
             if not removed and spool.grant(name, remembered) is None:
@@ -264,8 +264,8 @@ class Recovery:
             and self._spool.holds(over.inode, name, RUNNING)
         ):
             log.warning(_TAKEN_BACK, name)
-            self._spool.file_away(name, RUNNING, None)
-        elif self._spool.put_back(name, QUEUED):
+            self._spool.archive(name, RUNNING, None)
+        elif self._spool.requeue_file(name, QUEUED):
             log.warning("job %s lay in running/ without a run; it is queued", name)
 
     def _claimed_run(self, name: str) -> int | None:
@@ -300,12 +300,12 @@ class Recovery:
     def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
         """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
         spool = self._spool
-        series = self._series(name, started.arrived_at_ns, before=run)
+        attempts = self._series(name, started.arrived_at_ns, before=run)
         record = GrantRecord(
             job=name,
             run=run,
-            attempt=series.attempt,
-            requeues=series.requeues,
+            attempt=attempts.attempt,
+            requeues=attempts.requeues,
             grant=presumed_grant(self._spec(name, run, started.inode)),
             submitted_at_ns=started.arrived_at_ns,
             granted_at_ns=started.at_ns,
@@ -319,7 +319,7 @@ class Recovery:
         spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: run_records.render_grant(record)})
 
-    def _adopt(self, name: str, run: int, known: _Known) -> Live:
+    def _adopt(self, name: str, run: int, known: _Known) -> ActiveRun:
         """Take a run in; *known* is what the journal has of it, or of the job as it waited."""
         spool = self._spool
         started = known if isinstance(known, journal.Started) else None
@@ -339,7 +339,7 @@ class Recovery:
         stop = spool.stop(name, run)
         # A jid that is there and says nothing may be in the middle of being written.
         grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
-        live = Live.of_records(
+        live = ActiveRun.of_records(
             record,
             spec,
             granted_at_ns=at_ns,
@@ -373,14 +373,16 @@ class Recovery:
         record = GrantRecord(job=name, run=run, grant=presumed_grant(spec))
         if known is None:
             return record
-        series = self._series(name, known.arrived_at_ns, before=run)
-        return replace(record, attempt=series.attempt, requeues=series.requeues, submitted_at_ns=known.arrived_at_ns)
+        attempts = self._series(name, known.arrived_at_ns, before=run)
+        return replace(
+            record, attempt=attempts.attempt, requeues=attempts.requeues, submitted_at_ns=known.arrived_at_ns
+        )
 
-    def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Series:
+    def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Attempts:
         """Return how far a submission has come; what was prepared and never claimed is taken back."""
-        return series_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._spool.take_jid)
+        return attempts_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._spool.take_jid)
 
-    def _refuse_other_hosts(self, live: Live) -> None:
+    def _refuse_other_hosts(self, live: ActiveRun) -> None:
         jid = live.jid
         if jid is None or live.elsewhere is not None or jid.host == identity.host():
             return
@@ -492,8 +494,8 @@ def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remem
     """Move the file of an array that is over: to `done/`, or back to `queued/` if somebody put it into `running/`."""
     name = record.job
     if remembered:
-        store.file_away(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
-    if spool.put_back(name, QUEUED):
+        store.archive(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
+    if spool.requeue_file(name, QUEUED):
         log.warning("job %s lay in running/ without a run; it is queued", name)
 
 

@@ -16,7 +16,7 @@ from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import status_of
-from spool.store.stable_read import NotWhole, Seen, read_whole
+from spool.store.stable_read import FileText, ReadFailure, read_stable
 
 _TELL = "say what is wrong with"
 
@@ -62,15 +62,15 @@ class Reservations:
         if names is None:  # those that stood before still do
             return False
         for name in names:
-            seen: Seen | NotWhole = NotWhole.UNREADABLE
+            seen: FileText | ReadFailure = ReadFailure.UNREADABLE
             with self._confinement.of(Thing("reservation", name), "read") as piece:
-                seen = read_whole(self._spool.layout.job_file(layout.RESERVATIONS, name))
-                if seen is NotWhole.UNREADABLE:
+                seen = read_stable(self._spool.layout.job_file(layout.RESERVATIONS, name))
+                if seen is ReadFailure.UNREADABLE:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
             if piece.failed and name in self._files:  # it stands as it did
                 found[name] = self._files[name]
-            if isinstance(seen, NotWhole):
-                if seen is NotWhole.WRITING:
+            if isinstance(seen, ReadFailure):
+                if seen is ReadFailure.WRITING:
                     self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
                     self._timer.set(time.monotonic_ns() + self._pause_ns)
                     if name in self._files:

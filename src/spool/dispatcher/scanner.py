@@ -23,12 +23,12 @@ from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
-from spool.state.submission import INVALID, JobFile
-from spool.state.table import Job
+from spool.state.submission import INVALID, JobFileVersion
+from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.stable_read import NotWhole, Seen, in_order_of_making, is_open_in_editor, read_whole
+from spool.store.stable_read import FileText, ReadFailure, in_order_of_making, is_open_in_editor, read_stable
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 _TOGETHER = 512  # files
@@ -168,14 +168,14 @@ class Scanner:
         with self._confined(name) as piece:
             status = status_of(self._layout.job_file(place, name))
             if status is None:  # as it is after every move of our own
-                self._take(place, name, NotWhole.GONE)
+                self._take(place, name, ReadFailure.GONE)
             else:
                 edited = is_open_in_editor(self._layout.at(place), name)
                 if anew or self._is_new(place, name, edited):
                     if may_wait and status.st_size > _LARGE:
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
-                    seen = read_whole(self._layout.job_file(place, name))
+                    seen = read_stable(self._layout.job_file(place, name))
                     self._take(place, name, self._understood(place, name, seen, edited))
         self._looked(place, name, piece)
 
@@ -210,13 +210,13 @@ class Scanner:
                     self.examine(place, name, may_wait=True)
                     yield
                 continue
-            seen: list[tuple[str, Seen | NotWhole]] = []
-            files: list[tuple[str, JobFile | NotWhole]] = []
+            seen: list[tuple[str, FileText | ReadFailure]] = []
+            files: list[tuple[str, JobFileVersion | ReadFailure]] = []
             for name in new:
                 with self._confined(name, partly=True) as piece:
-                    one = read_whole(self._layout.job_file(place, name))
+                    one = read_stable(self._layout.job_file(place, name))
                     if (
-                        isinstance(one, Seen) and one.size > _LARGE
+                        isinstance(one, FileText) and one.size > _LARGE
                     ):  # the memory does not hold many, and others can start
                         self._large[place, name] = time.monotonic_ns()
                     else:
@@ -254,15 +254,17 @@ class Scanner:
             or (place, name) in self._recheck
         )
 
-    def _known(self, place: str, name: str) -> JobFile | None:
+    def _known(self, place: str, name: str) -> JobFileVersion | None:
         job = self._state.jobs.get(name)
         return None if job is None else job.file(place)
 
     # What was seen.
 
-    def _understood(self, place: str, name: str, seen: Seen | NotWhole, edited: bool) -> JobFile | NotWhole:
+    def _understood(
+        self, place: str, name: str, seen: FileText | ReadFailure, edited: bool
+    ) -> JobFileVersion | ReadFailure:
         """Return the file with what it says; if that is nothing that can be used, say so beside it."""
-        if isinstance(seen, NotWhole):
+        if isinstance(seen, ReadFailure):
             return seen
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
@@ -272,14 +274,14 @@ class Scanner:
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
-        return JobFile(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
+        return JobFileVersion(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
 
-    def _take(self, place: str, name: str, file: JobFile | NotWhole) -> None:
-        if file in (NotWhole.GONE, NotWhole.NOT_OURS):
+    def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
+        if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
             self._recheck.pop((place, name), None)
             if self._known(place, name) is not None:
                 self._set(place, name, None)
-        elif isinstance(file, NotWhole):
+        elif isinstance(file, ReadFailure):
             self._not_whole(place, name, file)
         else:
             self._recheck.pop((place, name), None)
@@ -293,8 +295,8 @@ class Scanner:
                 if file is not None:
                     self.examine(place, job.name, anew=True)
 
-    def _not_whole(self, place: str, name: str, why: NotWhole) -> None:
-        if why is NotWhole.WRITING:
+    def _not_whole(self, place: str, name: str, why: ReadFailure) -> None:
+        if why is ReadFailure.WRITING:
             _, last = self._recheck.get((place, name), (0, 0))
             wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
             self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
@@ -308,9 +310,9 @@ class Scanner:
             return
         self._texts.complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFile(*identity, None, INVALID, unread=why is NotWhole.UNREADABLE))
+        self._set(place, name, JobFileVersion(*identity, None, INVALID, unread=why is ReadFailure.UNREADABLE))
 
-    def refuse(self, place: str, job: Job, text: str) -> None:
+    def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Take a file that could be read for invalid after all; *text* says why."""
         if job.file(place) is not None:
             self._texts.complain(place, job.name, text)
@@ -321,7 +323,7 @@ class Scanner:
         if (job := self._state.jobs.get(name)) is not None:
             self._state.refuse_file(job, place, "being written")
 
-    def _set(self, place: str, name: str, file: JobFile | None) -> None:
+    def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)
         before = job.file(place)
         if place == HELD:
@@ -341,7 +343,7 @@ class Scanner:
             self._see_place(job, now)
         self._state.settle(job)
 
-    def _see_place(self, job: Job, now: int) -> None:
+    def _see_place(self, job: JobEntry, now: int) -> None:
         """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
         file = job.queued or job.held
         assert file is not None
@@ -354,7 +356,7 @@ class Scanner:
         if job.wait == before and (queued or was_parked):
             return
         if not queued:
-            self._events.file(EventName.HELD, job, file, now, job.why_held)
+            self._events.file(EventName.HELD, job, file, now, job.hold_reason)
         elif was_parked:
             self._events.file(EventName.RELEASED, job, file, now)
         self._journal.note_place(job)
@@ -367,11 +369,11 @@ class Scanner:
             self._journal.note(journal.Left(name))
             self._state.settle(job)
 
-    def _see_why_held(self, job: Job, file: JobFile | None) -> None:
+    def _see_why_held(self, job: JobEntry, file: JobFileVersion | None) -> None:
         """See whether spool itself has held the job; edited, removed or released it is a job like any other."""
         another = file is not None and job.held is not None and file.inode != job.held.inode
-        why = self._spool.why_held(job.name, file.mtime_ns) if file is not None and not another else ""
-        if job.why_held and not why:
+        why = self._spool.hold_reason(job.name, file.mtime_ns) if file is not None and not another else ""
+        if job.hold_reason and not why:
             self._withdraw_reason(job.name)
         elif why:
             self._confinement.done(Thing.of_job(job.name), _WITHDRAW)

@@ -29,10 +29,10 @@ from spool.formats.state import (
     render_state,
 )
 from spool.machine import identity
-from spool.state.run import Live
-from spool.state.submission import INVALID, JobFile
-from spool.state.table import Job, Table
-from spool.state.world import World
+from spool.state.run import ActiveRun
+from spool.state.submission import INVALID, JobFileVersion
+from spool.state.table import JobEntry, SchedulerState
+from spool.state.world import MachineMonitor
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -45,7 +45,7 @@ BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 
 class StatusWriter:
     """Writes `state.json`, whole, as often as its size allows."""
 
-    def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: World) -> None:
+    def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
         self._spool = context.spool
         self._confinement = context.confinement
         self._state = context.state
@@ -148,7 +148,7 @@ class StatusWriter:
             },
         )
 
-    def _waiting(self, job: Job, file: JobFile, plan: Plan | None, *, paused: bool) -> JobView:
+    def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:
         state = State.QUEUED if job.queued is not None else State.HELD
         since = job.wait.arrived_at_ns if job.wait is not None else None
         user = self._state.user_of(job)
@@ -162,13 +162,13 @@ class StatusWriter:
         if job.queued is not None and (held_up := self._confinement.held_up()):
             reason = f"refused: {held_up}"  # as the commands say it that plan with `refusal`
         else:
-            reason = job.blocked or job.asked or job.why_held or reason
+            reason = job.blocked or job.asked or job.hold_reason or reason
         request = file.spec.request
         return JobView(
             state=state,
             reason=str(reason) if reason is not None else "",
             problem=self._confinement.why(job.name),
-            attempt=job.series.attempt,
+            attempt=job.attempts.attempt,
             priority=file.spec.priority,
             cpus=request.cpus,
             memory_bytes=request.memory_bytes,
@@ -180,7 +180,7 @@ class StatusWriter:
             since_ns=since,
         )
 
-    def _live(self, live: Live) -> JobView:
+    def _live(self, live: ActiveRun) -> JobView:
         state, reason = shown(self._proof(live), filed=False, stop=live.stop)
         if live.proof is None and live.gone:  # how it ended cannot be read yet
             state, reason = State.STOPPING, "has ended"
@@ -190,7 +190,7 @@ class StatusWriter:
             reason=reason or live.kept,
             problem=self._confinement.why(live.name),
             run=live.run,
-            attempt=live.series.attempt,
+            attempt=live.attempts.attempt,
             priority=live.spec.priority,
             cpus=live.grant.cpus,
             memory_bytes=request.memory_bytes,
@@ -204,19 +204,19 @@ class StatusWriter:
             started_at_ns=live.started_at_ns,
         )
 
-    def _proof(self, live: Live) -> Proof:
+    def _proof(self, live: ActiveRun) -> Proof:
         """Return what is known of a run without asking the disk or the machine more than needed."""
         if live.proof is not None:
             return live.proof
-        spoken = live.jid is not None or live.spoken or self._has_spoken(live)
-        self._awaits_word |= not spoken
-        liveness = Liveness.GONE if live.remains else Liveness.ALIVE if spoken else Liveness.ABSENT
-        return prove(Evidence(liveness, stop=live.stop_kind, remains=live.remains, grace=True))
+        registered = live.jid is not None or live.registered or self._has_spoken(live)
+        self._awaits_word |= not registered
+        liveness = Liveness.GONE if live.leftovers else Liveness.ALIVE if registered else Liveness.ABSENT
+        return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.leftovers, grace=True))
 
-    def _has_spoken(self, live: Live) -> bool:
+    def _has_spoken(self, live: ActiveRun) -> bool:
         try:
             jid = self._spool.jid(live.name, live.run)
-            live.has_spoken(spoken=isinstance(jid, Jid))
+            live.note_registered(registered=isinstance(jid, Jid))
             return jid is not Liveness.ABSENT
         except OSError:  # told of where the run is looked at
             return True
@@ -281,7 +281,7 @@ class PassCounts(logging.Handler):
         )
 
 
-def array_views(table: Table) -> dict[str, JobView]:
+def array_views(table: SchedulerState) -> dict[str, JobView]:
     """Return the view of every array in progress: how far it has come is its reason."""
     running = Counter(live.spec.task.array for live in table.live.values() if live.spec.task is not None)
     views = {}

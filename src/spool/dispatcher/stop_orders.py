@@ -12,7 +12,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.journal import stopping_line
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.terminator import Terminator
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class StopOrders:
         self._admission = admission
         self._monitor = monitor
         self._terminator = terminator
-        self._unrecorded: dict[tuple[str, int], Live] = {}  # runs that are stopped, which no record says yet
+        self._unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs that are stopped, which no record says yet
 
-    def order(self, live: Live, stop: Stop) -> None:
+    def order(self, live: ActiveRun, stop: Stop) -> None:
         """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled.
 
         It is stopped also where that cannot be recorded: the record is tried again.
@@ -46,7 +46,7 @@ class StopOrders:
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
 
-    def resume(self, live: Live) -> None:
+    def resume(self, live: ActiveRun) -> None:
         """Go on stopping a run that an earlier dispatcher was to stop, unless that is to be asked about first."""
         if live.stop is not None and self._admission.may_stop(live, live.stop):
             self._monitor.stopping(live, live.stop)
@@ -60,11 +60,11 @@ class StopOrders:
             else:
                 del self._unrecorded[key]
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: ActiveRun) -> None:
         """Let go of a run whose paperwork is done."""
         self._unrecorded.pop(live.key, None)
 
-    def _record(self, live: Live) -> None:
+    def _record(self, live: ActiveRun) -> None:
         stop, confinement, spool = live.stop, self._context.confinement, self._context.spool
         if stop is None or confinement.pauses(Thing.of_run(live.key), _RECORD):
             return

@@ -21,7 +21,7 @@ from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -50,21 +50,21 @@ class Supervisor:
         self.concluder = Concluder(context.spool, prober)
         self._timer = context.timers.timer(always=True)
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
-        self._polled: dict[tuple[str, int], Live] = {}  # runs of whose end no event tells
-        self._ended: list[Live] = []  # found, and nobody was told of them
+        self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
+        self._ended: list[ActiveRun] = []  # found, and nobody was told of them
         self._poll_at_ns = 0
 
-    def watch(self, live: Live) -> None:
+    def watch(self, live: ActiveRun) -> None:
         """Find the end of a run from now on; call it once events tell of that, or cannot."""
         if self._unwatched(live):
             self._polled[live.key] = live
             self._timer.set(self._poll_at_ns)
 
-    def suspect(self, live: Live) -> None:
+    def suspect(self, live: ActiveRun) -> None:
         """Have the next call of :meth:`collect` look at the evidence of *live*."""
         self._suspects.add(live.key)
 
-    def collect(self) -> list[Live]:
+    def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
         if self._wakeup.children_ended():
@@ -73,7 +73,7 @@ class Supervisor:
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
-        gone: list[Live] = []
+        gone: list[ActiveRun] = []
         with self._confinement.service("look at", "the processes of runs that are stopped"):
             gone = self._terminator.tick()
         for live in gone:
@@ -109,26 +109,26 @@ class Supervisor:
         if not self._unwatched(run):
             self._polled.pop(key, None)
 
-    def _unwatched(self, live: Live) -> bool:
+    def _unwatched(self, live: ActiveRun) -> bool:
         """Whether no event tells of the end of a run."""
         return live.proof is None and not self._wakeup.watches(live)
 
-    def _nothing_left(self, live: Live) -> None:
+    def _nothing_left(self, live: ActiveRun) -> None:
         """Free what a run was granted, of which nothing is left: it can be given to the next."""
         live.nothing_left()
         self._state.recount(live)
 
-    def _over(self, live: Live) -> bool:
+    def _over(self, live: ActiveRun) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
         handle = live.handle
-        if handle is not None and live.failure is None and not live.cleared:
+        if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
             if found is Liveness.ALIVE and live.elsewhere is not None:
                 return False  # however long it waits there before it says who it is
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             # One that never said who it is: whoever carries the run's mark may be it.
-            silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.silent_until_ns
+            silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
                     if live.outlived():
@@ -136,11 +136,11 @@ class Supervisor:
                     self._terminator.hurry(live)
                     return False
                 self._nothing_left(live)
-        if live.cleared and handle is not None:
+        if live.processes_gone and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _liveness(self, live: Live, handle: RunHandle) -> Liveness:
+    def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
         found = handle.liveness()
         if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
             handle.identified(jid)
@@ -155,7 +155,7 @@ class Concluder:
         self._spool = spool
         self._prober = prober
 
-    def conclude(self, live: Live) -> bool:
+    def conclude(self, live: ActiveRun) -> bool:
         """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
         if live.failure is not None:
             live.resolved(Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}"))
@@ -191,8 +191,8 @@ class Concluder:
         proof = prove(
             replace(
                 evidence,
-                grace=time.monotonic_ns() < live.silent_until_ns,
-                remains=live.remains,
+                grace=time.monotonic_ns() < live.unregistered_until_ns,
+                leftovers=live.leftovers,
                 oom_killed=live.oom_killed,
             )
         )
@@ -201,7 +201,7 @@ class Concluder:
                 return self.conclude(live)  # the wrapper has spoken in this very moment
             # The record was removed, or it was cut short and says nothing; whoever wrote it has had time enough.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
-            proof = prove(replace(evidence, liveness=liveness, grace=False, remains=live.remains))
+            proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.leftovers))
         elif proof.verdict is Verdict.SILENT:
             proof = Proof(Verdict.VOID)
         if proof.verdict is Verdict.VOID:
@@ -212,7 +212,7 @@ class Concluder:
         live.resolved(self._explained(live, proof))
         return True
 
-    def _never_spoke(self, live: Live, why: str, *, refused: bool = False) -> bool:
+    def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
 
         *refused*: the wrapper says by its exit code that the machine refused it something. A job that removes its own
@@ -234,28 +234,28 @@ class Concluder:
         live.failed_to_launch(why)
         return self.conclude(live)
 
-    def jid(self, live: Live) -> Jid | None:
+    def jid(self, live: ActiveRun) -> Jid | None:
         """Return who the wrapper says it is; None while it has not."""
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) else None
 
-    def _identify(self, live: Live) -> None:
+    def _identify(self, live: ActiveRun) -> None:
         jid = self.jid(live)
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
 
-    def _known_and_gone(self, live: Live) -> bool:
+    def _known_and_gone(self, live: ActiveRun) -> bool:
         """Whether the one process that could be the wrapper, as its executor said, has ended."""
         return live.handle is not None and live.handle.liveness() is Liveness.GONE
 
-    def _has_begun(self, live: Live) -> bool:
+    def _has_begun(self, live: ActiveRun) -> bool:
         """Whether a run without a jid has had one: it was seen, or there are traces, or our own records are gone."""
         seen = live.handle is not None and live.handle.is_child and live.jid is not None
         if seen or self._spool.has_begun(live.name, live.run):
             return True
         return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
-    def _without_metadir(self, live: Live) -> Evidence:
+    def _without_metadir(self, live: ActiveRun) -> Evidence:
         """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""
         if live.exit_status is not None:
             code = os.waitstatus_to_exitcode(live.exit_status)
@@ -263,7 +263,7 @@ class Concluder:
         found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
         return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
-    def _explained(self, live: Live, proof: Proof) -> Proof:
+    def _explained(self, live: ActiveRun, proof: Proof) -> Proof:
         stop = live.stop
         if proof.outcome is State.FAILED:
             failure = self._spool.failure(live.name, live.run)
@@ -291,10 +291,10 @@ class _Moment:
     warning: bool
 
 
-class Limits:
+class LimitEnforcer:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
-    def __init__(self, context: Context, order: Callable[[Live, Stop], None]) -> None:
+    def __init__(self, context: Context, order: Callable[[ActiveRun, Stop], None]) -> None:
         self._confinement = context.confinement
         self._state = context.state
         self._executors = context.executors
@@ -306,7 +306,7 @@ class Limits:
         self._pace = Pace(_SHARE)
         self._memory_at_ns = 0
 
-    def add(self, live: Live) -> None:
+    def add(self, live: ActiveRun) -> None:
         """Watch a run that has been started or adopted."""
         limit = live.spec.time_limit_ns
         if limit is not None:
@@ -340,7 +340,7 @@ class Limits:
             self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
             self._memory_timer.set(self._memory_at_ns if self._with_memory else None)
 
-    def _enforce(self, live: Live, *, warning: bool) -> None:
+    def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
         signal = live.spec.signal
         if warning and signal is not None:
@@ -353,7 +353,7 @@ class Limits:
 
     def _check_memory(self) -> None:
         """Stop what is over its memory limit."""
-        runs: dict[Any, Live] = {}  # all of this machine: those elsewhere are held to their memory there
+        runs: dict[Any, ActiveRun] = {}  # all of this machine: those elsewhere are held to their memory there
         for key in self._with_memory:
             live = self._state.live.get(key)
             if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from spool.core.model import SECOND_NS
 from spool.dispatcher.timers import Timer
 from spool.executors import Engine, RunHandle
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _LONGEST_LOOK_NS = SECOND_NS // 4
 
 @dataclass(slots=True, eq=False)
 class _Terminating:
-    live: Live
+    live: ActiveRun
     handle: RunHandle
     kill_at_ns: int  # monotonic
     look_at_ns: int = 0
@@ -39,7 +39,7 @@ class Terminator:
         self._runs: dict[tuple[str, int], _Terminating] = {}
         self._blind = False  # said so, and nothing was seen since
 
-    def add(self, live: Live, since_ns: int | None = None) -> None:
+    def add(self, live: ActiveRun, since_ns: int | None = None) -> None:
         """Begin to end *live*. *since_ns*, on the wall clock, is when it was ordered: the grace runs from there."""
         if live.key in self._runs or live.handle is None:
             return
@@ -48,22 +48,22 @@ class Terminator:
         self._runs[live.key] = _Terminating(live, live.handle, kill_at)
         self._timer.set(0)
 
-    def hurry(self, live: Live) -> None:
+    def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been the last of it."""
         self.add(live)
         run = self._runs[live.key]
         run.look_at_ns, run.pause_ns = 0, _FIRST_LOOK_NS
         self._timer.set(0)
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: ActiveRun) -> None:
         """Let go of a run that is over."""
         if self._runs.pop(live.key, None) is not None:
             self._set_timer()
 
-    def __contains__(self, live: Live) -> bool:
+    def __contains__(self, live: ActiveRun) -> bool:
         return live.key in self._runs
 
-    def tick(self) -> list[Live]:
+    def tick(self) -> list[ActiveRun]:
         """Go on with every run that is due; return those of which nothing is left."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Terminating]] = {}
@@ -77,7 +77,7 @@ class Terminator:
     def _set_timer(self) -> None:
         self._timer.set(min((run.look_at_ns for run in self._runs.values()), default=None))
 
-    def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[Live]:
+    def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
         """Go on with the runs of one engine; return those of which nothing is left."""
         try:
             gone = engine.terminate({run.handle: now >= run.kill_at_ns for run in runs})

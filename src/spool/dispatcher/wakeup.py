@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from spool.state.run import Live
+from spool.state.run import ActiveRun
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +84,14 @@ class Wakeup:
 
     # Runs.
 
-    def watch_run(self, live: Live) -> None:
+    def watch_run(self, live: ActiveRun) -> None:
         """Wake when the wrapper of *live* ends, or at once if it has ended and nobody has seen that."""
         if live.handle is None or self.watches(live):
             return
         try:
             fd = live.handle.watch()
         except ProcessLookupError:
-            if not live.remains and not live.cleared:  # once the end is seen to, it is no news
+            if not live.leftovers and not live.processes_gone:  # once the end is seen to, it is no news
                 self._ended.add(live.key)
             return
         if fd is None:
@@ -103,11 +103,11 @@ class Wakeup:
         else:
             self._runs[fd], self._fds[live.key] = live.key, fd
 
-    def watches(self, live: Live) -> bool:
+    def watches(self, live: ActiveRun) -> bool:
         """Whether an event tells of the end of its wrapper."""
         return live.key in self._fds or (live.handle is not None and live.handle.is_child)
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: ActiveRun) -> None:
         """Let go of a run that is over."""
         fd = self._fds.pop(live.key, None)
         if fd is not None:

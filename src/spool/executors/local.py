@@ -21,7 +21,7 @@ from spool.core.model import SECOND_NS, Jid
 from spool.executors.base import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
-from spool.machine.processes import Census, Process, Wanted, pss_bytes, rss_bytes, send
+from spool.machine.processes import Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
 
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 _KIBIBYTE = 1024
@@ -143,7 +143,7 @@ class LocalRun:
         """The most that the run was seen to have in memory."""
         return self._usage.peak_memory_bytes or 0
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> TrackedRun:
         """Return what its processes are known by. Of our own child that is known before it has written its jid."""
         jid = self.jid
         if jid is None and self.pid is not None:
@@ -151,7 +151,7 @@ class LocalRun:
             self.jid = identity.of_process(self.pid) if self.exit_status is None else None
             jid = self.jid or gone
         job, run = self.key
-        return Wanted(job, run, self.engine.spool_dir, jid, frozenset(self._told))
+        return TrackedRun(job, run, self.engine.spool_dir, jid, frozenset(self._told))
 
     def press(self, left: set[Process], *, kill: bool) -> None:
         """Signal what is left of a run that is to end; *kill*: the grace is over."""
@@ -217,7 +217,7 @@ class LocalProcesses:
         self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
         self._own_peak_kib = 0  # as far as it was looked at
-        self._census = Census()
+        self._census = ProcessCache()
 
     def inherit(self) -> None:
         """Become the parent of every orphan of a run."""

@@ -20,7 +20,7 @@ from spool.executors.base import Launch, own_environment, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
-from spool.machine.processes import Nursery
+from spool.machine.processes import SpawnThread
 
 SHELL = "/bin/sh"
 
@@ -51,7 +51,7 @@ class ProcessExecutor:
         self.engine = engine or LocalProcesses()
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
         self._prespawned: PrespawnedShell | None = None
-        self._nursery = Nursery()
+        self._nursery = SpawnThread()
 
     def unavailable(self) -> str | None:
         """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""

@@ -25,7 +25,7 @@ from spool.formats.events import facts, render_facts, variables
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import identity, processes
-from spool.machine.processes import HOOK_MARK, Process, Wanted, send
+from spool.machine.processes import HOOK_MARK, Process, TrackedRun, send
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
     """
     killed: set[Process] = set()
     for _ in range(_WALKS):
-        wanted = Wanted(mark, 0, root, jid, frozenset(killed))
+        wanted = TrackedRun(mark, 0, root, jid, frozenset(killed))
         left = processes.scan([wanted])[wanted.key]
         if not left:
             break

@@ -17,7 +17,7 @@ from spool.formats.state import StateView, parse_state
 from spool.listeners.base import Listener
 from spool.listeners.message import MESSAGES
 from spool.machine import processes
-from spool.machine.processes import Wanted
+from spool.machine.processes import TrackedRun
 from spool.store.disk import Disk
 from spool.store.spool import Spool, read_bytes
 
@@ -126,7 +126,7 @@ class UsageMeter:
         for name, job in view.jobs.items():
             if job.state in _RUNS and job.run is not None and not job.array:
                 jid = self._spool.jid(name, job.run)
-                wanted.append(Wanted(name, job.run, self._spool.root, jid if isinstance(jid, Jid) else None))
+                wanted.append(TrackedRun(name, job.run, self._spool.root, jid if isinstance(jid, Jid) else None))
         now = time.monotonic_ns()
         used_bytes, busy_ns = 0, 0
         seen: dict[tuple[str, int], int] = {}

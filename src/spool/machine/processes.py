@@ -66,7 +66,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrackedRun:
     """A run whose processes are looked for."""
 
     job: str
@@ -82,7 +82,7 @@ class Wanted:
 
 
 def scan(
-    wanted: Iterable[Wanted], *, proc: str = PROC, me: int | None = None
+    wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None
 ) -> dict[tuple[str, int], frozenset[Process]]:
     """Return the processes of each run, by (job, run), in one walk over /proc.
 
@@ -96,7 +96,7 @@ def scan(
     return _Walk(runs, proc, os.getpid() if me is None else me).members()
 
 
-class Census:
+class ProcessCache:
     """The processes of runs, look after look: asked who they are, which is what takes long, are those that are new.
 
     And some of the others each time, for a pid may have come back since the last look, or a process be another's by
@@ -118,7 +118,7 @@ class Census:
         else:
             self._owners.pop(pid, None)
 
-    def look(self, wanted: Callable[[], Iterable[Wanted]]) -> dict[tuple[str, int], dict[int, Process]]:
+    def look(self, wanted: Callable[[], Iterable[TrackedRun]]) -> dict[tuple[str, int], dict[int, Process]]:
         """Return the processes of each run, by pid; *wanted* tells, where anybody is asked, of which runs.
 
         Raises OSError where the machine has too little left for that.
@@ -164,7 +164,7 @@ class _Walk:
 
     def __init__(
         self,
-        runs: list[Wanted],
+        runs: list[TrackedRun],
         proc: str,
         me: int,
         asked: dict[int, tuple[str, int] | None] | None = None,
@@ -505,7 +505,7 @@ def become_subreaper(*, on: bool = True) -> bool:
     return result == 0
 
 
-class Nursery:
+class SpawnThread:
     """A thread that starts children, and does nothing else.
 
     The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
@@ -545,7 +545,7 @@ def _hear_no_signals() -> None:
 def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
     """Return the pids of this process's children, zombies too; None where the kernel does not list them.
 
-    They are those of its main thread: all orphans, but no child of a :class:`Nursery`.
+    They are those of its main thread: all orphans, but no child of a :class:`SpawnThread`.
     """
     pid = os.getpid() if proc == PROC else "self"
     try:

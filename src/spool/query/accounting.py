@@ -159,7 +159,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
             used, efficiency(used), runs
         )  # to be filed by a dispatcher, which says when it ended; or far away
     jid = spool.jid(name, run)
-    wanted = processes.Wanted(name, run, spool.root, jid if isinstance(jid, Jid) else None)
+    wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
     used = replace(
         used,

@@ -150,7 +150,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         if spool.array(name, run) is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
-    elif state in (State.STARTING, State.RUNNING) and (kept := spool.why_kept(name, run)):
+    elif state in (State.STARTING, State.RUNNING) and (kept := spool.cancel_denial(name, run)):
         reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)

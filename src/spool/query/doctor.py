@@ -41,7 +41,7 @@ from spool.query.jobs import STALE_NS
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, read_file, remedy_for
 from spool.store.lock import Service
-from spool.store.spool import Forbearing, read_bytes
+from spool.store.spool import TolerantSpool, read_bytes
 
 _STALE_S = 3600
 _FEW_WATCHES = 64
@@ -88,7 +88,7 @@ class Subject:
     def __init__(self, root: str, *, fix: bool = False) -> None:
         self.root = root
         self.fix = fix
-        self.spool = Forbearing(root)
+        self.spool = TolerantSpool(root)
 
     @cached_property
     def config(self) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from spool.core.backfill import Expectation
+from spool.core.backfill import StartEstimate
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
@@ -68,7 +68,7 @@ def why(spool: Spool, name: str) -> Explanation:
         )
     else:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
-        noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_noes(name))
+        noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
     expected = seen.plan.expected_start(name) if job is not None else None
     order = seen.plan.in_order()
@@ -104,14 +104,14 @@ def _what_it_does(spool: Spool, name: str) -> str:
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     run = spool.latest_run(name)
-    kept = spool.why_kept(name, run) if run is not None else ""
+    kept = spool.cancel_denial(name, run) if run is not None else ""
     return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     """Return what hooks and plugins have against a start, which only the dispatcher and the files know."""
     try:
-        held = spool.why_held(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
+        held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
     except OSError:
         held = ""
     if held:
@@ -245,9 +245,9 @@ class _Expecting:
     def __init__(self, seen: Snapshot) -> None:
         self._plan = seen.plan
         self._paused = seen.view.paused
-        self._known: dict[tuple[ShapeKey, int | None], Expectation | None] = {}
+        self._known: dict[tuple[ShapeKey, int | None], StartEstimate | None] = {}
 
-    def __call__(self, job: Waiting) -> Expectation | None:
+    def __call__(self, job: Waiting) -> StartEstimate | None:
         if self._paused:
             return None
         if job.spec.depends_on is not None:

@@ -223,7 +223,7 @@ class JobLister:
             if not stat.S_ISREG(status.st_mode):
                 return None
             user, since = user_name(status.st_uid), status.st_ctime_ns
-            held = spool.why_held(name, status.st_mtime_ns) if place == HELD else ""
+            held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
             user, since, held = None, None, ""
         spec = spool.job_spec(place, name)
@@ -247,7 +247,7 @@ class JobLister:
         elif proof is not None and run is not None:
             found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
             state = found or state
-            reason = reason or spool.why_kept(name, run)
+            reason = reason or spool.cancel_denial(name, run)
         row = JobRow(
             name,
             state,

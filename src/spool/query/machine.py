@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidRecord
-from spool.core.gpus import Card, unknown_gpus, why_closed
+from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
 from spool.core.model import ForeignProcess, Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
-from spool.core.resources import Room
+from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.snapshot import Snapshot, snapshot
@@ -150,7 +150,9 @@ def gpus(spool: Spool) -> GpuList:
 
 def _gpus(seen: Snapshot) -> GpuList:
     view, now_ns = seen.view, seen.now_ns
-    room = Room(view.machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone)
+    room = FreeResources(
+        view.machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone
+    )
     near = [
         each
         for each in view.reservations
@@ -164,7 +166,7 @@ def _gpus(seen: Snapshot) -> GpuList:
     )
 
 
-def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Snapshot) -> GpuStatus:
+def _gpu_use(card: GpuSlot, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Snapshot) -> GpuStatus:
     gpu = card.gpu
     mine = [each for each in near if gpu.index in each.gpu_indices]
     active = [each for each in mine if is_active(each, seen.now_ns)]
@@ -192,7 +194,7 @@ def _gpu_use(card: Card, runs: Mapping[str, Running], near: Sequence[Reservation
     )
 
 
-def _state(card: Card) -> str:
+def _state(card: GpuSlot) -> str:
     if card.gpu.problem is not None:
         return "problem"
     if card.alone or card.shares:

@@ -14,7 +14,7 @@ from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import remedy_for
 from spool.store.spool import Spool
-from spool.store.stable_read import NotWhole, read_whole
+from spool.store.stable_read import ReadFailure, read_stable
 
 
 class ReservationState(StrEnum):
@@ -57,14 +57,14 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
     for name in spool.names(layout.RESERVATIONS):
         path = spool.layout.job_file(layout.RESERVATIONS, name)
         try:
-            seen = read_whole(path)
+            seen = read_stable(path)
         except OSError as error:
             spool.note(error, path)
             why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True))
             continue
-        if isinstance(seen, NotWhole):
-            if seen is not NotWhole.GONE:
+        if isinstance(seen, ReadFailure):
+            if seen is not ReadFailure.GONE:
                 rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
             continue
         try:

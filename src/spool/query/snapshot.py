@@ -28,15 +28,15 @@ from spool.machine.processes import MachineProber
 from spool.query.jobs import gpus_told, last_view
 from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array
-from spool.state.outcomes import ArrayNames, Outcomes
+from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import Remembered
-from spool.state.run import Live, presumed_grant
-from spool.state.submission import INVALID, JobFile, Refusal, Wait, series_so_far
-from spool.state.table import Table
-from spool.state.world import World
+from spool.state.run import ActiveRun, presumed_grant
+from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBackoff, attempts_so_far
+from spool.state.table import SchedulerState
+from spool.state.world import MachineMonitor
 from spool.store.config import Settings
 from spool.store.spool import Spool, read_bytes, unreadable
-from spool.store.stable_read import NotWhole, Seen, is_open_in_editor, read_whole
+from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
 _LONG_PATIENCE_NS = LIMIT_NS  # for who asks for the GPUs: as long as it takes to say that NVML hangs
@@ -52,7 +52,7 @@ class Snapshot:
     plan: Plan
     policy: Policy
     now_ns: int
-    table: Table
+    table: SchedulerState
     config_problem: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = Table(executors=Executors(lambda: settings.executor))
+    table = SchedulerState(executors=Executors(lambda: settings.executor))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _load_arrays(spool, table, memory, now_ns)
@@ -74,7 +74,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     left_out |= table.unsettled
     refusal = _load_refusals(spool, table, now_ns)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
-    world = World(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
+    world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
     try:
         machine = world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS)
     finally:
@@ -84,7 +84,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     Remembered(spool, table).see_to(now_ns, policy)
     view = table.view(
         machine,
-        ended=Outcomes(spool, table.array_state),
+        ended=OutcomeIndex(spool, table.array_state),
         arrays=ArrayNames(spool, table),
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
@@ -93,7 +93,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
 
-def _load_arrays(spool: Spool, table: Table, memory: Memory, now_ns: int) -> None:
+def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: int) -> None:
     """Put every array in progress into *table*."""
     running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
     for name in running | held | {name for name, _ in memory.open}:
@@ -124,26 +124,26 @@ def _array(spool: Spool, name: str) -> Array | None:
     return array
 
 
-def _load_runs(spool: Spool, table: Table, memory: Memory, prober: MachineProber, grace_ns: int) -> None:
+def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, grace_ns: int) -> None:
     """Put every run that is not proved gone into *table*; of one that cannot be read what the journal knows."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
         try:
             live = _run(spool.strict, name, memory, prober, grace_ns)
         except OSError as error:
             _unsettled(spool, table, name, error)
-            live = Live.of_journal(spool, name, memory.open, memory.stopping, grace_ns)
+            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, grace_ns)
         if live is not None:
             table.add_run(table.job(name), live)
 
 
-def _unsettled(spool: Spool, table: Table, name: str, error: OSError) -> None:
+def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -> None:
     """Leave out a job whose records cannot be read: nothing may be concluded of it."""
     where = spool.layout.runs(name)
     table.unsettled[name] = unreadable(error, where)
     spool.note(error, where)
 
 
-def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_ns: int) -> Live | None:
+def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_ns: int) -> ActiveRun | None:
     run = spool.latest_run(name)
     proof = spool.prove(name, run, prober) if run is not None else None
     if run is None or proof is None or proof.verdict in _OVER:
@@ -153,7 +153,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     if spec is None:
         return None
     record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
-    live = Live.of_records(
+    live = ActiveRun.of_records(
         record,
         spec,
         granted_at_ns=record.granted_at_ns or time.time_ns(),
@@ -166,7 +166,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     return live
 
 
-def _load_files(spool: Spool, table: Table, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
+def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
     """Put every waiting and held job into *table*; return why those that cannot be planned are left out."""
     left_out: dict[str, str] = {}
     ran_before = set(spool.jobs_with_runs())
@@ -176,13 +176,13 @@ def _load_files(spool: Spool, table: Table, memory: Memory, settings: Settings, 
                 continue
             path = spool.layout.job_file(place, name)
             try:
-                seen = read_whole(path)
+                seen = read_stable(path)
             except OSError as error:
                 spool.note(error, path)
                 left_out[name] = unreadable(error, path)
                 continue
-            if isinstance(seen, NotWhole):
-                if seen not in (NotWhole.GONE, NotWhole.NOT_OURS):
+            if isinstance(seen, ReadFailure):
+                if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
                     left_out[name] = f"its file is {seen.value}"
                 continue
             file = _file(spool, place, name, seen, settings)
@@ -195,12 +195,12 @@ def _load_files(spool: Spool, table: Table, memory: Memory, settings: Settings, 
                 job.held = file
             line = memory.waits.get(name)
             if line is not None and job.wait is None:
-                job.wait = Wait(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+                job.wait = QueueTime(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
                 if job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
-                    job.series = job.live.series
+                    job.attempts = job.live.attempts
                 elif name in ran_before and job.live is None:
                     try:
-                        job.series = series_so_far(spool.strict, name, line.arrived_at_ns)
+                        job.attempts = attempts_so_far(spool.strict, name, line.arrived_at_ns)
                     except OSError as error:
                         _unsettled(spool, table, name, error)
             table.place(job, now_ns)
@@ -208,7 +208,7 @@ def _load_files(spool: Spool, table: Table, memory: Memory, settings: Settings, 
     return left_out
 
 
-def _load_refusals(spool: Spool, table: Table, now_ns: int) -> str:
+def _load_refusals(spool: Spool, table: SchedulerState, now_ns: int) -> str:
     """Take over which jobs the machine did not let begin, and return why it lets none: only the dispatcher knows."""
     said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
     if said is None or silent_ns is not None:
@@ -216,7 +216,7 @@ def _load_refusals(spool: Spool, table: Table, now_ns: int) -> str:
     for name, refused in said.refused.items():
         job = table.jobs.get(name)
         if job is not None:
-            job.refused = Refusal(1, refused.why, refused.until_ns)
+            job.refused = StartBackoff(1, refused.why, refused.until_ns)
             table.settle(job)
     return said.machine.refusal if said.machine is not None else ""
 
@@ -230,22 +230,22 @@ def _held_back(spool: Spool, now_ns: int) -> Holding:
     return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
-def _file(spool: Spool, place: str, name: str, seen: Seen, settings: Settings) -> JobFile:
+def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Settings) -> JobFileVersion:
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
-        return JobFile(*identity, None, "its file is open in an editor")
+        return JobFileVersion(*identity, None, "its file is open in an editor")
     told = _told(spool, place, name, seen) if seen.size > _LARGE else ""
     if told:
-        return JobFile(*identity, None, told)
+        return JobFileVersion(*identity, None, told)
     try:
         grace_ns = settings.config.kill_grace_ns
         spec = jobfile.parse(seen.data, name=name, default_kill_grace_ns=grace_ns, why_no_path=why_not_expanded)
     except InvalidJob as error:
-        return JobFile(*identity, None, "; ".join(problem.message for problem in error.problems))
-    return JobFile(*identity, spec)
+        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems))
+    return JobFileVersion(*identity, spec)
 
 
-def _told(spool: Spool, place: str, name: str, seen: Seen) -> str:
+def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
     """Return what a dispatcher has said is wrong with this version of a file; "" if it has said nothing."""
     path = spool.layout.error_file(place, name)
     try:
@@ -260,7 +260,9 @@ def _told(spool: Spool, place: str, name: str, seen: Seen) -> str:
 
 def machine_now(spool: Spool, now_ns: int) -> Machine:
     """Return the machine and its GPUs, as they are apart from all jobs."""
-    world = World(spool, Table(), Settings(spool), with_gpus=True, told=lambda: gpus_told(spool, now_ns))
+    world = MachineMonitor(
+        spool, SchedulerState(), Settings(spool), with_gpus=True, told=lambda: gpus_told(spool, now_ns)
+    )
     try:
         return world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS)
     finally:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 
 from spool.core.arrays import Tasks
 from spool.core.model import SECOND_NS, State
-from spool.state.table import Table
+from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 
@@ -18,7 +18,7 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
     An array that was cancelled stands for itself alone: of the tasks that were never issued nothing is on record.
     """
 
-    def __init__(self, spool: Spool, table: Table) -> None:
+    def __init__(self, spool: Spool, table: SchedulerState) -> None:
         self._spool = spool
         self._table = table
         self._known: dict[str, tuple[str, ...]] = {}  # () for what is no array
@@ -65,7 +65,7 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
         return Tasks(name, spec).names() if spec is not None else ()
 
 
-class Outcomes(Mapping[str, State]):
+class OutcomeIndex(Mapping[str, State]):
     """The newest outcome of each job that has ended, read from its records when a rule first asks."""
 
     def __init__(

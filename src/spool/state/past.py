@@ -8,8 +8,8 @@ from spool.core.errors import InvalidRecord
 from spool.core.model import Policy, Result
 from spool.core.priority import Past
 from spool.formats.history import parse_history_line
-from spool.state.run import Live
-from spool.state.table import Table
+from spool.state.run import ActiveRun
+from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 _MOST = 10_000  # runs that are looked at, the newest
@@ -19,7 +19,7 @@ _HALF_LIVES = 10  # what is older counts less than a thousandth
 class Remembered:
     """The past of one spool, kept up to date from its first use on."""
 
-    def __init__(self, spool: Spool, table: Table) -> None:
+    def __init__(self, spool: Spool, table: SchedulerState) -> None:
         self._spool = spool
         self._table = table
         self._made_for: tuple[object, ...] | None = None
@@ -39,7 +39,7 @@ class Remembered:
             self._made_for = made_for
         return table.past
 
-    def learn(self, live: Live) -> None:
+    def learn(self, live: ActiveRun) -> None:
         """Take in a run that is over, and filed."""
         if live.result is not None and self._made_for is not None:
             self._table.past.learn(live.user, live.result)

@@ -22,12 +22,12 @@ from spool.executors import RunHandle, Usage
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
 from spool.machine.host import this_user
-from spool.state.submission import WELCOME, Refusal, Series, Wait
+from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class ActiveRun:
     """A run that is not over: from its start until its paperwork is done."""
 
     name: str
@@ -35,16 +35,16 @@ class Live:
     spec: Spec
     grant: Grant
     user: str
-    wait: Wait
-    series: Series
+    wait: QueueTime
+    attempts: Attempts
     inode: int  # of the job file in running/
     started_at_ns: int
     started_boot_ns: int  # on the clock that no one sets: since boot
     executor: str
     handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
-    spoken: bool = False  # its jid was seen, whether anybody had to know whose it is or not
+    registered: bool = False  # its jid was seen, whether anybody had to know whose it is or not
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
-    silent_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
+    unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
     stop_recorded: bool = False  # the record `stop` says it
     unread: bool = False  # adopted, and its records could not be read yet: nothing is concluded of it
@@ -54,16 +54,16 @@ class Live:
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
-    refused: Refusal = WELCOME  # how often it has refused this job just before
+    refused: StartBackoff = NO_BACKOFF  # how often it has refused this job just before
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     proof: Proof | None = None  # set once it has ended
     result: Result | None = None  # set once that is written down
     accounted: bool = False  # the history has its line
-    remains: bool = False  # the wrapper is gone, processes of the run may not be
+    leftovers: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
-    cleared: bool = False  # it was made sure that nothing outlived the wrapper
+    processes_gone: bool = False  # it was made sure that nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
     asking: bool = False  # somebody is asked whether it may be cancelled
@@ -101,10 +101,10 @@ class Live:
 
     # Transitions: what becomes of it.
 
-    def become(self, read: Live) -> None:
+    def become(self, read: ActiveRun) -> None:
         """Learn that its records can be read now: it is *read*, and a stop that was ordered meanwhile stays ordered."""
         stop, recorded, handle = self.stop, self.stop_recorded, self.handle
-        for each in fields(Live):
+        for each in fields(ActiveRun):
             setattr(self, each.name, getattr(read, each.name))
         if handle is not None:  # which knows what was done about it
             self.handle = handle
@@ -119,7 +119,7 @@ class Live:
 
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
-        self.silent_until_ns = until_ns
+        self.unregistered_until_ns = until_ns
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Learn that its job file lies in `running/`."""
@@ -144,7 +144,7 @@ class Live:
     def taken_back(self, refusal: str | None = None) -> None:
         """Learn that it was not started: its missing jid proves that at once. *refusal* is what the machine says."""
         self.refusal = refusal or self.refusal
-        self.silent_until_ns, self.cleared = 0, True
+        self.unregistered_until_ns, self.processes_gone = 0, True
 
     def stop_ordered(self, stop: Stop) -> None:
         """Stop it from now on."""
@@ -164,9 +164,9 @@ class Live:
         self.asking = False
         self.kept = kept or self.kept
 
-    def has_spoken(self, *, spoken: bool) -> None:
+    def note_registered(self, *, registered: bool) -> None:
         """Learn whether its jid is there, whether anybody has to know whose it is or not."""
-        self.spoken = spoken
+        self.registered = registered
 
     def seen_ended(self, at_ns: int) -> None:
         """Learn that its end was seen at *at_ns*."""
@@ -192,12 +192,12 @@ class Live:
 
     def outlived(self) -> bool:
         """Learn that processes of it have outlived its wrapper; return whether that is news."""
-        news, self.remains = not self.remains, True
+        news, self.leftovers = not self.leftovers, True
         return news
 
     def nothing_left(self) -> None:
         """Learn that nothing of it is left, so that its room is free."""
-        self.remains, self.cleared, self.gone = False, True, True
+        self.leftovers, self.processes_gone, self.gone = False, True, True
 
     def measured(self, usage: Usage) -> None:
         """Learn what it has used in all."""
@@ -222,7 +222,7 @@ class Live:
     @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
-        stopping = self.stop is not None or self.remains
+        stopping = self.stop is not None or self.leftovers
         return Running(
             self.name,
             self.run,
@@ -230,7 +230,7 @@ class Live:
             self.spec,
             self.grant,
             self.started_at_ns,
-            self.series.attempt,
+            self.attempts.attempt,
             stopping,
             elsewhere=self.elsewhere,
         )
@@ -245,7 +245,7 @@ class Live:
         boot_ns: int,
         stop: Stop | None,
         inode: int,
-    ) -> Live:
+    ) -> ActiveRun:
         """Return a run that another dispatcher has started, as its records show it."""
         return cls(
             name=record.job,
@@ -253,8 +253,8 @@ class Live:
             spec=spec,
             grant=record.grant,
             user=record.user or this_user(),
-            wait=Wait(record.submitted_at_ns or granted_at_ns),
-            series=Series(record.attempt, record.requeues),
+            wait=QueueTime(record.submitted_at_ns or granted_at_ns),
+            attempts=Attempts(record.attempt, record.requeues),
             inode=inode,
             started_at_ns=granted_at_ns,
             started_boot_ns=boot_ns,
@@ -272,7 +272,7 @@ class Live:
         known: Mapping[tuple[str, int], Started],
         stopping: Mapping[tuple[str, int], Stop],
         kill_grace_ns: int,
-    ) -> Live | None:
+    ) -> ActiveRun | None:
         """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
         run = max((run for job, run in known if job == name), default=None)
         if run is None:

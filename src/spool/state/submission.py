@@ -19,7 +19,7 @@ INVALID = "invalid"  # the problem of a file beside which an `.error` file says 
 
 
 @dataclass(slots=True)
-class JobFile:
+class JobFileVersion:
     """One version of a job file in `queued/` or `held/`, as it was last seen."""
 
     inode: int
@@ -33,21 +33,21 @@ class JobFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class QueueTime:
     """A job's place in the queue and its waiting clock; on disk in the journal."""
 
     arrived_at_ns: int
     waited_ns_before: int = 0
     clock_at_ns: int | None = None
 
-    def lying(self, file: JobFile, now_ns: int, *, queued: bool) -> Wait:
+    def lying(self, file: JobFileVersion, now_ns: int, *, queued: bool) -> QueueTime:
         """Return it for a job whose file lies in `queued/`, or else in `held/`, since its last change at the latest."""
         since_ns = min(file.changed_at_ns, now_ns)
         if queued and self.clock_at_ns is None:
             return replace(self, clock_at_ns=since_ns)
         if not queued and self.clock_at_ns is not None:
             waited_ns = self.waited_ns_before + max(0, since_ns - self.clock_at_ns)
-            return Wait(self.arrived_at_ns, waited_ns, None)
+            return QueueTime(self.arrived_at_ns, waited_ns, None)
         return self
 
     def line(self, name: str) -> journal.Waits:
@@ -55,11 +55,11 @@ class Wait:
         return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)
 
     @classmethod
-    def of_line(cls, line: journal.Waits) -> Wait:
+    def of_line(cls, line: journal.Waits) -> QueueTime:
         """Return what a line of the journal says."""
         return cls(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
 
-    def without(self, since_ns: int, now_ns: int) -> Wait:
+    def without(self, since_ns: int, now_ns: int) -> QueueTime:
         """Return it when the time since then, as far as the clock ran, does not count: the job could not start."""
         if self.clock_at_ns is None:
             return self
@@ -67,7 +67,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Attempts:
     """How far a submission has come: retries and requeues so far, and when the next run may start."""
 
     attempt: int = 1
@@ -75,43 +75,43 @@ class Series:
     not_before_ns: int | None = None
 
 
-FRESH = Series()
+FIRST_ATTEMPT = Attempts()
 
 
 LONGEST_PAUSE_NS = 60 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class StartBackoff:
     """How often in succession the machine has refused something, why, and until when it is not asked again."""
 
     times: int = 0
     why: str = ""
     until_ns: int = 0
 
-    def again(self, why: str, now_ns: int) -> Refusal:
+    def again(self, why: str, now_ns: int) -> StartBackoff:
         """Return what follows from one refusal more: the pauses grow from a second to a minute."""
         pause_ns = min(SECOND_NS << min(self.times, 10), LONGEST_PAUSE_NS)
-        return Refusal(self.times + 1, why, now_ns + pause_ns)
+        return StartBackoff(self.times + 1, why, now_ns + pause_ns)
 
 
-WELCOME = Refusal()
+NO_BACKOFF = StartBackoff()
 
 
-def series_after(result: Result, stopped_by: StopKind | None) -> Series:
+def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
     """Return how far a submission has come after a run that is not its last."""
     requeued = result.again == "requeue" and stopped_by is None
-    return Series(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+    return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
 
 
-def series_so_far(
+def attempts_so_far(
     spool: Spool,
     name: str,
     arrived_at_ns: int,
     *,
     before: int | None = None,
     settle: Callable[[str, int], bool] | None = None,
-) -> Series:
+) -> Attempts:
     """Return how far the submission that came then has come, of its runs only those *before* one.
 
     Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
@@ -121,14 +121,14 @@ def series_so_far(
         result = spool.result(name, run)
         if result is not None:
             if result.again is None or result.submitted_at_ns != arrived_at_ns:
-                return FRESH
+                return FIRST_ATTEMPT
             stop = spool.stop(name, run)
-            return series_after(result, stop.kind if stop is not None else None)
+            return attempts_after(result, stop.kind if stop is not None else None)
         if spool.array(name, run) is not None:
-            return FRESH
+            return FIRST_ATTEMPT
         found = spool.jid(name, run)
         if found is Liveness.VOID:
             continue
         if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
-            return FRESH
-    return FRESH
+            return FIRST_ATTEMPT
+    return FIRST_ATTEMPT

@@ -27,41 +27,41 @@ from spool.executors import Executors
 from spool.formats import journal
 from spool.machine.host import local_zone, this_user, user_name
 from spool.state.array import Array
-from spool.state.run import Live
-from spool.state.submission import FRESH, WELCOME, JobFile, Refusal, Series, Wait
+from spool.state.run import ActiveRun
+from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileVersion, QueueTime, StartBackoff
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class JobEntry:
     """All that is known of one name."""
 
     name: str
-    queued: JobFile | None = None
-    held: JobFile | None = None
-    live: Live | None = None
-    wait: Wait | None = None
-    series: Series = FRESH
-    refused: Refusal = WELCOME  # by the machine, since the last run that began
+    queued: JobFileVersion | None = None
+    held: JobFileVersion | None = None
+    live: ActiveRun | None = None
+    wait: QueueTime | None = None
+    attempts: Attempts = FIRST_ATTEMPT
+    refused: StartBackoff = NO_BACKOFF  # by the machine, since the last run that began
     last_inode: int | None = None  # of the file that waited last
     blocked: str | None = None  # why it could not be started when that was tried
     asked: str = ""  # what its start waits for, while somebody is asked about it
     parked: bool = False  # it was held when it was last seen
-    why_held: str = ""  # why spool itself has held it
+    hold_reason: str = ""  # why spool itself has held it
     told_run: int | None = None  # the run of which it was told how it ended, until the paperwork is done
 
-    def file(self, place: str) -> JobFile | None:
+    def file(self, place: str) -> JobFileVersion | None:
         """Return its file in `queued/` or `held/`."""
         return self.queued if place == QUEUED else self.held
 
 
 @dataclass(slots=True)
-class Table:
+class SchedulerState:
     """The jobs, and the same facts as the planner wants them."""
 
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, JobEntry] = field(default_factory=dict)
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
-    live: dict[tuple[str, int], Live] = field(default_factory=dict)
+    live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
     executors: Executors = field(default_factory=lambda: Executors(lambda: "process"))
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
@@ -72,20 +72,20 @@ class Table:
     runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
     past: Past = field(default_factory=lambda: Past(Policy()))
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> JobEntry:
         """Return the entry of *name*, made if need be."""
         job = self.jobs.get(name)
         if job is None:
-            job = self.jobs[name] = Job(name)
+            job = self.jobs[name] = JobEntry(name)
         return job
 
-    def add_run(self, job: Job, live: Live) -> None:
+    def add_run(self, job: JobEntry, live: ActiveRun) -> None:
         """Take in a run of *job* that is alive."""
         job.live = live
         self.live[live.key] = live
         self.recount(live)
 
-    def recount(self, live: Live) -> None:
+    def recount(self, live: ActiveRun) -> None:
         """Bring the planner's view of a run up to date, of which something has changed that decisions rest on."""
         self.version += 1
         counted = self.runs.get(live.name)
@@ -135,7 +135,7 @@ class Table:
             zone=local_zone(),
         )
 
-    def place(self, job: Job, now_ns: int) -> bool:
+    def place(self, job: JobEntry, now_ns: int) -> bool:
         """Give a job whose file was seen its place in the queue, and its clock; return whether it is a new submission.
 
         One that a person has moved out of `running/` goes on where its run stands.
@@ -146,9 +146,9 @@ class Table:
         if job.wait is None:
             live = job.live
             if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
-                job.wait, job.series = Wait(live.wait.arrived_at_ns), live.series
+                job.wait, job.attempts = QueueTime(live.wait.arrived_at_ns), live.attempts
             else:
-                job.wait, job.series, new = Wait(min(file.changed_at_ns, now_ns)), FRESH, True
+                job.wait, job.attempts, new = QueueTime(min(file.changed_at_ns, now_ns)), FIRST_ATTEMPT, True
         job.wait = job.wait.lying(file, now_ns, queued=queued)
         return new
 
@@ -158,7 +158,7 @@ class Table:
 
     # A job's file.
 
-    def see_file(self, job: Job, place: str, file: JobFile | None) -> None:
+    def see_file(self, job: JobEntry, place: str, file: JobFileVersion | None) -> None:
         """Take in the file of a job in `queued/` or `held/` as it was seen; None: it is not there. Settles nothing."""
         if place == QUEUED:
             job.queued = file
@@ -168,41 +168,41 @@ class Table:
         if (seen := job.queued or job.held) is not None:
             job.last_inode = seen.inode
 
-    def refuse_file(self, job: Job, place: str, problem: str) -> None:
+    def refuse_file(self, job: JobEntry, place: str, problem: str) -> None:
         """Take a file for one that cannot be used after all."""
         file = job.file(place)
         if file is not None:
             file.spec, file.problem = None, problem
             self.settle(job)
 
-    def see_why_held(self, job: Job, why: str) -> None:
+    def see_why_held(self, job: JobEntry, why: str) -> None:
         """Take in why spool itself holds a job; "": it does not."""
-        job.why_held = why
+        job.hold_reason = why
 
     # A job's place in the queue, and its clock.
 
     def recall_place(self, name: str, line: journal.Waits) -> None:
         """Give a job the place back that the journal remembers."""
         job = self.job(name)
-        job.wait, job.parked = Wait.of_line(line), line.clock_at_ns is None
+        job.wait, job.parked = QueueTime.of_line(line), line.clock_at_ns is None
 
-    def recall_series(self, job: Job, series: Series) -> None:
+    def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
         """Let a job go on where its earlier runs have brought it."""
-        job.series = series
+        job.attempts = attempts
 
-    def park(self, job: Job, *, parked: bool) -> bool:
+    def park(self, job: JobEntry, *, parked: bool) -> bool:
         """Take in whether a job is held; return whether it was."""
         was_parked, job.parked = job.parked, parked
         return was_parked
 
-    def issue(self, task: str, array: Array, position: int, now_ns: int) -> Job:
+    def issue(self, task: str, array: Array, position: int, now_ns: int) -> JobEntry:
         """Give a task of an array, which is issued now, its place: that of the array, and by its position."""
         job = self.job(task)
-        job.wait = Wait(array.arrived_at_ns + position, 0, now_ns)
+        job.wait = QueueTime(array.arrived_at_ns + position, 0, now_ns)
         array.open.add(task)
         return job
 
-    def discount(self, job: Job, since_ns: int, now_ns: int) -> bool:
+    def discount(self, job: JobEntry, since_ns: int, now_ns: int) -> bool:
         """Do not count the time since then as waiting, where somebody looks at that; return whether it is so."""
         spec = job.queued.spec if job.queued is not None else None
         if spec is None or spec.scheduling_timeout_ns is None or job.wait is None or job.wait.clock_at_ns is None:
@@ -211,20 +211,20 @@ class Table:
         self.settle(job)
         return True
 
-    def forget_place(self, job: Job) -> None:
+    def forget_place(self, job: JobEntry) -> None:
         """Forget the place of a job: it will not come back as the same submission."""
-        job.wait, job.series, job.parked = None, FRESH, False
+        job.wait, job.attempts, job.parked = None, FIRST_ATTEMPT, False
 
     # What keeps a job from starting.
 
-    def block(self, job: Job, why: str) -> bool:
+    def block(self, job: JobEntry, why: str) -> bool:
         """Keep a job that could not be started from keeping others waiting; return whether it is another reason."""
         new = self.told_blocked.get(job.name) != why
         job.blocked = self.told_blocked[job.name] = why
         self.settle(job)
         return new
 
-    def unblock(self, job: Job) -> None:
+    def unblock(self, job: JobEntry) -> None:
         """Have the start of a job tried again."""
         job.blocked = None
         self.settle(job)
@@ -235,15 +235,15 @@ class Table:
             if job.blocked is not None:
                 self.unblock(job)
 
-    def await_answer(self, job: Job, what: str) -> None:
+    def await_answer(self, job: JobEntry, what: str) -> None:
         """Take note of what the start of a job waits for; "": nothing any more."""
         job.asked = what
 
     # Runs.
 
-    def claimed(self, job: Job, live: Live, now_ns: int) -> None:
+    def claimed(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """Take in that the file of a job was claimed for a run."""
-        job.queued, job.wait, job.series, job.refused = None, None, FRESH, WELCOME
+        job.queued, job.wait, job.attempts, job.refused = None, None, FIRST_ATTEMPT, NO_BACKOFF
         self.add_run(job, live)
         if job.held is not None:  # another file of its name is held
             self.place(job, now_ns)
@@ -253,32 +253,32 @@ class Table:
         """Take in that a job was launched."""
         self.told_blocked.pop(name, None)
 
-    def end_run(self, live: Live) -> None:
+    def end_run(self, live: ActiveRun) -> None:
         """Take out a run whose paperwork is done."""
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
         job = self.job(live.name)
         job.live, job.told_run = None, None
 
-    def told(self, job: Job, run: int) -> bool:
+    def told(self, job: JobEntry, run: int) -> bool:
         """Take note that it is told how a run ended; return whether that is news."""
         news, job.told_run = job.told_run != run, run
         return news
 
-    def end_series(self, job: Job, live: Live) -> None:
+    def end_series(self, job: JobEntry, live: ActiveRun) -> None:
         """Take in that a submission has ended with *live*; another file of its name is another submission."""
         if job.queued is None or job.queued.inode == live.inode:
-            job.series = FRESH
+            job.attempts = FIRST_ATTEMPT
 
-    def go_on(self, job: Job, series: Series, wait: Wait | None) -> None:
-        """Let a submission go on: *series* says how far it has come, *wait* is its place if it has a new one."""
-        job.series, job.wait = series, wait or job.wait
+    def go_on(self, job: JobEntry, attempts: Attempts, wait: QueueTime | None) -> None:
+        """Let a submission go on: *attempts* says how far it has come, *wait* is its place if it has a new one."""
+        job.attempts, job.wait = attempts, wait or job.wait
 
-    def refused(self, job: Job, live: Live, now_ns: int) -> None:
+    def refused(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """Take in that the machine refused what *live* was to be; without words it did not."""
         job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
 
-    def ended_unstarted(self, job: Job) -> None:
+    def ended_unstarted(self, job: JobEntry) -> None:
         """Take in that a job has ended and never started."""
         job.queued = job.held = job.told_run = None
         self.forget_place(job)
@@ -292,10 +292,10 @@ class Table:
         """Take out an array whose paperwork is done."""
         del self.arrays[array.name]
 
-    def expanded(self, job: Job, array: Array) -> None:
+    def expanded(self, job: JobEntry, array: Array) -> None:
         """Take in that the file of an array was claimed, and its tasks are there to be issued."""
         self.arrays[array.name] = array
-        job.queued, job.held, job.wait, job.series = None, None, None, FRESH
+        job.queued, job.held, job.wait, job.attempts = None, None, None, FIRST_ATTEMPT
         self.settle(job)
         self.queue.changed(array.name)
 
@@ -315,7 +315,7 @@ class Table:
         """Start nothing of *name* until what its records say is known; *why* it is not."""
         self.unsettled[name] = why
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: JobEntry) -> None:
         """Bring the planner's view of *job* up to date with its files."""
         self.version += 1
         waiting = self._waiting(job, job.queued)
@@ -353,15 +353,15 @@ class Table:
         """The arrays of which nothing is to start."""
         return frozenset(array.name for array in self.arrays.values() if array.held)
 
-    def user_of(self, job: Job) -> str:
+    def user_of(self, job: JobEntry) -> str:
         """Return whose job it is: the owner of its file."""
         file = job.queued or job.held
         return user_name(file.uid) if file is not None else this_user()
 
-    def _waiting(self, job: Job, file: JobFile | None) -> Waiting | None:
+    def _waiting(self, job: JobEntry, file: JobFileVersion | None) -> Waiting | None:
         if file is None or file.spec is None or job.wait is None:
             return None
-        retry_ns = job.series.not_before_ns or 0
+        retry_ns = job.attempts.not_before_ns or 0
         return Waiting(
             name=job.name,
             spec=file.spec,
@@ -369,7 +369,7 @@ class Table:
             arrived_at_ns=job.wait.arrived_at_ns,
             waited_ns_before=job.wait.waited_ns_before,
             clock_at_ns=job.wait.clock_at_ns,
-            attempt=job.series.attempt,
+            attempt=job.attempts.attempt,
             not_before_ns=max(retry_ns, job.refused.until_ns) or None,
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
             executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem(file.spec.executor),

@@ -14,7 +14,7 @@ from spool.formats.state import GpusTold
 from spool.machine import processes
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
-from spool.state.table import Table
+from spool.state.table import SchedulerState
 from spool.store.config import Settings
 from spool.store.spool import Spool
 
@@ -23,13 +23,13 @@ _AVAILABLE_EVERY_NS = SECOND_NS // 4
 _DISK_EVERY_NS = SECOND_NS
 
 
-class World:
+class MachineMonitor:
     """Looks at the machine for a dispatcher or for a command that plans."""
 
     def __init__(
         self,
         spool: Spool,
-        table: Table,
+        table: SchedulerState,
         settings: Settings,
         *,
         with_gpus: bool = False,

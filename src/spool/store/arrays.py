@@ -119,15 +119,15 @@ class ArrayStore:
             self._disk.rename(f"{self._layout.metadir(name, run)}/{layout.TASKS}", path)
             self._rubbish.append(path)
 
-    def file_away(self, inode: int, name: str, text: bytes | None) -> None:
+    def archive(self, inode: int, name: str, text: bytes | None) -> None:
         """Move the file of an array that has ended to `done/`, from wherever it is; made of *text* if it is gone."""
         spool = self._spool
         for place in (RUNNING, HELD):
             if spool.holds(inode, name, place):
-                spool.file_away(name, place, None)
+                spool.archive(name, place, None)
                 return
         if not spool.holds(inode, name, QUEUED, DONE):
-            spool.file_away(name, RUNNING, text)
+            spool.archive(name, RUNNING, text)
 
     @property
     def has_rubbish(self) -> bool:

@@ -302,7 +302,7 @@ class Disk:
         return f"{self.staging}/{self._pid}.{self._serial}"
 
 
-class Found:
+class TreeEntry:
     """Something that `walk` has come upon. Of use until the next is asked for."""
 
     __slots__ = ("_levels", "at", "depth", "error", "is_directory", "name")
@@ -332,7 +332,7 @@ class _Level:
         self.below = below  # what is still to be looked at, and whether it may be a directory
 
 
-def walk(path: str, at: int | None = None) -> Iterator[Found]:
+def walk(path: str, at: int | None = None) -> Iterator[TreeEntry]:
     """Yield *path*, as seen from the directory *at*, and all that is in it; a directory after all that it holds.
 
     Nothing that is swapped meanwhile leads out of it: links are not followed, other file systems not entered, and the
@@ -353,7 +353,7 @@ def walk(path: str, at: int | None = None) -> Iterator[Found]:
                     return
                 below, here = here, os.open("..", _DIRECTORY, dir_fd=here)
                 os.close(below)
-                found = Found(level.name, here, levels, None, is_directory=True)
+                found = TreeEntry(level.name, here, levels, None, is_directory=True)
                 if _identity(here) != levels[-1].identity:
                     raise OSError(errno.ESTALE, "somebody has moved it meanwhile", found.path)
                 yield found
@@ -372,7 +372,7 @@ def walk(path: str, at: int | None = None) -> Iterator[Found]:
                     here = fd
                     levels.append(_Level(name, _identity(here), names))
                     continue
-            yield Found(name, here, levels, error, is_directory=enter)
+            yield TreeEntry(name, here, levels, error, is_directory=enter)
     finally:
         os.close(here)
 

@@ -218,15 +218,15 @@ class LockedSpool(Spool):
             self.disk.ensure_directory(self.layout.metadir(name, run))
             self.disk.put(self.layout.record(name, run, record), data)
 
-    def file_away(self, name: str, place: str, text: bytes | None) -> None:
+    def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
 
         If the file is gone (its deletion was what cancelled the job) the record is made from *text*.
         """
-        if not self.put_away(name, place) and text is not None:
+        if not self.archive_file(name, place) and text is not None:
             self.disk.put(self.layout.job_file(layout.DONE, name), text)
 
-    def put_away(self, name: str, place: str) -> bool:
+    def archive_file(self, name: str, place: str) -> bool:
         """Move a file from *place* to `done/`; False if it is not there, or what is there is no file."""
         file, done = self.layout.job_file(place, name), self.layout.job_file(layout.DONE, name)
         status = status_of(file)
@@ -246,7 +246,7 @@ class LockedSpool(Spool):
             self.disk.drop(file, done)
         return True
 
-    def put_back(self, name: str, place: str) -> bool:
+    def requeue_file(self, name: str, place: str) -> bool:
         """Move a job file from `running/` to *place* without replacing a newer one of that name.
 
         What is no regular file (a directory, a link, a FIFO) is none of ours and stays.
@@ -263,7 +263,7 @@ class LockedSpool(Spool):
             return _absent(running)
         return True
 
-    def put_forward(self, name: str, place: str) -> None:
+    def claim_again(self, name: str, place: str) -> None:
         """Make the claim of a job file in *place* again, after a power cut took it back."""
         file = self.layout.job_file(place, name)
         try:

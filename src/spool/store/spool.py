@@ -163,11 +163,11 @@ class Spool:
         data = self.record(name, run, layout.REFUSED)
         return None if data is None else data.decode("utf-8", "replace").strip() or _UNTOLD
 
-    def why_kept(self, name: str, run: int) -> str:
+    def cancel_denial(self, name: str, run: int) -> str:
         """Return why a run was not cancelled, "" if nobody said so."""
         return " ".join((self.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
 
-    def why_held(self, name: str, mtime_ns: int) -> str:
+    def hold_reason(self, name: str, mtime_ns: int) -> str:
         """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
         path = self.layout.reason_file(name)
         try:
@@ -232,7 +232,7 @@ class Spool:
         """Return what the evidence of a run proves now, the processes that outlived its wrapper among it."""
         evidence = self.evidence(name, run, prober)
         if evidence.liveness is Liveness.GONE and evidence.recorded is None:
-            evidence = replace(evidence, remains=prober.has_left_processes(self.root, name, run))
+            evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
         return prove(evidence)
 
     def accounted(self, result: Result) -> bool:
@@ -296,7 +296,7 @@ class Spool:
             return None
 
 
-class Forbearing(Spool):
+class TolerantSpool(Spool):
     """The look of a command that lists: what cannot be read counts as absent, and `unread` remembers it.
 
     This is the one place where a command catches an error of reading; all others end the command.
@@ -332,7 +332,7 @@ class Forbearing(Spool):
 
     def names(self, place: str) -> list[str]:
         """As a Spool does."""
-        return self.attempt(lambda: super(Forbearing, self).names(place), [], self.layout.at(place))
+        return self.attempt(lambda: super(TolerantSpool, self).names(place), [], self.layout.at(place))
 
     def places(self, name: str) -> list[str]:
         """As a Spool does, each place by itself."""
@@ -341,21 +341,23 @@ class Forbearing(Spool):
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """As a Spool does."""
-        return self.attempt(lambda: super(Forbearing, self).holds(inode, name, *places, mtime_ns=mtime_ns), False, name)
+        return self.attempt(
+            lambda: super(TolerantSpool, self).holds(inode, name, *places, mtime_ns=mtime_ns), False, name
+        )
 
     def job_text(self, place: str, name: str) -> bytes | None:
         """As a Spool does."""
         path = self.layout.job_file(place, name)
-        return self.attempt(lambda: super(Forbearing, self).job_text(place, name), None, path)
+        return self.attempt(lambda: super(TolerantSpool, self).job_text(place, name), None, path)
 
     def runs(self, name: str) -> list[int]:
         """As a Spool does."""
-        return self.attempt(lambda: super(Forbearing, self).runs(name), [], self.layout.runs(name))
+        return self.attempt(lambda: super(TolerantSpool, self).runs(name), [], self.layout.runs(name))
 
     def has_begun(self, name: str, run: int) -> bool:
         """As a Spool does."""
         where = self.layout.metadir(name, run)
-        return self.attempt(lambda: super(Forbearing, self).has_begun(name, run), False, where)
+        return self.attempt(lambda: super(TolerantSpool, self).has_begun(name, run), False, where)
 
     def jobs_with_runs(self) -> list[str]:
         """As a Spool does."""
@@ -364,11 +366,11 @@ class Forbearing(Spool):
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """As a Spool does."""
         path = self.layout.record(name, run, record)
-        return self.attempt(lambda: super(Forbearing, self).record(name, run, record), None, path)
+        return self.attempt(lambda: super(TolerantSpool, self).record(name, run, record), None, path)
 
     def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
         """As a Spool does."""
-        return self.attempt(lambda: super(Forbearing, self).file(name, limit), None, self.layout.at(name))
+        return self.attempt(lambda: super(TolerantSpool, self).file(name, limit), None, self.layout.at(name))
 
     def history(self) -> Iterator[bytes]:
         """As a Spool does, as far as it can be read."""

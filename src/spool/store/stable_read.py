@@ -26,7 +26,7 @@ _OTHER_KINDS = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a d
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
-class NotWhole(Enum):
+class ReadFailure(Enum):
     """Why a file of the right name was not read."""
 
     GONE = "gone"
@@ -37,7 +37,7 @@ class NotWhole(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FileText:
     """A job file as it was read: its identity, so that a later change is recognised, and its bytes."""
 
     inode: int
@@ -48,7 +48,7 @@ class Seen:
     data: bytes
 
 
-def read_whole(path: str) -> Seen | NotWhole:
+def read_stable(path: str) -> FileText | ReadFailure:
     """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks.
 
     Raises OSError where that cannot be told now (the disk, the network file system): what was seen before still counts.
@@ -57,26 +57,26 @@ def read_whole(path: str) -> Seen | NotWhole:
         fd = _open(path)
     except FileNotFoundError:
         if status_of(path) is None:
-            return NotWhole.GONE
+            return ReadFailure.GONE
         if os.path.islink(path):  # that leads nowhere
-            return NotWhole.NOT_OURS
+            return ReadFailure.NOT_OURS
         raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
-            return NotWhole.UNREADABLE
+            return ReadFailure.UNREADABLE
         if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return NotWhole.NOT_OURS
+            return ReadFailure.NOT_OURS
         raise
     try:
         begun = time.monotonic_ns()
         keeps_out = _keep_writers_out(fd)  # first: what is seen after it stays as it is
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            return NotWhole.NOT_OURS
+            return ReadFailure.NOT_OURS
         if status.st_size > MAX_BYTES:
-            return NotWhole.TOO_LARGE
+            return ReadFailure.TOO_LARGE
         if not keeps_out and abs(time.time_ns() - status.st_mtime_ns) < QUIET_NS:
-            return NotWhole.WRITING
+            return ReadFailure.WRITING
         data = os.read(fd, status.st_size + 1)
         while len(data) < status.st_size and (more := os.read(fd, status.st_size + 1)):
             data += more
@@ -84,10 +84,10 @@ def read_whole(path: str) -> Seen | NotWhole:
         if len(data) != status.st_size or not keeps_out or time.monotonic_ns() - begun > _LEASE_LASTS_NS:
             after = os.fstat(fd)
             if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
-                return NotWhole.WRITING
-        return Seen(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
+                return ReadFailure.WRITING
+        return FileText(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
     except BlockingIOError:
-        return NotWhole.WRITING
+        return ReadFailure.WRITING
     except OSError as error:
         error.filename = path
         raise
