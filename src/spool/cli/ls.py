@@ -17,15 +17,15 @@ from spool.formats.timestamps import render_instant
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
 
 _COLUMNS = (
-    render.Column("NAME"),
+    render.Column("NAME", cut="middle"),
     render.Column("STATE"),
-    render.Column("PRIO", right=True),
-    render.Column("CPU", right=True),
-    render.Column("MEM", right=True),
-    render.Column("GPU", right=True),
-    render.Column("USER"),
-    render.Column("TIME", right=True),
-    render.Column("REASON", wide=True),
+    render.Column("PRIO", right=True, drop=5),
+    render.Column("CPU", right=True, drop=2),
+    render.Column("MEM", right=True, drop=4),
+    render.Column("GPU", right=True, drop=3),
+    render.Column("USER", cut="middle", drop=6),
+    render.Column("TIME", right=True, drop=1),
+    render.Column("REASON", cut="end"),
 )
 
 

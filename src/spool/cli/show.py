@@ -59,9 +59,9 @@ def _print(found: JobDetails) -> None:
         _say_indented("the file", found.file)
     for other in found.others:
         render.say()
-        render.say(f"another job of this name, {other.row.state}: {other.path}")
+        render.prose(f"another job of this name, {other.row.state}: {other.path}")
         if other.row.reason:
-            render.say(f"  {other.row.reason}")
+            render.prose(f"  {other.row.reason}")
         if other.file is not None:
             _say_indented("its file", other.file)
     if not found.runs:
@@ -69,7 +69,7 @@ def _print(found: JobDetails) -> None:
     *earlier, newest = found.runs
     for run in earlier:
         render.say()
-        render.say(f"run {run.run}: {_summary(run)}")
+        render.prose(f"run {run.run}: {_summary(run)}")
     render.say()
     render.say(f"run {newest.run}:")
     render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
