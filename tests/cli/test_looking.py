@@ -369,3 +369,18 @@ def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, sp
         case _:
             result.write_text("nonsense")
     assert spool("wait", "--timeout", "5s", "a").code == 7
+
+
+def test_an_invalid_job_says_what_is_wrong_with_its_file(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a dispatcher lives that only knows that it is invalid; in the list of all jobs, too."""
+    put_job(spool_root, "a", "comand = 1\n")
+    (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
+    jobs = {"a": JobView(state="invalid", reason="invalid")}
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    for words in ((), ("--all",), ("a",)):
+        [row] = asked(spool, "ls", *words)["jobs"]
+        assert (row["state"], row["reason"]) == ("invalid", 'unknown key "comand"')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 import time
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from spool.cli import render
 from spool.core.model import State
+from spool.formats import run_records
 
 from .test_looking import ended, running
 
@@ -115,3 +117,139 @@ def test_no_list_breaks_a_word(spool: Command, spool_root: Path, monkeypatch: py
             on_terminal(patch, width)
             drawn = words(re.sub(r"\d", "", _COLOUR.sub("", spool(*verb.split()).out)))
         assert {word for word in drawn - full if "…" not in word} == set(), verb
+
+
+def array(root: Path, name: str, count: int, *, failed: int, waiting: int) -> None:
+    """Put an array into the spool that runs: its first task failed, some wait, the others are still to be issued."""
+    put_job(root, name, f'command = "true"\narray = "0-{count - 1}"\n', "running")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(f'command = "true"\narray = "0-{count - 1}"\n')
+    record = run_records.ArrayRecord(name, 1, count, user="me", submitted_at_ns=1)
+    (metadir / "array.toml").write_bytes(run_records.render_array(record))
+    for index in range(failed):
+        ended(root, f"{name}_{index}", State.FAILED, time.time_ns(), code=3)
+    for index in range(failed, failed + waiting):
+        put_job(root, f"{name}_{index}")
+
+
+def test_the_waiting_tasks_of_an_array_are_one_line_of_a_terminal(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line counts them; a pipe, --all and the names that look like tasks but are jobs have a line each."""
+    array(spool_root, "sweep", 20, failed=1, waiting=12)
+    for index in range(4):
+        put_job(spool_root, f"run_{index}")
+    assert spool("ls").out.count("\nsweep_") == 13
+    on_terminal(monkeypatch, 80)
+    found = lines(spool("ls").out)
+    assert [line.split()[:2] for line in found if line.startswith("sweep")] == [
+        ["sweep_0", "failed"],
+        ["sweep", "running"],
+        ["sweep_[1-12]", "queued"],
+    ]
+    assert "12 tasks: " in next(line for line in found if "sweep_[" in line)
+    assert sum(line.startswith("run_") for line in found) == 4
+    on_terminal(monkeypatch, 80)
+    assert _COLOUR.sub("", spool("ls", "-a").out).count("\nsweep_") == 13
+
+
+def test_the_name_of_an_array_lists_its_tasks(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task with its outcome, those not issued yet too; --quiet and the rows of the JSON stay the array alone."""
+    array(spool_root, "sweep", 20, failed=2, waiting=3)
+    put_job(spool_root, "other")
+    listed = spool("ls", "sweep").out.splitlines()[1:]
+    assert [line.split()[0] for line in listed] == ["sweep", *(f"sweep_{index}" for index in range(20))]
+    assert sum("exit code 3" in line for line in listed) == 2
+    assert sum("not issued yet" in line for line in listed) == 15
+    assert spool("ls", "-q", "sweep").out == "sweep\n"
+    found = asked(spool, "ls", "sweep")
+    assert [row["name"] for row in found["jobs"]] == ["sweep"]
+    assert len(found["tasks"]["sweep"]) == 20
+    assert [line.split()[0] for line in spool("ls", "sweep", "-s", "failed").out.splitlines()[1:]] == [
+        "sweep_0",
+        "sweep_1",
+    ]
+    assert "tasks" not in asked(spool, "ls", "other")
+    on_terminal(monkeypatch, 40)
+    drawn = lines(spool("ls", "sweep").out)
+    assert [line.split()[0] for line in drawn[4:]] == ["sweep_[2-4]", "sweep_[5-19]"]
+    assert max(map(len, drawn)) <= 40
+
+
+def test_ls_shows_the_last_that_ended_and_those_since(spool: Command, spool_root: Path) -> None:
+    """-n counts the ended ones, however old; --since takes a duration, a word or a date; both leave what goes on."""
+    now, day = time.time_ns(), 24 * 3600 * 1_000_000_000
+    for at in range(15):
+        ended(spool_root, f"job_{at}", State.FINISHED, now - (15 - at) * day, code=0)
+    put_job(spool_root, "waits")
+    assert spool("ls", "-q").out.split() == ["waits"]
+    assert spool("ls", "-q", "-n", "2").out.split() == ["job_13", "job_14", "waits"]
+    assert spool("ls", "-q", "-n", "0").out.split() == ["waits"]
+    assert spool("ls", "-q", "-n", "1", "--user", "me").out.split() == ["job_14"]
+    assert spool("ls", "-q", "--since", "60h").out.split() == ["job_13", "job_14", "waits"]
+    assert spool("ls", "-q", "--since", "60h", "-n", "1").out.split() == ["job_14", "waits"]
+    wrong = spool("ls", "--since", "then")
+    assert (wrong.code, "--since" in wrong.err) == (2, True)
+    assert spool("ls", "-n", "-3").code == 2
+
+
+def test_columns_and_csv_say_what_is_asked_for(spool: Command, spool_root: Path) -> None:
+    """--columns has an order of its own; CSV has every column, is quoted, and shows no control."""
+    ended(spool_root, "a", State.FAILED, time.time_ns(), code=3)
+    put_job(spool_root, "b", 'command = "true"\nproject = "x, y"\ntags = ["t", "u"]\n')
+    (spool_root / "queued" / "c.toml").write_text("=")
+    (spool_root / "queued" / "c.toml.error").write_text('- say "\x1b[2J", or not\n')
+    assert spool("ls", "--columns", "exit, NAME").out.splitlines() == ["EXIT  NAME", "   3  a", "      b", "      c"]
+    rows = list(csv.DictReader(spool("ls", "--csv").out.splitlines()))
+    assert [row["name"] for row in rows] == ["a", "b", "c"]
+    assert (rows[1]["project"], rows[1]["tags"]) == ("x, y", "t,u")
+    assert rows[2]["reason"] == 'say "\\u001b[2J", or not'
+    assert spool("ls", "--csv", "--columns", "name").out == "name\na\nb\nc\n"
+    for words in (("--columns", "nmae"), ("--columns", ""), ("--csv", "--json"), ("--watch",), ("--csv", "-q")):
+        assert spool("ls", *words).code == 2
+    assert "reason" in spool("ls", "--columns", "nmae").err
+
+
+def test_watching_draws_the_list_again_until_it_is_interrupted(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the screen is cleared, what has changed is seen, and the list is cut to the height of the terminal."""
+    put_job(spool_root, "a")
+    monkeypatch.setenv("LINES", "24")
+
+    def change(seconds: float) -> None:
+        if (spool_root / "queued" / "b19.toml").exists():
+            raise KeyboardInterrupt
+        for at in range(20):
+            put_job(spool_root, f"b{at}")
+
+    monkeypatch.setattr(time, "sleep", change)
+    on_terminal(monkeypatch, 80)
+    said = spool("ls", "--watch")
+    assert said.code == 130
+    first, second = said.out.split("\x1b[H\x1b[2J\x1b[3J")[1:]
+    assert "b1" not in first
+    assert "… and 3 more" in second
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_show_of_an_array_says_which_tasks_failed(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """It counts the tasks by their states, names those that failed, and lists them; of a job there is no such thing."""
+    array(spool_root, "sweep", 20, failed=2, waiting=3)
+    put_job(spool_root, "other")
+    found = asked(spool, "show", "sweep")
+    assert (found["task_counts"], found["failed_tasks"]) == ({"failed": 2, "queued": 18}, ["sweep_0", "sweep_1"])
+    assert len(found["tasks"]) == 20
+    assert found["runs"][0]["state"] == "running"
+    assert asked(spool, "show", "other")["tasks"] == []
+    on_terminal(monkeypatch, width)
+    drawn = lines(spool("show", "sweep").out)
+    assert any(re.fullmatch(r"tasks +2 failed, 18 queued", line) for line in drawn)
+    assert any(re.fullmatch(r"failed tasks +sweep_0, sweep_1", line) for line in drawn)
+    assert any(line.startswith("sweep_[5-19]  queued") for line in drawn)
+    assert "sweep_0, " not in spool("show", "other").out

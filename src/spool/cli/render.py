@@ -226,6 +226,11 @@ def prose(line: str, indent: str = "  ") -> None:
         say(f"{indent}{each}")
 
 
+def clear() -> None:
+    """Begin anew at the top of the terminal; on one that cannot do that, after an empty line."""
+    sys.stdout.write("\x1b[H\x1b[2J\x1b[3J" if os.environ.get("TERM") != "dumb" else "\n")
+
+
 def lively(stream: TextIO) -> bool:
     """Whether *stream* is a terminal on which a line may be drawn again, by somebody who wants that."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
