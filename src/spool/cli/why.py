@@ -42,6 +42,10 @@ def _print(answer: Explanation) -> None:
         render.prose(f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/")
     if answer.must_end:
         render.prose(f"has to wait for the end of: {', '.join(answer.must_end)}")
+    if answer.place == "held":
+        render.prose(f"could start: not before `spool release {answer.name}`")
+    elif any(reason.code == "hook" for reason in answer.reasons):
+        render.prose("could start: not before the hook allows it")
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
