@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import sys
 import time
@@ -13,8 +14,11 @@ from rich.cells import cell_len
 
 from calling import Command, asked, put_job
 from spool.cli import render
+from spool.core.errors import shown
 from spool.core.model import State
 from spool.formats import run_records
+from spool.formats.wrapper import Assignments, Surroundings
+from spool.formats.wrapper import render as render_wrapper
 
 from .test_looking import ended, running
 
@@ -253,3 +257,66 @@ def test_show_of_an_array_says_which_tasks_failed(
     assert any(re.fullmatch(r"failed tasks +sweep_0, sweep_1", line) for line in drawn)
     assert any(line.startswith("sweep_[5-19]  queued") for line in drawn)
     assert "sweep_0, " not in spool("show", "other").out
+
+
+@pytest.mark.parametrize(
+    ("output", "word", "told"),
+    [
+        (b" 12%|#2   | 12/100\r 37%|###7 | 37/100 [00:01<00:02, 30it/s]\r", None, "37 %"),
+        (b"100%|####| 5/5\n  4%|    | 1/25", None, "4 %"),
+        (b"99.5%|####", None, "99 %"),
+        (b"accuracy 93% | loss 3%, 250%| x", None, ""),
+        (b"  4%|", b"\n epoch  3/10\nmore", "epoch 3/10"),
+        (b"  4%|", b" \n", "4 %"),
+        (b"", "漢".encode() * 99 + b"\x1b[2J", "漢" * 23 + "…"),
+        (b"", b"\xff\x1b[2J", "\ufffd\x1b[2J"),
+        (None, None, ""),
+    ],
+)
+def test_a_run_tells_how_far_it_is(
+    spool: Command,
+    spool_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: bytes | None,
+    word: bytes | None,
+    told: str,
+) -> None:
+    """Its own word counts, else the last bar of tqdm; anything else is none, and a terminal gets no controls."""
+    running(spool_root, "a")
+    for name, data in (("log", output), ("progress", word)):
+        if data is not None:
+            (spool_root / "jobs" / "a" / "1" / name).write_bytes(data)
+    assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == [told]
+    assert asked(spool, "show", "a")["runs"][0]["progress"] == told
+    assert "PROGRESS" not in spool("ls").out
+    on_terminal(monkeypatch, 100)
+    head, row = lines(spool("ls").out)
+    assert ("PROGRESS" in head) == bool(told)
+    assert shown(told) in row
+    assert shown(told) in spool("show", "a").out
+    assert "\x1b[2J" not in spool("ls").out + spool("show", "a").out
+
+
+def test_what_is_no_file_tells_no_progress(spool: Command, spool_root: Path) -> None:
+    """A FIFO or a directory in the place of the word or of the output costs nothing, and blocks nobody."""
+    running(spool_root, "a")
+    metadir = spool_root / "jobs" / "a" / "1"
+    os.mkfifo(metadir / "progress")
+    (metadir / "log").mkdir()
+    assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == [""]
+
+
+def test_an_output_of_an_earlier_run_tells_nothing_of_this_one(spool: Command, spool_root: Path) -> None:
+    """A file of the job's own that runs append to counts once this run has written to it."""
+    running(spool_root, "a")
+    metadir = spool_root / "jobs" / "a" / "1"
+    own = spool_root.parent / "own"
+    own.write_text(" 80%|####")
+    assignments = Assignments(
+        metadir=str(metadir), command="true", surroundings=Surroundings("-", "host"), stdout=str(own)
+    )
+    (metadir / "run.sh").write_bytes(render_wrapper(assignments))
+    os.utime(own, (1, 1))
+    assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == [""]
+    os.utime(own)
+    assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == ["80 %"]

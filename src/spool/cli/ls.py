@@ -23,6 +23,7 @@ from spool.formats.timestamps import render_instant
 from spool.query.accounting import moment
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of
+from spool.store.spool import Spool
 
 _WATCH_S = 2.0
 _MARGIN = 6  # lines of the terminal for the head of the table and for remarks
@@ -58,6 +59,7 @@ _FIELDS = {
     "time": _Field(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
+    "progress": _Field(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
     "reason": _Field(render.Column("REASON", cut="end"), _reason),
     "project": _Field(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
     "tags": _Field(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
@@ -121,7 +123,8 @@ def command(
     """List the jobs that wait, run, or ended a short while ago. An array that has ended stands for its tasks.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
-    terminal gets one line for each job, and one for the tasks of an array that wait; a pipe gets everything.
+    terminal gets one line for each job, one for the tasks of an array that wait, and the progress of runs that tell it
+    (the last percentage of tqdm, or the file `progress` in their metadir); a pipe gets everything.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
@@ -133,34 +136,50 @@ def command(
         raise click.UsageError("--csv, --json and --quiet exclude each other")
     if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
         raise click.UsageError("--watch is for a terminal; elsewhere call `spool ls` as often as you want")
-    spool = viewed(root)
     wanted = JobFilter(tuple(map(_name, names)), _states(states), user, project, tag, recent, _since(since))
-    while True:
-        found = list_jobs(spool, wanted, everything=everything, order=sort)
-        arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
-        if watch:
-            render.clear()
-        if as_json:
-            _print_json(found, arrays)
-        elif quiet:
-            sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
-        elif as_csv:
-            _print_csv(_rows(found, arrays, wanted), columns or tuple(_FIELDS), found.at_ns)
-        else:
-            rows = _rows(found, arrays, wanted)
-            fold = not everything and sys.stdout.isatty()
-            lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
-            room = shutil.get_terminal_size((80, 24)).lines - _MARGIN if watch else len(lines)
-            _print_table(lines[:room], columns or _USUAL, found.at_ns)
-            if len(lines) > room:
-                render.say(f"… and {len(lines) - room} more")
-        _remark(found)
-        for name in found.unknown:
-            tell(str(NoSuchJob(cannot("list", f"job {name}", "no job of that name is in the spool"))))
-        if not watch:
-            return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
+    form = "json" if as_json else "names" if quiet else "csv" if as_csv else "table"
+    asked = _Asked(wanted, everything, sort, columns, form, watch)
+    spool = viewed(root)
+    while watch:
+        _show(spool, asked)
         sys.stdout.flush()
         time.sleep(_WATCH_S)
+    return _show(spool, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a list is to have, and in which form."""
+
+    wanted: JobFilter
+    everything: bool
+    order: str | None
+    columns: tuple[str, ...]
+    form: str
+    watch: bool
+
+
+def _show(spool: Spool, asked: _Asked) -> int:
+    """Look at the spool, print the list once, and return the exit code."""
+    wanted = asked.wanted
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order)
+    arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
+    rows = _rows(found, arrays, wanted)
+    match asked.form:
+        case "json":
+            _print_json(found, arrays)
+        case "names":
+            sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
+        case "csv":
+            _print_csv(rows, asked.columns or tuple(_FIELDS), found.at_ns)
+        case _:
+            fold = not asked.everything and sys.stdout.isatty()
+            lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
+            _print_table(lines, asked, found.at_ns)
+    _remark(found)
+    for name in found.unknown:
+        tell(str(NoSuchJob(cannot("list", f"job {name}", "no job of that name is in the spool"))))
+    return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 
 def _name(text: str) -> str:
@@ -190,10 +209,19 @@ def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> l
     return [*found.rows, *tasks]
 
 
-def _print_table(lines: Sequence[ListedJob], columns: Sequence[str], now_ns: int) -> None:
-    kept = [_FIELDS[name] for name in columns]
-    cells = [[field.text(one, now_ns) for field in kept] for one in lines]
-    render.table([field.column for field in kept], cells, [render.STATE_STYLES[one.row.state] for one in lines])
+def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
+    """Print the table; one that is watched in no more lines than the terminal has."""
+    on_terminal = sys.stdout.isatty()
+    progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
+    kept = [_FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
+    room = len(lines)
+    if asked.watch:
+        room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
+        render.clear()
+    cells = [[field.text(one, now_ns) for field in kept] for one in lines[:room]]
+    render.table([field.column for field in kept], cells, [render.STATE_STYLES[one.row.state] for one in lines[:room]])
+    if len(lines) > room:
+        render.say(f"… and {len(lines) - room} more")
 
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:

@@ -130,6 +130,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         again = run.again + (f" not before {render.moment(run.again_at_ns)}" if run.again_at_ns is not None else "")
     return [
         ("state", run.state.value if run.state is not None else "void"),
+        ("progress", run.progress),
         ("reason", run.reason),
         ("attempt", str(run.attempt) if run.attempt > 1 or run.again else ""),
         ("requeued", f"{run.requeues} times" if run.requeues else ""),

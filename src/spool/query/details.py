@@ -15,6 +15,7 @@ from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
+from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
@@ -45,6 +46,7 @@ class RunDetails:
     again_at_ns: int | None
     grant: Grant | None
     stop: Stop | None
+    progress: str = ""  # how far it says that it is, while it runs
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return how long it has run, or ran; None if it has not begun."""
@@ -190,4 +192,5 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,
         stop=stop,
+        progress=progress_of(spool, name, run) if state is State.RUNNING else "",
     )

@@ -27,6 +27,7 @@ from spool.formats.history import parse_history_line
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
 from spool.machine.processes import MachineProber
+from spool.query.progress import progress_of
 from spool.store.disk import same_file
 from spool.store.lock import Service
 from spool.store.spool import Spool, unreadable
@@ -109,7 +110,14 @@ def list_jobs(
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
+    rows = [_with_progress(spool, row) for row in rows]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
+
+
+def _with_progress(spool: Spool, row: JobRow) -> JobRow:
+    if row.state is not State.RUNNING or row.run is None:
+        return row
+    return replace(row, progress=progress_of(spool, row.name, row.run))
 
 
 class JobLister:
@@ -403,6 +411,7 @@ class JobRow:
     exit_code: int | None = None
     reason: str = ""
     place: str | None = None  # the state directory in which its file lies; a name may have one in several
+    progress: str = ""  # how far it says that it is
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None where that is unknown."""
