@@ -57,6 +57,7 @@ REFUSED = "refused"
 SIGNAL = "signal"
 KEPT = "kept"
 LAUNCH = "launch"
+PROGRESS = "progress"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"
