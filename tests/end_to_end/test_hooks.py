@@ -323,15 +323,17 @@ def test_the_dispatcher_killed_loses_nothing(served: Served) -> None:
     assert "killed" in wait_told(served, "dispatcher_stopped")[4]
 
 
-def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served) -> None:
+def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served, tmp_path: Path) -> None:
     """`dispatch --once` returns when its hooks have run; one that is asked about is waited for."""
     for name in ("queued", "submitting", "submitted"):
         hook(served, name)
-    served.drop("x", ["/bin/true"])
+    gate = tmp_path / "gate"  # else a slow first pass would see the end as well
+    served.drop("x", ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done"])
     assert served.run("--once") == 0
     assert told(served, "x") == ["queued", "submitting", "submitted"]
-    served.until(lambda: served.record("x", "rc"), "the end of x")
     hook(served, "finished")
+    gate.touch()
+    served.until(lambda: served.record("x", "rc"), "the end of x")
     # Its wrapper may live for a moment after it has written the exit code; one pass does not wait for that.
     served.until(lambda: served.run("--once") == 0 and "finished" in told(served, "x"), "the hook of its end")
 
