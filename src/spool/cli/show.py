@@ -23,8 +23,8 @@ from spool.query.details import JobDetails, RunDetails, job_details
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     """Show everything about a job.
 
-    Where it is, what it does and why; its file; each of its runs with the outcome, the times, what it was given, and
-    where its output is.
+    Where it is, what it does and why; its file, and what `[defaults]` of the configuration add to it; each of its runs
+    with the outcome, the times, what it was given, and where its output is.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -57,6 +57,8 @@ def _print(found: JobDetails) -> None:
         _say_indented("what is wrong with the file", found.problem)
     if found.file is not None:
         _say_indented("the file", found.file)
+    if found.defaults:
+        _say_indented("from [defaults] of the configuration, because the file does not say", found.defaults)
     for other in found.others:
         render.say()
         render.say(f"another job of this name, {other.row.state}: {other.path}")
