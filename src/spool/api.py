@@ -18,6 +18,7 @@ from spool.formats import jobfile
 from spool.machine.host import this_user
 from spool.query.explain import Explanation, why
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
+from spool.store.config import defaults_of
 from spool.store.spool import Spool
 
 _POLL_S = 0.025
@@ -71,7 +72,7 @@ class Client:
         if isinstance(variables, Mapping) and (exported := exports(self.root).taken):
             keys["env"] = {**exported, **variables}
         text = jobfile.dump({"command": program, "workdir": os.getcwd(), **keys})
-        jobfile.parse(text, name=name)
+        jobfile.parse(text, name=name, defaults=defaults_of(self.root))
         taken = where_taken(self.root, name)
         if taken is not None and not replace:
             raise SpoolError(cannot("submit", f"job {name}", f"a job of that name is in {taken}/"))

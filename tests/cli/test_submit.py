@@ -660,3 +660,22 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     assert "the current directory was removed; give --workdir an absolute path" in said.err
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
+
+
+def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """A warning needs a time limit; where the configuration has one, the job file need not, and does not get one."""
+    words = ("submit", "-n", "a", "--signal", "USR1@10s", "--", "true")
+    assert "time_limit" in spool(*words).err
+    (spool_root / "config.toml").write_text('autostart = false\n[defaults]\ntime_limit = "1m"\nenv = { A = "1" }\n')
+    assert spool(*words).code == 0
+    assert "time_limit" not in queued(spool_root, "a")
+    assert "A" not in env_of(spool_root, "a")
+    file = tmp_path / "b.toml"
+    file.write_text('command = "true"\nsignal = "USR1"\ntime_limit = "2m"\n')
+    assert spool("submit", "-f", file, "--export", "B=2").code == 0
+    assert env_of(spool_root, "b") == {"B": "2"}
+    assert spool("edit", "b", "--unset", "time_limit", "--signal", "USR1@10s").code == 0
+    shown = spool("show", "b").out
+    assert "from [defaults] of the configuration, because the file does not say:" in shown
+    assert '  time_limit = "1m"' in shown
+    assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out

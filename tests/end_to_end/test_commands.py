@@ -322,3 +322,21 @@ def test_a_job_that_floods_its_log_harms_nobody(shared: Served) -> None:
     assert result is not None
     assert result["outcome"] == "finished"
     assert (shared.root / "jobs/flood/1/log").stat().st_size == 8_000_000
+
+
+def test_a_job_finds_the_programs_of_whoever_submitted_it(served: Served, tmp_path: Path) -> None:
+    """In a virtual environment `run -- PROGRAM` runs that one's, not the dispatcher's, and finds no secrets."""
+    for whose in ("dispatcher", "caller"):
+        (tmp_path / whose).mkdir()
+        program = tmp_path / whose / "which-one"
+        program.write_text(f'#!/bin/sh\necho {whose} "$VIRTUAL_ENV" "$API_TOKEN"\n')
+        program.chmod(0o755)
+    own = dict(served.environment)
+    path = own["PATH"]
+    served.environment |= {"PATH": f"{tmp_path}/dispatcher:{path}", "VIRTUAL_ENV": "/theirs", "API_TOKEN": "secret"}
+    served.start()
+    caller = own | {"PATH": f"{tmp_path}/caller:{path}", "VIRTUAL_ENV": "/mine", "API_TOKEN": "secret"}
+    said = served.spool("run", "-q", "--", "which-one", env=caller)
+    assert (said.returncode, said.stdout, said.stderr) == (0, "caller /mine \n", "")
+    served.drop("dropped", ["which-one"])
+    assert served.wait_outcome("dropped") == "failed"  # it is in nobody's PATH but that of the two

@@ -609,3 +609,52 @@ def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> 
     served.wait_done("x")
     assert served.said().count("cannot serve") == 2
     assert "made a new spool" not in served.said()
+
+
+def test_a_run_keeps_the_defaults_that_it_began_with(served: Served) -> None:
+    """They are in its metadir, so that a new dispatcher under another configuration knows them."""
+    config = served.root / "config.toml"
+    config.write_text('[defaults]\nretry = { max = 1 }\nenv = { WHICH = "old" }\n')
+    served.start()
+    gate = served.root.parent / "gate"
+    os.mkfifo(gate)
+    served.drop("runs", f'read x < "{gate}"; echo $WHICH; exit 3')
+    served.wait_place("runs", "running")
+    file = served.path("running", "runs").read_bytes()
+    served.stop()
+    config.write_text('[defaults]\nenv = { WHICH = "new" }\n')
+    served.start()
+    shown = json.loads(served.spool("show", "runs", "--json").stdout)
+    assert shown["defaults"] == '[retry]\nmax = 1\n\n[env]\nWHICH = "old"\n'
+    served.drop("waits", "echo $WHICH")
+    assert served.wait_outcome("waits") == "finished"
+    assert served.log("waits") == "new\n"
+    gate.write_text("go\n")
+    assert served.wait_outcome("runs") == "failed"
+    result = served.result("runs")
+    assert result is not None
+    assert result["again"] == "retry"  # as the defaults of its time have it
+    gate.write_text("go\n")
+    assert served.wait_outcome("runs", 2) == "failed"
+    assert (served.log("runs"), served.log("runs", 2)) == ("old\n", "new\n")
+    assert served.path("done", "runs").read_bytes() == file
+
+
+def test_a_change_of_the_defaults_counts_for_who_waits(served: Served) -> None:
+    """A job that waits is read with the new ones, and `plan`, `show` and `check` use them too."""
+    config = served.root / "config.toml"
+    config.write_text('[defaults]\nenv = { WHICH = "old" }\n')
+    (served.root / "paused").touch()
+    served.start()
+    served.drop("waits", "echo $WHICH", signal="USR1@10s")
+    error = served.root / "queued" / "waits.toml.error"
+    served.until(error.exists, "the error")  # a warning needs a limit
+    config.write_text('[defaults]\ntime_limit = "1m"\nenv = { WHICH = "new" }\n')
+    served.until(lambda: not error.exists(), "the mended file")
+    path = str(served.path("queued", "waits"))
+    assert served.spool("check", path).returncode == 0
+    assert 'time_limit = "1m"' in served.spool("show", "waits").stdout
+    assert "waits" in served.spool("plan").stdout
+    (served.root / "paused").unlink()
+    assert served.wait_outcome("waits") == "finished"
+    assert served.log("waits") == "new\n"

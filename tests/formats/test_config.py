@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidConfig, InvalidReservation
 from spool.core.events import NotifyRule
-from spool.core.model import Limits, Policy, Pool, Reservation
-from spool.formats import config, reservation
+from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
+from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
 GIB = 1 << 30
+DEFAULTS = {
+    "cpus": 2,
+    "time_limit": "12h",
+    "retry": {"max": 1},
+    "notify": "team",
+    "env": {"PATH": "/opt/bin:/usr/bin:/bin"},
+}
 EXPECTED = {
     "empty": Config(),
     "everything": Config(
@@ -75,6 +82,8 @@ EXPECTED = {
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
         gc=GcConfig(30 * 86400 * S, 5, 10 * GIB),
+        export=("PATH", "WANDB_*"),
+        defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
 }
 
@@ -278,3 +287,25 @@ def test_exports_are_read() -> None:
     assert config.parse(b'export = ["FOO", "WANDB_*", "[A-C]?"]').export == ("FOO", "WANDB_*", "[A-C]?")
     assert config.parse(b"export = []").export == ()
     assert "VIRTUAL_ENV" in config.parse(b"").export
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("cpus = -1", r'"defaults.cpus" on line 2'),
+        ('time_limit = "5"', r'"defaults.time_limit" on line 2'),
+        ('retry = { on = ["finished"] }', r'"defaults.retry.on" on line 2'),
+        ('notify = { on = ["gpu_free"] }', r'"defaults.notify'),
+        (
+            'notify = { to = "x@y.example", on = ["gpu_free"] }',
+            r'"defaults.notify.on" on line 2: "gpu_free" is unknown',
+        ),
+        ('env = { SPOOL_JOB = "x" }', r'"defaults.env.SPOOL_JOB" on line 2: SPOOL_JOB is set by spool itself'),
+        ('command = "x"', r'unknown key "defaults.command" on line 2'),
+        ("gpus = 1", r'unknown key "defaults.gpus" on line 2'),
+    ],
+)
+def test_defaults_are_judged_like_a_job_file(lines: str, why: str) -> None:
+    """What no job file may say is no default, and the line of the configuration is told."""
+    with pytest.raises(InvalidConfig, match=why):
+        config.parse(f"[defaults]\n{lines}\n".encode())

@@ -16,6 +16,7 @@ from spool.core.model import (
     ArraySpec,
     ArrayTask,
     Dependencies,
+    JobDefaults,
     Notify,
     Request,
     Retry,
@@ -532,9 +533,9 @@ def test_any_gpu_type_is_no_type() -> None:
 
 def test_the_default_kill_grace_is_the_configurations() -> None:
     """Only a job that says nothing takes it; one that states the usual value keeps that."""
-    assert jobfile.parse(b'command = "x"', name="a", default_kill_grace_ns=7).kill_grace_ns == 7
+    assert jobfile.parse(b'command = "x"', name="a", defaults=JobDefaults(7)).kill_grace_ns == 7
     text = b'command = "x"\nkill_grace = "10s"'
-    assert jobfile.parse(text, name="a", default_kill_grace_ns=7).kill_grace_ns == 10 * S
+    assert jobfile.parse(text, name="a", defaults=JobDefaults(7)).kill_grace_ns == 10 * S
 
 
 def test_a_dumped_file_parses_and_names_its_schema() -> None:
@@ -606,3 +607,59 @@ _KEYS = [key for key in Spec.__slots__ if key not in ("request", "time_limit_ns"
 def test_any_value_for_any_key_is_read_or_refused(keys: dict[str, object]) -> None:
     """Types are checked all the way down: no value makes the reader fail."""
     assert reads_or_refuses(jobfile.dump({"command": "x"} | keys))
+
+
+def defaults(text: str) -> JobDefaults:
+    """Return the defaults that a configuration with *text* in `[defaults]` gives."""
+    return config.parse(f"[defaults]\n{text}".encode()).defaults
+
+
+def test_defaults_fill_what_a_file_leaves_open() -> None:
+    """Each key that the file does not state, and of `env` each variable; what it states is its own, whole."""
+    given = defaults(
+        'cpus = 3\nmemory = "2G"\ntime_limit = "1h"\nretry = { max = 4, delay = "5s" }\nnotify = "a@b.example"\n'
+        'env = { A = "1", B = "2" }\n'
+    )
+    bare = jobfile.parse(b'command = "x"', name="a", defaults=given)
+    assert (bare.request, bare.time_limit_ns) == (Request(cpus=3, memory_bytes=2 << 30), 3600 * S)
+    assert (bare.retry.max, bare.retry.delay_ns) == (4, 5 * S)
+    assert bare.notify is not None
+    assert bare.notify.to == ("a@b.example",)
+    assert dict(bare.env) == {"A": "1", "B": "2"}
+    own = jobfile.parse(
+        b'command = "x"\ncpus = 1\ntime_limit = "1s"\nretry = { max = 1 }\nenv = { B = "own" }',
+        name="a",
+        defaults=given,
+    )
+    assert (own.request.cpus, own.time_limit_ns, own.retry.max, own.retry.delay_ns) == (1, S, 1, 0)
+    assert dict(own.env) == {"A": "1", "B": "own"}
+
+
+def test_a_file_is_judged_with_the_defaults() -> None:
+    """A warning needs a limit, which may be a default; one before the run begins is a mistake all the same."""
+    text = b'command = "x"\nsignal = "USR1@30s"'
+    with pytest.raises(InvalidJob, match="time_limit"):
+        jobfile.parse(text, name="a")
+    assert jobfile.parse(text, name="a", defaults=defaults('time_limit = "1m"')).signal is not None
+    with pytest.raises(InvalidJob, match='"signal" on line 2'):
+        jobfile.parse(text, name="a", defaults=defaults('time_limit = "10s"'))
+    with pytest.raises(InvalidJob, match='"env"'):  # and a mistake of the file's own is told as ever
+        jobfile.parse(b'command = "x"\nenv = 3', name="a", defaults=defaults('env = { A = "1" }'))
+
+
+def test_what_comes_from_the_defaults_can_be_told() -> None:
+    """As TOML; nothing of what the file says, and nothing of a file that cannot be read."""
+    given = defaults('cpus = 3\n[defaults.env]\nA = "1"\nB = "2"')
+    assert jobfile.from_defaults(given, b'command = "x"\nenv.B = "3"') == 'cpus = 3\n\n[env]\nA = "1"\n'
+    assert jobfile.from_defaults(given, b'cpus = 1\nenv = { A = "", B = "" }') == ""
+    assert jobfile.from_defaults(given, b"?") == ""
+
+
+def test_defaults_of_a_run_are_read_again() -> None:
+    """What the metadir has is what the configuration had; a damaged one counts as none."""
+    given = defaults('time_limit = "1m"\nnotify = { to = "a@b.example", on = ["failed"] }')
+    spec = jobfile.parse(b'command = "x"', name="a", defaults=given)
+    again = jobfile.recorded_defaults(spec.defaults_text.encode(), given.kill_grace_ns)
+    assert jobfile.parse(b'command = "x"', name="a", defaults=again) == spec
+    assert jobfile.recorded_defaults(b"\xff = ", 7) == JobDefaults(7)
+    assert jobfile.recorded_defaults(None, 7) == JobDefaults(7)

@@ -12,23 +12,28 @@ from spool.cli.common import json_option
 from spool.cli.group import Verb
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem
+from spool.core.model import JobDefaults
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
+from spool.store.config import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
 
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(allow_dash=True))
 @json_option
-def command(files: tuple[str, ...], as_json: bool) -> int:
+@click.pass_obj
+def command(root: str, files: tuple[str, ...], as_json: bool) -> int:
     """Tell whether job files are valid, and if not, what is wrong on which line.
 
     A file called config.toml is read as a configuration, one in a directory called reservations as a reservation, and
-    of a directory every .toml file is read. Exits with 4 if something is wrong.
+    of a directory every .toml file is read. What a job file leaves open is taken from `[defaults]` of the spool's
+    configuration. Exits with 4 if something is wrong.
 
       spool check train.toml && cp train.toml ~/.spool/queued/
     """
-    found = [(path, _problems(path)) for path in _listed(files)]
+    defaults = defaults_of(root)
+    found = [(path, _problems(path, defaults)) for path in _listed(files)]
     bad = [(path, problems) for path, problems in found if problems]
     if as_json:
         files_json = [{"file": path, "valid": not problems, "problems": problems} for path, problems in found]
@@ -53,7 +58,7 @@ def _listed(files: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _problems(path: str) -> list[Problem]:
+def _problems(path: str, defaults: JobDefaults) -> list[Problem]:
     try:
         if path == "-":
             data = sys.stdin.buffer.read()
@@ -70,7 +75,7 @@ def _problems(path: str) -> list[Problem]:
         elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:
             reservation.parse(data, name=name, created_at_ns=0)
         else:
-            jobfile.parse(data, name=name)
+            jobfile.parse(data, name=name, defaults=defaults)
     except InvalidFile as error:
         return list(error.problems)
     why = why_not_name(name)

@@ -19,6 +19,7 @@ from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, can
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
+from spool.store.config import defaults_of
 from spool.store.spool import Spool
 
 
@@ -54,9 +55,9 @@ def command(
         changes["command"] = shell_command
     if changes or unset:
         new = edited(text, changes, unset, name=name)
-        jobfile.parse(new, name=name)
+        jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
     else:
-        new = _in_editor(name, text)
+        new = _in_editor(name, text, spool.root)
     if new == text:
         render.say(f"{name} is as it was")
         return 0
@@ -84,7 +85,7 @@ def _file(spool: Spool, name: str) -> tuple[str, bytes]:
     raise SpoolError(cannot("edit", f"job {name}", f"{why}; only a job that waits or is held can be changed"))
 
 
-def _in_editor(name: str, text: bytes) -> bytes:
+def _in_editor(name: str, text: bytes, root: str) -> bytes:
     """Return what the user makes of *text*, valid. Raises SpoolError if that is given up."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="spool-edit-") as directory:
@@ -102,7 +103,7 @@ def _in_editor(name: str, text: bytes) -> bytes:
                 why = f"the editor, {editor!r}, left no file; the job is unchanged"
                 raise UsageError(cannot("edit", f"job {name}", why)) from None
             try:
-                jobfile.parse(new, name=name)
+                jobfile.parse(new, name=name, defaults=defaults_of(root))
             except InvalidJob as error:
                 if not sys.stdin.isatty():
                     _keep(name, new)

@@ -32,8 +32,9 @@ _TASK_COLUMNS = (
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     """Show everything about a job.
 
-    Where it is, what it does and why; its file; each of its runs with the outcome, the times, what it was given, and
-    where its output is; of an array its tasks, and which of them failed.
+    Where it is, what it does and why; its file, and what `[defaults]` of the configuration add to it; each of its runs
+    with the outcome, the times, what it was given, and where its output is; of an array its tasks, and which of them
+    failed.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -70,6 +71,8 @@ def _print(found: JobDetails) -> None:
         _say_indented("what is wrong with the file", found.problem)
     if found.file is not None:
         _say_indented("the file", found.file)
+    if found.defaults:
+        _say_indented("from [defaults] of the configuration, because the file does not say", found.defaults)
     for other in found.others:
         render.say()
         render.prose(f"another job of this name, {other.row.state}: {other.path}")

@@ -19,6 +19,7 @@ from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
+from spool.store.config import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
@@ -76,7 +77,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
     name = asked.name
     if name is None:
         name = fastsubmit.fresh_name(stem or fastsubmit.stem_of(command), lambda name: submit.ever_used(root, name))
-    return checked_name(name), checked(name, keys)
+    return checked_name(name), checked(name, keys, root)
 
 
 def checked_name(name: str) -> str:
@@ -89,11 +90,14 @@ def checked_name(name: str) -> str:
     return name
 
 
-def checked(name: str, keys: dict[str, object]) -> bytes:
-    """Return *keys* as the text of a job file. Raises InvalidJob, or InvalidValue for what no file can hold."""
+def checked(name: str, keys: dict[str, object], root: str) -> bytes:
+    """Return *keys* as the text of a job file that the spool *root* takes.
+
+    Raises InvalidJob, or InvalidValue for what no file can hold.
+    """
     laid_out = fastsubmit.laid_out(keys)
     text = jobfile.dump(keys) if laid_out is None else laid_out.encode()
-    jobfile.parse(text, name=name)
+    jobfile.parse(text, name=name, defaults=defaults_of(root))
     return text
 
 
@@ -128,7 +132,9 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
     except OSError as error:
         raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
     name = checked_name(name or stem)
-    spec = jobfile.parse(text, name=name)
+    defaults = defaults_of(root)
+    without_env = {key: value for key, value in defaults.keys.items() if key != "env"}
+    spec = jobfile.parse(text, name=name, defaults=replace(defaults, keys=without_env))
     exported = exports(root, export) if export else Exports()
     _tell_left_out(exported)
     before = dict(spec.env)
@@ -136,7 +142,7 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
     after = exported.env(own, Tasks(name, spec).keys if spec.is_array else ())
     if changed := {key: value for key, value in after.items() if before.get(key) != value}:
         text = jobfile.edited(text, {"env": changed}, name=name)
-        jobfile.parse(text, name=name)
+        jobfile.parse(text, name=name, defaults=defaults)
     return name, text
 
 

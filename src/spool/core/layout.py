@@ -44,6 +44,7 @@ TERMINALS = ".tmux"
 # The metadir, FORMAT 4.
 SPEC_COPY = "job.toml"
 GRANT = "grant.toml"
+DEFAULTS = "defaults.toml"
 WRAPPER = "run.sh"
 JID = "jid"
 RC = "rc"

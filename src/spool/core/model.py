@@ -6,8 +6,10 @@ nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 SECOND_NS = 1_000_000_000
 
@@ -184,11 +186,21 @@ class Spec:
     tags: tuple[str, ...] = ()
     comment: str | None = None
     notify: Notify | None = None
+    defaults_text: str = ""  # of the configured defaults that it was read with
 
     @property
     def is_array(self) -> bool:
         """Whether the file stands for many jobs: it is expanded, never started itself."""
         return self.array is not None or bool(self.matrix) or bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefaults:
+    """What counts for a job whose file does not say: keys and values as a job file has them, and their text."""
+
+    kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

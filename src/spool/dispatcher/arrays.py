@@ -443,6 +443,7 @@ class Expander:
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
+        self._settings = context.settings
         self._timer = context.timers.timer()  # when what found no room on the disk is tried again
         self._store = store
         self._scanner = scanner
@@ -527,7 +528,7 @@ class Expander:
                 self._refuse(job, [Problem(None, None, _too_much(len(text), tasks.count))])
                 return True
             try:
-                jobfile.parse(text, name=task, why_no_path=why_not_expanded)
+                jobfile.parse(text, name=task, defaults=self._settings.config.defaults, why_no_path=why_not_expanded)
             except InvalidJob as error:
                 why = [Problem(each.key, None, f"task {task}: {each.message}") for each in error.problems[:5]]
                 self._refuse(job, why)

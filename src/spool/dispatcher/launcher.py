@@ -214,6 +214,8 @@ class Launcher:
             host=identity.host(),
         )
         files = {layout.GRANT: run_records.render_grant(record)}
+        if live.spec.defaults_text:
+            files[layout.DEFAULTS] = live.spec.defaults_text.encode()
         if ready is not None:
             staged, made = ready.staged, _Prepared(ready.script)
         else:

@@ -332,7 +332,7 @@ class Dispatcher:
         reloaded = self.settings.reload()
         if reloaded:
             log.info("the configuration has changed")
-            if self.settings.config.kill_grace_ns != config.kill_grace_ns:
+            if self.settings.config.defaults != config.defaults:
                 self.scanner.configuration_changed()
             if self.settings.executor != executor:
                 self.launcher.tell_executors_problems()

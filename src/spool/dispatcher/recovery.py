@@ -174,7 +174,7 @@ class Recovery:
         job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
-        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._kill_grace_ns)
+        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._settings.config.defaults)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
             live.launched(self._executors.adopt(live.executor, name, live.run, None))
@@ -369,18 +369,14 @@ class Recovery:
         live.may_be_silent(time.monotonic_ns() + grace_ns)
         return live
 
-    @property
-    def _kill_grace_ns(self) -> int:
-        """The configured one, of jobs that say none."""
-        return self._settings.config.kill_grace_ns
-
     def _spec(self, name: str, run: int, inode: int) -> Spec:
         """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
         spool = self._spool
-        spec = spool.spec(name, run, kill_grace_ns=self._kill_grace_ns)
+        defaults = self._settings.config.defaults
+        spec = spool.spec(name, run, kill_grace_ns=defaults.kill_grace_ns)
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
-                spec = spool.job_spec(place, name, kill_grace_ns=self._kill_grace_ns)
+                spec = spool.job_spec(place, name, defaults)
         # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
         return spec or Spec(command="true")
 

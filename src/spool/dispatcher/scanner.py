@@ -431,8 +431,8 @@ class JobFileReader:
         """
         spec = self._parsed.get(data)
         if spec is None:
-            grace_ns = self._settings.config.kill_grace_ns
-            spec = jobfile.parse(data, name=name, default_kill_grace_ns=grace_ns, why_no_path=why_not_expanded)
+            defaults = self._settings.config.defaults
+            spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
             # Of the same text under another name the same is true, but for what refers to the name.
             if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
                 if len(self._parsed) >= _SAME_TEXT:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.events import EVENT_WORDS, NotifyRule
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, Pool
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size
-from spool.formats import toml
+from spool.formats import jobfile, toml
 from spool.formats.keys import EXPORTED, MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
@@ -193,6 +193,9 @@ CONFIG = KeyTable(
     Key("reservation_allows_unlimited", "flag",
         "Whether jobs without a time limit may start on GPUs that are reserved for later.", default=False,
         field="policy.reservation_allows_unlimited"),
+    Key("defaults", "defaults of jobs",
+        "What counts for jobs whose files do not say: keys of a job file, of `cpus`, `memory`, `time_limit`, `retry`, "
+        "`notify` and `env`. No job file is changed, and what runs goes on as it began.", default={}),
     Key("gpu", _GPU, "Which GPUs are given to jobs, and how they are chosen.", default={}),
     Key("gc", _GC, "What `spool gc` removes of ended runs.", default={}),
     Key("quotas", _QUOTAS, "What users and projects may have at once.", default={}),
@@ -262,6 +265,7 @@ class Config:
     metrics: str | None = None  # as written: absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
+    defaults: JobDefaults = jobfile.NO_DEFAULTS
     gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # what is written in vain, and what to write instead
@@ -293,6 +297,8 @@ def parse(data: bytes) -> Config:
     for key in ("user_limits", "project_limits"):
         policy[key] = {name: Limits(**limits) for name, limits in policy.get(key, {}).items()}
     config["policy"] = Policy(**policy)
+    grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
+    config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
     config["gpu"] = GpuConfig(**found["gpu"])
     config["gc"] = GcConfig(**found["gc"])
@@ -363,6 +369,12 @@ def _events(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
     return events
 
 
+def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaults:
+    defaults, problems = jobfile.defaults_of(stated)
+    reading.problems.take(problems, path)
+    return defaults
+
+
 def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in words(listed):
         if _EXPORT.fullmatch(pattern) is None:
@@ -402,6 +414,7 @@ def reserve(text: str) -> Reserve:
 
 _KINDS: Kinds = {
     "share": lambda key: Kind(Annotated[str, Meta(extra_json_schema={"examples": ["5%", "8G"]})], reserve),
+    "defaults of jobs": lambda key: Kind(dict[str, Any], read=_defaults),
     "indices of a resource": lambda key: Kind(tuple[Annotated[int, Meta(ge=0, le=key.most)], ...], _indices),
     "GPUs": lambda key: Kind(tuple[int | str, ...], read=_gpus),
     "limit": lambda key: Kind(Annotated[int, Meta(ge=0, le=key.most)] | str, _limit),

@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from sys import intern
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from spool.core.arrays import ARRAY, Substitution, Tasks
-from spool.core.errors import InvalidJob, InvalidValue, Problem, cannot, shown
+from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidValue, Problem, cannot, shown
 from spool.core.model import (
-    DEFAULT_KILL_GRACE_NS,
     ArraySpec,
     ArrayTask,
     Dependencies,
+    JobDefaults,
     Notify,
     Request,
     Retry,
@@ -29,26 +29,28 @@ from spool.core.model import (
 from spool.core.names import MAX_NAME_LENGTH
 from spool.formats import keys, toml, values
 from spool.formats.toml import Path
-from spool.formats.validation import Format, Kind, Kinds, Reading
+from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
 V = TypeVar("V")
+
+NO_DEFAULTS = JobDefaults()
 
 
 def parse(
     data: bytes,
     *,
     name: str,
-    default_kill_grace_ns: int = DEFAULT_KILL_GRACE_NS,
+    defaults: JobDefaults = NO_DEFAULTS,
     why_no_path: Callable[[str, Mapping[str, str]], str | None] | None = None,
 ) -> Spec:
     """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem.
 
-    *default_kill_grace_ns* is the configuration's, for a job that does not say. *why_no_path* says why a path cannot be
+    *defaults* are the configuration's, for what the file leaves open. *why_no_path* says why a path cannot be
     expanded for a job with that `env` where it would run; None if nobody knows that here.
     """
     what = f"job {name}"
-    reading = FORMAT.read(data, what, name)
+    reading = FORMAT.read(data, what, name, partial(completed, defaults) if defaults.keys else None)
     _check_together(reading)
     if why_no_path is not None:
         env = dict(reading.found[""].get("env", ()))
@@ -57,7 +59,47 @@ def parse(
             if path and (why := why_no_path(path, env)) is not None:
                 reading.problems.add((key,), why)
     FORMAT.judge(reading, data, what)
-    return _spec(reading, default_kill_grace_ns)
+    return _spec(reading, defaults)
+
+
+def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *document*, a job file as it was read, with *defaults* for what it leaves open: of `env` each variable."""
+    return {**defaults.keys, **document, **_variables(defaults.keys, document)}
+
+
+def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    env, own = below.get("env"), above.get("env")
+    return {"env": {**env, **own}} if isinstance(env, dict) and isinstance(own, dict) else {}
+
+
+def from_defaults(defaults: JobDefaults, data: bytes) -> str:
+    """Return, as TOML, what *defaults* add to the job file *data*; "" if nothing, or if that cannot be read."""
+    try:
+        own = toml.read(data, "the job file")
+    except InvalidFile:
+        return ""
+    added = {key: value for key, value in defaults.keys.items() if key not in own}
+    if isinstance(env := defaults.keys.get("env"), dict) and isinstance(stated := own.get("env"), dict):
+        added |= {"env": {key: value for key, value in env.items() if key not in stated}}
+    return toml.write({key: value for key, value in added.items() if value != {}}).decode()
+
+
+def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
+    """Return *stated*, keys that jobs may leave open, as defaults, and what is wrong with them."""
+    data = toml.write(stated)
+    reading = _DEFAULTS_FORMAT.read(data, "the defaults")
+    _check_together(reading)
+    return JobDefaults(keys=stated, text=data.decode()), reading.problems
+
+
+def recorded_defaults(text: bytes | None, kill_grace_ns: int) -> JobDefaults:
+    """Return the defaults that a run was started with, as its metadir has them; what cannot be read counts as none."""
+    if not text:
+        return JobDefaults(kill_grace_ns)
+    try:
+        return JobDefaults(kill_grace_ns, toml.read(text, "the defaults"), text.decode())
+    except InvalidFile:
+        return JobDefaults(kill_grace_ns)
 
 
 def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
@@ -81,11 +123,11 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
-def _spec(reading: Reading, default_kill_grace_ns: int) -> Spec:
+def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
     """Return what a job file that is right says."""
     found = reading.found
     spec = found[""]
-    spec.setdefault("kill_grace_ns", default_kill_grace_ns)
+    spec.setdefault("kill_grace_ns", defaults.kill_grace_ns)
     if "request" in found:
         spec["request"] = _shared(Request(**found["request"]))
     if "retry" in found:
@@ -100,7 +142,7 @@ def _spec(reading: Reading, default_kill_grace_ns: int) -> Spec:
         spec["start_after_ns"], spec["start_delay_ns"] = spec.pop("start_after")
     if "on_dependency_failure" in spec:
         spec["cancel_on_dependency_failure"] = spec.pop("on_dependency_failure") == "cancel"
-    return Spec(**spec)
+    return Spec(**spec, defaults_text=defaults.text)
 
 
 @lru_cache(maxsize=4096)
@@ -262,6 +304,8 @@ _KINDS: Kinds = {
 
 FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
 """How a job file is read."""
+
+_DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig)
 
 
 # Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables of which options

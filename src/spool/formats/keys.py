@@ -271,5 +271,11 @@ JOB = KeyTable(
     *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_TIME, *_MANY, *_AGAIN, *_RUNNING, *_PEOPLE,
 )
 
+DEFAULTS = KeyTable(
+    "DefaultsTable",
+    "What counts for jobs whose files do not say.",
+    *(key for key in JOB.keys if key.name in ("cpus", "memory", "time_limit", "retry", "notify", "env")),
+)
+
 BY_OPTION = (*_GPUS, *_MACHINE, *_RESOURCES, *_TIME, *_AGAIN, *reversed(_COMMAND), *_RUNNING, *_MANY, *_PEOPLE)
 """The keys of a job file in the order in which the help lists their options, and a submission writes them."""

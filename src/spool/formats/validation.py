@@ -122,6 +122,12 @@ class Problems:
         self.add(longest, f"has {length:,} entries{others}; they may have {MAX_NAMES:,}")
         return False
 
+    def take(self, others: Problems, at: Path) -> None:
+        """Note what *others* has, of a document that stands at *at* of this one."""
+        for path, subject, rest in others._found:
+            here = (*at, *path)
+            self._found.append((here, subject.replace(f'"{dotted(path)}"', f'"{dotted(here)}"'), rest))
+
     def listed(self, text: str) -> list[Problem]:
         """Return the problems in the order of their lines in *text*, those without a line first."""
         lines = key_lines(text, {path for path, _, _ in self._found})
@@ -216,15 +222,20 @@ class Format:
         self._root = self._rows(table, "")
         self._any_length = {key.name for key in table.keys if (kind := self._kind(key)) and kind.any_length}
 
-    def read(self, data: bytes, what: str, name: str = "") -> Reading:
+    def read(
+        self, data: bytes, what: str, name: str = "", complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    ) -> Reading:
         """Return what *data* states, each value read alone; what is wrong is noted. Raises `error` if it is unreadable.
 
-        *what* names the file in errors, and *name* is the job's, if it is one's.
+        *what* names the file in errors, and *name* is the job's, if it is one's. *complete* adds what the file leaves
+        open.
         """
         try:
             document = toml.read(data, what)
         except InvalidFile as error:
             raise self.error(what, error.problems) from None
+        if complete is not None:
+            document = complete(document)
         problems = Problems()
         try:
             raw = msgspec.convert(document, self.struct)

@@ -13,6 +13,7 @@ from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
+from spool.formats import jobfile
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
@@ -71,6 +72,7 @@ class JobDetails:
     places: tuple[str, ...]
     path: str | None
     file: str | None
+    defaults: str  # what the configuration adds to the file, as TOML: now, or when its run began; "" if nothing
     problem: str | None
     runs: tuple[RunDetails, ...]
     dispatcher: bool
@@ -114,6 +116,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         places=tuple(places),
         path=spool.layout.job_file(place, name) if place is not None else None,
         file=text.decode("utf-8", "replace") if text is not None else None,
+        defaults=_defaults(spool, name, found[0], text),
         problem=spool.problem_text(name),
         runs=shown,
         dispatcher=lister.dispatcher,
@@ -126,12 +129,20 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     )
 
 
+def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
+    if text is None:
+        return ""
+    if row.place in (layout.QUEUED, layout.HELD) or row.run is None:
+        return jobfile.from_defaults(Settings(spool).config.defaults, text)
+    return jobfile.from_defaults(spool.defaults(name, row.run), text)
+
+
 def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
     """Return how long the job of *row* is expected to run; None if nobody can tell, or it has ended."""
     if row.state.ended or row.state is State.INVALID:
         return None
     settings = Settings(spool)
-    spec = spool.job_spec(place, row.name, kill_grace_ns=settings.config.kill_grace_ns)
+    spec = spool.job_spec(place, row.name, settings.config.defaults)
     if spec is None or spec.is_array:
         return None
     if spec.time_limit_ns is not None:

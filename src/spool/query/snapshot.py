@@ -16,7 +16,7 @@ from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, Machine, Policy
+from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
@@ -69,7 +69,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _load_arrays(spool, table, memory, now_ns)
-    _load_runs(spool, table, memory, prober, settings.config.kill_grace_ns)
+    _load_runs(spool, table, memory, prober, settings.config.defaults)
     left_out = _load_files(spool, table, memory, settings, now_ns)
     left_out |= table.unsettled
     refusal = _load_refusals(spool, table, now_ns)
@@ -124,14 +124,16 @@ def _array(spool: Spool, name: str) -> Array | None:
     return array
 
 
-def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, grace_ns: int) -> None:
+def _load_runs(
+    spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, defaults: JobDefaults
+) -> None:
     """Put every run that is not proved gone into *table*; of one that cannot be read what the journal knows."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
         try:
-            live = _run(spool.strict, name, memory, prober, grace_ns)
+            live = _run(spool.strict, name, memory, prober, defaults)
         except OSError as error:
             _unsettled(spool, table, name, error)
-            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, grace_ns)
+            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, defaults)
         if live is not None:
             table.add_run(table.job(name), live)
 
@@ -143,13 +145,13 @@ def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -
     spool.note(error, where)
 
 
-def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_ns: int) -> ActiveRun | None:
+def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, defaults: JobDefaults) -> ActiveRun | None:
     run = spool.latest_run(name)
     proof = spool.prove(name, run, prober) if run is not None else None
     if run is None or proof is None or proof.verdict in _OVER:
         return None
     record = spool.grant(name, run)
-    spec = spool.spec(name, run, kill_grace_ns=grace_ns) or spool.job_spec(RUNNING, name, kill_grace_ns=grace_ns)
+    spec = spool.spec(name, run, kill_grace_ns=defaults.kill_grace_ns) or spool.job_spec(RUNNING, name, defaults)
     if spec is None:
         return None
     record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
@@ -238,8 +240,8 @@ def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Setting
     if told:
         return JobFileVersion(*identity, None, told)
     try:
-        grace_ns = settings.config.kill_grace_ns
-        spec = jobfile.parse(seen.data, name=name, default_kill_grace_ns=grace_ns, why_no_path=why_not_expanded)
+        defaults = settings.config.defaults
+        spec = jobfile.parse(seen.data, name=name, defaults=defaults, why_no_path=why_not_expanded)
     except InvalidJob as error:
         return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems))
     return JobFileVersion(*identity, spec)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from spool.client.submit import is_spool
-from spool.core import layout
-from spool.core.errors import InvalidFile, InvalidJob, Problem, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidFile, Problem, SpoolError, UsageError, cannot
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
@@ -30,7 +29,7 @@ from spool.core.simulation import (
     simulate,
     span,
 )
-from spool.formats import csvtrace, jobfile, swf
+from spool.formats import csvtrace, swf
 from spool.formats.history import parse_history_line
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.machine.host import Host, less_reserve
@@ -198,11 +197,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
 
 def _spec_of(spool: Spool, result: Result) -> Spec | None:
     """Return what the run's own copy of the job file says, None if it is gone."""
-    text = spool.record(result.job, result.run, layout.SPEC_COPY)
-    try:
-        return jobfile.parse(text, name=result.job) if text is not None else None
-    except InvalidJob:
-        return None
+    return spool.spec(result.job, result.run)
 
 
 def _wanted(result: Result, said: Spec) -> Spec:

@@ -11,6 +11,7 @@ from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import (
     Grant,
     Jid,
+    JobDefaults,
     Result,
     Running,
     Spec,
@@ -271,7 +272,7 @@ class ActiveRun:
         name: str,
         known: Mapping[tuple[str, int], Started],
         stopping: Mapping[tuple[str, int], Stop],
-        kill_grace_ns: int,
+        defaults: JobDefaults,
     ) -> ActiveRun | None:
         """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
         run = max((run for job, run in known if job == name), default=None)
@@ -279,7 +280,7 @@ class ActiveRun:
             return None
         started, spec = known[name, run], None
         with suppress(OSError):
-            spec = spool.job_spec(RUNNING, name, kill_grace_ns=kill_grace_ns)
+            spec = spool.job_spec(RUNNING, name, defaults)
         spec = spec or Spec(command="true")
         record = GrantRecord(
             name,

@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, Result, Spec, Stop
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, JobDefaults, Result, Spec, Stop
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, parse_array
@@ -84,9 +84,9 @@ class Spool:
         """Return the bytes of a job file, None if it is not there."""
         return read_record(self.layout.job_file(place, name))
 
-    def job_spec(self, place: str, name: str, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
-        """Return what a job file says, None if it is not there or not valid. *kill_grace_ns* is the configured one."""
-        return _spec(self.job_text(place, name), name, kill_grace_ns)
+    def job_spec(self, place: str, name: str, defaults: JobDefaults | None = None) -> Spec | None:
+        """Return what a job file says, with *defaults* for the rest; None if it is not there or not valid."""
+        return _spec(self.job_text(place, name), name, defaults or JobDefaults())
 
     def problem_text(self, name: str) -> str | None:
         """Return what `NAME.toml.error` says of a bad job file."""
@@ -130,8 +130,21 @@ class Spool:
         return read_record(self.layout.record(name, run, record))
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
-        """Return what a run's copy of its job file says, None if that was lost. *kill_grace_ns* is the default."""
-        return _spec(self.record(name, run, layout.SPEC_COPY), name, kill_grace_ns)
+        """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
+
+        *kill_grace_ns* is the default of today.
+        """
+        text = self.record(name, run, layout.SPEC_COPY)
+        return _spec(text, name, self.defaults(name, run, kill_grace_ns)) if text else None
+
+    def defaults(self, name: str, run: int, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> JobDefaults:
+        """Return the defaults that a run began with."""
+        text = self.record(name, run, layout.DEFAULTS)
+        if not text:
+            return JobDefaults(kill_grace_ns)
+        from spool.formats import jobfile  # as in `_spec`
+
+        return jobfile.recorded_defaults(text, kill_grace_ns)
 
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
@@ -402,11 +415,11 @@ class Prober(Protocol):
         """Whether there are processes of a run of the spool at *root* whose wrapper is gone."""
 
 
-def _spec(text: bytes | None, name: str, kill_grace_ns: int) -> Spec | None:
+def _spec(text: bytes | None, name: str, defaults: JobDefaults) -> Spec | None:
     from spool.formats import jobfile  # what most commands need not load
 
     try:
-        return jobfile.parse(text, name=name, default_kill_grace_ns=kill_grace_ns) if text else None
+        return jobfile.parse(text, name=name, defaults=defaults) if text else None
     except InvalidJob:
         return None
 
