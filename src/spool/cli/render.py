@@ -22,6 +22,7 @@ from spool.formats.timestamps import render_instant
 
 _GAP = "  "
 _LEAST = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column keeps before others are left out
+_BAR = 20  # cells of a bar
 _NARROW = 5  # cells: no column is made narrower than that
 
 STATE_STYLES = {
@@ -234,6 +235,36 @@ def clear() -> None:
 def lively(stream: TextIO) -> bool:
     """Whether *stream* is a terminal on which a line may be drawn again, by somebody who wants that."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+class StatusLine:
+    """A line at the bottom of the terminal that stderr is, drawn again and again; nothing of it is seen elsewhere."""
+
+    def __init__(self) -> None:
+        self.lively = lively(sys.stderr)
+        self._drawn = ""
+
+    def draw(self, text: str, *, part: float | None = None) -> None:
+        """Show *text*, a bar before it of which that *part* is full; the line that was there goes."""
+        if not self.lively:
+            return
+        width = shutil.get_terminal_size((80, 24)).columns - 1
+        if part is not None and width >= 2 * _BAR:
+            filled = round(_BAR * min(1.0, max(0.0, part)))
+            full, empty = "█░" if (sys.stderr.encoding or "").lower().startswith("utf") else "#."
+            text = f"{full * filled}{empty * (_BAR - filled)} {text}"
+        line = short(shown(text), width)
+        if line != self._drawn:
+            self._drawn = line
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away, so that something else may be written."""
+        if self._drawn:
+            self._drawn = ""
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 @contextmanager
