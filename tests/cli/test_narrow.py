@@ -417,3 +417,44 @@ def test_the_end_of_many_is_expected_by_how_fast_they_end(spool_root: Path) -> N
     then = watch.look(now + 40_000_000_000)
     assert (then.ended, then.bad) == (4, 1)
     assert then.end_at_ns == now + 100_000_000_000
+
+
+def test_a_tree_has_each_job_below_what_it_depends_on(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every job once, tasks below their array, circles and names that are not there as they can be shown."""
+    array(spool_root, "sweep", 9, failed=1, waiting=5)
+    put_job(spool_root, "fetch")
+    put_job(spool_root, "report", 'command = "true"\ndepends_on = ["sweep", "fetch"]\n')
+    put_job(spool_root, "mail", 'command = "true"\ndepends_on = { ended = ["report"] }\n', "held")
+    put_job(spool_root, "lost", 'command = "true"\ndepends_on = ["nosuch"]\n')
+    put_job(spool_root, "ring", 'command = "true"\ndepends_on = ["round"]\n')
+    put_job(spool_root, "round", 'command = "true"\ndepends_on = ["ring"]\n')
+    put_job(spool_root, "bad", "=")
+    said = spool("ls", "--tree", "--columns", "name")
+    assert said.out.splitlines()[1:] == [
+        "sweep",
+        "├─ sweep_0",
+        "├─ sweep_[1-5]",
+        "└─ report (also after fetch)",
+        "   └─ mail",
+        "fetch",
+        "lost",
+        "bad",
+        "ring",
+        "└─ round",
+    ]
+    on_terminal(monkeypatch, 40)
+    assert max(map(cell_len, lines(spool("ls", "--tree").out))) <= 40
+    assert spool("ls", "--tree", "--csv").code == 2
+
+
+def test_a_long_chain_is_a_tree_that_fits(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep levels are not indented for ever, and cost no recursion."""
+    put_job(spool_root, "j0")
+    for at in range(1, 1500):
+        put_job(spool_root, f"j{at}", f'command = "true"\ndepends_on = ["j{at - 1}"]\n')
+    on_terminal(monkeypatch, 60)
+    found = lines(spool("ls", "--tree").out)
+    assert len(found) == 1501
+    assert max(map(cell_len, found)) <= 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
 _BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
 _ENOUGH = 3  # jobs that have ended tell how fast the others will
 _MANY = 500  # jobs: the planner is not asked for more one by one
+_DEEP = 12  # levels of a tree; what is deeper is not indented further
 _FEW = 2  # rows that are alike are shown as they are
 
 
@@ -96,6 +97,56 @@ def folded(spool: Spool, rows: Iterable[JobRow]) -> list[ListedJob]:
         else:
             found += [ListedJob(row, row.name) for row in group]
     return found
+
+
+def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
+    """Return the jobs below those that they depend on, and tasks below their array, as the lines of a tree.
+
+    A job that depends on several stands below the first of them, and its line names the others. Jobs that wait for
+    each other in a circle stand below none.
+    """
+    rows = list({row.name: row for row in reversed(rows)}.values())[::-1]
+    names = {row.name for row in rows}
+    parents = {row.name: _parents(spool, row, names) for row in rows}
+    below: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if parents[row.name]:
+            below.setdefault(parents[row.name][0], []).append(row)
+    found: list[ListedJob] = []
+    placed: set[str] = set()
+    for root in [*(row for row in rows if not parents[row.name]), *rows]:
+        todo = [(ListedJob(root, root.name), "", "", 0)] if root.name not in placed else []
+        while todo:
+            one, head, rest, depth = todo.pop()
+            placed.add(one.row.name)
+            others = parents[one.row.name][1:]
+            also = f" (also after {', '.join(others)})" if others else ""
+            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.count))
+            children = [row for row in below.get(one.row.name, ()) if row.name not in placed and one.count == 1]
+            placed.update(row.name for row in children)
+            leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
+            lines = folded(spool, (row for row in children if row.name in leaves))
+            lines += [ListedJob(row, row.name) for row in children if row.name not in leaves]
+            if depth >= _DEEP:
+                todo += [(line, f"{rest}… ", rest, depth + 1) for line in reversed(lines)]
+            else:
+                last = len(lines) - 1
+                drawn = [
+                    (f"{rest}└─ ", f"{rest}   ") if at == last else (f"{rest}├─ ", f"{rest}│  ")
+                    for at in range(last + 1)
+                ]
+                todo += [(line, *signs, depth + 1) for line, signs in reversed(list(zip(lines, drawn, strict=True)))]
+    return found
+
+
+def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
+    """Return which of the jobs that are listed a job depends on; a task on its array before all."""
+    array = array_of(row.name)
+    found = [array] if array in names and _index(row) and _is_array(spool, array) else []
+    spec = spool.job_spec(row.place, row.name) if row.place is not None else None
+    depends_on = spec.depends_on if spec is not None else None
+    found += [name for name in (depends_on.names() if depends_on is not None else ()) if name in names]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)
