@@ -458,3 +458,49 @@ def test_a_long_chain_is_a_tree_that_fits(spool: Command, spool_root: Path, monk
     found = lines(spool("ls", "--tree").out)
     assert len(found) == 1501
     assert max(map(cell_len, found)) <= 60
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_reservations_keep_their_words(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Names are shortened in the middle; what is said of a reservation goes on below, between words."""
+    comment = "the demonstration for the visitors of the institute, with every GPU that there is"
+    for at in range(2):
+        name = f"reservation-with-a-long-name-{at}"
+        (spool_root / "reservations" / f"{name}.toml").write_text(
+            f'user = "somebody-with-a-long-name"\ngpu_count = 1\nstart = 2099-01-01T10:00:00\n'
+            f'duration = "2h"\ncomment = "{comment}"\n'
+        )
+    full = words(spool("reserve", "list").out)
+    on_terminal(monkeypatch, width)
+    said = spool("reserve", "list")
+    drawn = lines(said.out)
+    assert said.code == 0
+    assert max(map(cell_len, drawn)) <= width
+    assert {word for line in drawn[:12] for word in line.split() if word.isalpha()} <= full | words(comment)
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_no_bar_is_drawn_for_those_that_cannot_use_it(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """gc, as every command with a bar, draws none without a cursor or where no colours are wanted."""
+    ended(spool_root, "old", State.FINISHED, 1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    said = spool("gc", "--older-than", "1s")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("1 run (")
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_a_table_without_colours_has_its_lines_alone(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Nothing of a colour reaches a terminal that has none, or whose user wants none."""
+    put_job(spool_root, "a", place="held")
+    on_terminal(monkeypatch, 80)
+    monkeypatch.setenv(name, value)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", spool("ls").out)
