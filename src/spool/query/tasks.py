@@ -14,8 +14,6 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, State
 from spool.core.runtimes import Source
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
-from spool.query.snapshot import snapshot
-from spool.state.past import past_of
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
@@ -216,6 +214,9 @@ class WaitWatch:
 
 
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
+    from spool.state.past import past_of
+
     seen = snapshot(spool, now_ns)
     run_times = past_of(spool, now_ns, seen.policy).run_times
     starting = {start.name for start in seen.plan.starts}
