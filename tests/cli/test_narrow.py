@@ -13,12 +13,14 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command, asked, put_job
-from spool.cli import render
+from spool.cli import render, wait
 from spool.core.errors import shown
 from spool.core.model import State
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
+from spool.query.tasks import WaitWatch
+from spool.store.spool import Spool
 
 from .test_looking import ended, running
 
@@ -320,3 +322,185 @@ def test_an_output_of_an_earlier_run_tells_nothing_of_this_one(spool: Command, s
     assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == [""]
     os.utime(own)
     assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == ["80 %"]
+
+
+# What the commands say comes line by line, so that the carriage return of a line that is drawn again is a line's end.
+def interrupt(seconds: float) -> None:
+    """Be the Ctrl-C of somebody who has seen enough."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """One line for all of them, an array as its tasks, or for the one with its progress; it goes at the end."""
+    array(spool_root, "sweep", 20, failed=2, waiting=3)
+    running(spool_root, "long-" * 15)
+    (spool_root / "jobs" / ("long-" * 15) / "1" / "progress").write_text("epoch 3\x1b[2J")
+    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = spool("wait", "sweep", "long-" * 15)
+    assert said.code == 130
+    begin, drawn, end = said.err.split("\n\x1b[K")
+    assert (begin, end) == ("", "")
+    assert "2 of 21 ended" in drawn
+    assert width < 80 or "1 running, 2 not finished" in drawn
+    one = spool("wait", "long-" * 15).err.split("\n\x1b[K")[1]
+    assert "\x1b" not in one
+    assert width < 200 or "running for" in one
+    assert width < 200 or r"epoch 3\u001b[2J" in one
+    assert max(map(cell_len, (drawn, one))) < width
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"isatty": True, "TERM": "dumb"}, {"isatty": True, "NO_COLOR": "1"}],
+    ids=["pipe", "dumb", "no colour"],
+)
+def test_wait_shows_no_bar_to_those_that_cannot_use_it(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, object]
+) -> None:
+    """A pipe, a terminal without a cursor and somebody who wants no colours get the messages alone."""
+    put_job(spool_root, "a")
+    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: "isatty" in setting)
+    monkeypatch.setenv("TERM", str(setting.get("TERM", "xterm")))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if "NO_COLOR" in setting:
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert spool("wait", "a").err == ""
+
+
+def test_a_message_is_told_above_the_line_of_wait(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is taken away first, so that neither is written into the other."""
+    put_job(spool_root, "a")
+    os.mkdir(spool_root / "jobs" / "b")
+    put_job(spool_root, "b", 'command = "true"\n')
+    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def hold(seconds: float) -> None:
+        if (spool_root / "held" / "a.toml").exists():
+            raise KeyboardInterrupt
+        os.rename(spool_root / "queued" / "a.toml", spool_root / "held" / "a.toml")
+
+    monkeypatch.setattr(time, "sleep", hold)
+    pieces = spool("wait", "a", "b").err.split("\n\x1b[K")
+    assert "0 of 2 ended" in pieces[1]
+    assert pieces[2].startswith("spool: job a is held")
+
+
+def test_the_end_of_many_is_expected_by_how_fast_they_end(spool_root: Path) -> None:
+    """After a few have ended the rest is expected to go on like that; before, what the planner expects."""
+    now = time.time_ns()
+    for at in range(10):
+        put_job(spool_root, f"j{at}", 'command = "true"\ntime_limit = "1h"\n')
+    names = [f"j{at}" for at in range(10)]
+    watch = WaitWatch(Spool(str(spool_root)), names)
+    first = watch.look(now)
+    assert (first.total, first.ended, first.running, first.only) == (10, 0, 0, None)
+    assert first.end_at_ns is not None
+    assert first.end_at_ns >= now + 3600 * 1_000_000_000
+    for at in range(4):
+        (spool_root / "queued" / f"j{at}.toml").unlink()
+        ended(spool_root, f"j{at}", State.FINISHED if at else State.FAILED, now, code=at)
+    then = watch.look(now + 40_000_000_000)
+    assert (then.ended, then.bad) == (4, 1)
+    assert then.end_at_ns == now + 100_000_000_000
+
+
+def test_a_tree_has_each_job_below_what_it_depends_on(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every job once, tasks below their array, circles and names that are not there as they can be shown."""
+    array(spool_root, "sweep", 9, failed=1, waiting=5)
+    put_job(spool_root, "fetch")
+    put_job(spool_root, "report", 'command = "true"\ndepends_on = ["sweep", "fetch"]\n')
+    put_job(spool_root, "mail", 'command = "true"\ndepends_on = { ended = ["report"] }\n', "held")
+    put_job(spool_root, "lost", 'command = "true"\ndepends_on = ["nosuch"]\n')
+    put_job(spool_root, "ring", 'command = "true"\ndepends_on = ["round"]\n')
+    put_job(spool_root, "round", 'command = "true"\ndepends_on = ["ring"]\n')
+    put_job(spool_root, "bad", "=")
+    said = spool("ls", "--tree", "--columns", "name")
+    assert said.out.splitlines()[1:] == [
+        "sweep",
+        "├─ sweep_0",
+        "├─ sweep_[1-5]",
+        "└─ report (also after fetch)",
+        "   └─ mail",
+        "fetch",
+        "lost",
+        "bad",
+        "ring",
+        "└─ round",
+    ]
+    on_terminal(monkeypatch, 40)
+    assert max(map(cell_len, lines(spool("ls", "--tree").out))) <= 40
+    assert spool("ls", "--tree", "--csv").code == 2
+
+
+def test_a_long_chain_is_a_tree_that_fits(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep levels are not indented for ever, and cost no recursion."""
+    put_job(spool_root, "j0")
+    for at in range(1, 1500):
+        put_job(spool_root, f"j{at}", f'command = "true"\ndepends_on = ["j{at - 1}"]\n')
+    on_terminal(monkeypatch, 60)
+    found = lines(spool("ls", "--tree").out)
+    assert len(found) == 1501
+    assert max(map(cell_len, found)) <= 60
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_reservations_keep_their_words(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Names are shortened in the middle; what is said of a reservation goes on below, between words."""
+    comment = "the demonstration for the visitors of the institute, with every GPU that there is"
+    for at in range(2):
+        name = f"reservation-with-a-long-name-{at}"
+        (spool_root / "reservations" / f"{name}.toml").write_text(
+            f'user = "somebody-with-a-long-name"\ngpu_count = 1\nstart = 2099-01-01T10:00:00\n'
+            f'duration = "2h"\ncomment = "{comment}"\n'
+        )
+    full = words(spool("reserve", "list").out)
+    on_terminal(monkeypatch, width)
+    said = spool("reserve", "list")
+    drawn = lines(said.out)
+    assert said.code == 0
+    assert max(map(cell_len, drawn)) <= width
+    assert {word for line in drawn[:12] for word in line.split() if word.isalpha()} <= full | words(comment)
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_no_bar_is_drawn_for_those_that_cannot_use_it(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """gc, as every command with a bar, draws none without a cursor or where no colours are wanted."""
+    ended(spool_root, "old", State.FINISHED, 1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    said = spool("gc", "--older-than", "1s")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("1 run (")
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_a_table_without_colours_has_its_lines_alone(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Nothing of a colour reaches a terminal that has none, or whose user wants none."""
+    put_job(spool_root, "a", place="held")
+    on_terminal(monkeypatch, 80)
+    monkeypatch.setenv(name, value)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", spool("ls").out)

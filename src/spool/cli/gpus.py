@@ -18,7 +18,7 @@ _COLUMNS = (
     render.Column("BUSY", right=True, drop=4),
     render.Column("MEM BUSY", right=True, drop=5),
     render.Column("STATE"),
-    render.Column("WHO", cut="words"),
+    render.Column("WHO", cut="words", least=12),
     render.Column("UUID", drop=6),
 )
 STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unused": "dim", "problem": "red"}

@@ -22,7 +22,7 @@ from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
 from spool.query.accounting import moment
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
-from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of
+from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
 
 _WATCH_S = 2.0
@@ -99,6 +99,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("--sort", type=click.Choice(sorted(ORDERS)), help="The order. Default: ended, running, waiting.")
 @click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns, of {', '.join(_FIELDS)}.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for spreadsheets: every column, or those of --columns.")
+@click.option("--tree", "as_tree", is_flag=True, help="Each job below what it depends on, each task below its array.")
 @click.option("--watch", is_flag=True, help="Show the list again every two seconds, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names, one a line.")
 @json_option
@@ -116,6 +117,7 @@ def command(
     sort: str | None,
     columns: tuple[str, ...],
     as_csv: bool,
+    as_tree: bool,
     watch: bool,
     quiet: bool,
     as_json: bool,
@@ -132,12 +134,12 @@ def command(
 
     By hand: ls queued held running done
     """
-    if sum((as_csv, as_json, quiet)) > 1:
-        raise click.UsageError("--csv, --json and --quiet exclude each other")
+    if sum((as_csv, as_json, quiet, as_tree)) > 1:
+        raise click.UsageError("--csv, --json, --quiet and --tree exclude each other")
     if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
         raise click.UsageError("--watch is for a terminal; elsewhere call `spool ls` as often as you want")
     wanted = JobFilter(tuple(map(_name, names)), _states(states), user, project, tag, recent, _since(since))
-    form = "json" if as_json else "names" if quiet else "csv" if as_csv else "table"
+    form = "json" if as_json else "names" if quiet else "csv" if as_csv else "tree" if as_tree else "table"
     asked = _Asked(wanted, everything, sort, columns, form, watch)
     spool = viewed(root)
     while watch:
@@ -172,6 +174,8 @@ def _show(spool: Spool, asked: _Asked) -> int:
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
         case "csv":
             _print_csv(rows, asked.columns or tuple(_FIELDS), found.at_ns)
+        case "tree":
+            _print_table(tree(spool, rows), asked, found.at_ns)
         case _:
             fold = not asked.everything and sys.stdout.isatty()
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]

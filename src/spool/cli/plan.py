@@ -20,7 +20,7 @@ _COLUMNS = (
     render.Column("PRIO", right=True, drop=2),
     render.Column("START", right=True),
     render.Column("RUNS", right=True, drop=1),
-    render.Column("WHY", cut="words"),
+    render.Column("WHY", cut="words", least=12),
 )
 
 

@@ -21,7 +21,9 @@ from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
 _GAP = "  "
-_LEAST = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column keeps before others are left out
+_COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column has before others are left out
+DATE = 10  # cells
+_BAR = 20  # cells of a bar
 _NARROW = 5  # cells: no column is made narrower than that
 
 STATE_STYLES = {
@@ -46,13 +48,23 @@ class Column:
     """One column of a table, and what a terminal without room for it does.
 
     *cut*: it is shortened in the "middle" or at its "end", or goes on below, broken between "words". *drop*: columns
-    with a higher number are left out first; those with 0 stay.
+    with a higher number are left out first; those with 0 stay, and those below 0 unless what stays would become
+    narrower than *least* cells.
     """
 
     title: str
     right: bool = False
     cut: Literal["", "middle", "end", "words"] = ""
     drop: int = 0
+    least: int = _NARROW
+
+    def floor(self, natural: int) -> int:
+        """Return how narrow it may become if its texts have *natural* cells at most."""
+        return min(natural, self.least) if self.cut else natural
+
+    def comfort(self, natural: int) -> int:
+        """Return how many cells it has at least while others can be left out; a moment may always take two lines."""
+        return min(natural, max(self.least, _COMFORT[self.cut]) if self.least != DATE else DATE)
 
 
 def say(line: str = "", *, drawn: str = "", at_once: bool = False) -> None:
@@ -124,21 +136,22 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
     """Return which columns there is room for: empty ones go first, then the least important."""
     kept = list(range(len(columns)))
-    going = sorted((at for at in kept if columns[at].drop), key=lambda at: (at in filled, -columns[at].drop))
 
-    def least() -> int:
-        return sum(min(natural[at], _LEAST[columns[at].cut]) for at in kept) + len(_GAP) * (len(kept) - 1)
+    def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
+        going = sorted((at for at in kept if droppable(columns[at])), key=lambda at: (at in filled, -columns[at].drop))
+        for at in going:
+            if sum(map(wanted, kept)) + len(_GAP) * (len(kept) - 1) <= width:
+                return
+            kept.remove(at)
 
-    for at in going:
-        if least() <= width:
-            break
-        kept.remove(at)
+    leave_out(lambda column: column.drop > 0, lambda at: columns[at].comfort(natural[at]))
+    leave_out(lambda column: column.drop < 0, lambda at: columns[at].floor(natural[at]))
     return kept
 
 
 def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
     """Return how wide the columns become that are kept: a name up to a third of the line, then the text, then names."""
-    widths = [min(cells, _LEAST[column.cut]) for cells, column in zip(natural, columns, strict=True)]
+    widths = [column.comfort(cells) for cells, column in zip(natural, columns, strict=True)]
     room = width - sum(widths) - len(_GAP) * (len(widths) - 1)
     names = [at for at, column in enumerate(columns) if column.cut == "middle"]
     texts = [at for at, column in enumerate(columns) if column.cut in ("end", "words")]
@@ -147,11 +160,10 @@ def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
         more = max(0, min(room, wish - widths[at]))
         widths[at] += more
         room -= more
+    floors = [column.floor(cells) for cells, column in zip(natural, columns, strict=True)]
     while room < 0 and max(widths) > _NARROW:
-        widest = max(range(len(widths)), key=lambda at: (columns[at].cut != "", widths[at] > _NARROW, widths[at]))
-        if widths[widest] <= _NARROW:
-            widest = max(range(len(widths)), key=lambda at: widths[at])
-        widths[widest] -= 1
+        at = max(range(len(widths)), key=lambda at: (widths[at] > floors[at], widths[at]))
+        widths[at] -= 1
         room += 1
     return widths
 
@@ -234,6 +246,36 @@ def clear() -> None:
 def lively(stream: TextIO) -> bool:
     """Whether *stream* is a terminal on which a line may be drawn again, by somebody who wants that."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+class StatusLine:
+    """A line at the bottom of the terminal that stderr is, drawn again and again; nothing of it is seen elsewhere."""
+
+    def __init__(self) -> None:
+        self.lively = lively(sys.stderr)
+        self._drawn = ""
+
+    def draw(self, text: str, *, part: float | None = None) -> None:
+        """Show *text*, a bar before it of which that *part* is full; the line that was there goes."""
+        if not self.lively:
+            return
+        width = shutil.get_terminal_size((80, 24)).columns - 1
+        if part is not None and width >= 2 * _BAR:
+            filled = round(_BAR * min(1.0, max(0.0, part)))
+            full, empty = "█░" if (sys.stderr.encoding or "").lower().startswith("utf") else "#."
+            text = f"{full * filled}{empty * (_BAR - filled)} {text}"
+        line = short(shown(text), width)
+        if line != self._drawn:
+            self._drawn = line
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away, so that something else may be written."""
+        if self._drawn:
+            self._drawn = ""
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 @contextmanager

@@ -26,10 +26,10 @@ _COLUMNS = (
     render.Column("NAME", cut="middle"),
     render.Column("STATE"),
     render.Column("FOR", cut="middle", drop=1),
-    render.Column("GPUS", cut="words"),
-    render.Column("FROM", cut="words"),
-    render.Column("UNTIL", cut="words"),
-    render.Column("COMMENT", cut="words"),
+    render.Column("GPUS", cut="words", drop=-2),
+    render.Column("FROM", cut="words", least=render.DATE),
+    render.Column("UNTIL", cut="words", drop=-1, least=render.DATE),
+    render.Column("COMMENT", cut="words", least=12),
 )
 _STYLES = {"active": "green", "pending": "", "completed": "dim", "invalid": "red"}
 

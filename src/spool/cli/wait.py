@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
+from spool.cli import render
 from spool.cli.common import complete_names, named, opened
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
-from spool.core.errors import ExitCode, NoSuchJob
+from spool.core.errors import ExitCode, NoSuchJob, SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import natural
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
 
+if TYPE_CHECKING:
+    from spool.query.tasks import WaitStatus, WaitWatch
+
 POLL_S = 0.025
 PATIENCE_NS = 3_000_000_000  # one that was just started in the background is there by then
+_BAR_AFTER_NS = 500_000_000  # what ends at once needs no bar
+_BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as coreutils' timeout says it
 
 _CODES = {
@@ -55,8 +63,9 @@ def told(end: End) -> str:
 class HoldNotices:
     """Says of jobs that are waited for that they are held, and why, each hold once: else the wait looks like a hang."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, say: Callable[[str], None] = tell) -> None:
         self._spool = spool
+        self._say = say
         self._told: set[str] = set()
 
     def see(self, awaited: Awaited) -> None:
@@ -67,7 +76,7 @@ class HoldNotices:
         elif name not in self._told:
             self._told.add(name)
             why = self._why(name)
-            tell(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
+            self._say(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
 
     def _why(self, name: str) -> str:
         try:
@@ -77,9 +86,62 @@ class HoldNotices:
         return self._spool.hold_reason(name, status.st_mtime_ns)
 
 
+class _Bar:
+    """Shows on a terminal how far the jobs are, and when the last of them is expected to end."""
+
+    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
+        self._line = render.StatusLine()
+        self._watch: WaitWatch | None = None
+        if self._line.lively:
+            from spool.query.tasks import WaitWatch  # and half of the program with it
+
+            self._watch = WaitWatch(spool, names)
+        self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS
+
+    def step(self) -> None:
+        """Look again, if it is time."""
+        begun = time.monotonic_ns()
+        if self._watch is None or begun < self._after_ns:
+            return
+        now_ns = time.time_ns()
+        with suppress(OSError, SpoolError):  # the wait itself tells what cannot be read
+            self._draw(self._watch.look(now_ns), now_ns)
+        now = time.monotonic_ns()
+        self._after_ns = now + max(_BAR_EVERY_NS, 20 * (now - begun))
+
+    def tell(self, message: str) -> None:
+        """Say something on stderr, without the bar in between."""
+        self._line.clear()
+        tell(message)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._line.clear()
+
+    def _draw(self, status: WaitStatus, now_ns: int) -> None:
+        left = [f"ends in about {render.duration(status.end_at_ns - now_ns)}"] if status.end_at_ns is not None else []
+        if (row := status.only) is not None:
+            since = f"for {render.duration(row.time_ns(now_ns))}" if row.time_ns(now_ns) is not None else ""
+            said = " ".join(filter(None, (row.state.value.replace("_", " "), since)))
+            why = row.reason if row.state in (State.QUEUED, State.HELD) else ""
+            self._line.draw(", ".join(filter(None, (f"{row.name}: {said}", row.progress, *left, why))))
+            return
+        words = [f"{status.ended} of {status.total} ended", f"{status.running} running"]
+        words += [f"{status.bad} not finished"] if status.bad else []
+        self._line.draw(", ".join([*words, *left]), part=status.ended / max(1, status.total))
+
+
 def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:
     """Wait for all jobs, or with *first* for one of them; say how they ended, and return the exit code."""
     spool = Spool.open(root)
+    bar = _Bar(spool, names)
+    try:
+        return _until_ended(spool, names, bar, first=first, timeout_ns=timeout_ns)
+    finally:
+        bar.close()
+
+
+def _until_ended(spool: Spool, names: Sequence[str], bar: _Bar, *, first: bool, timeout_ns: int | None) -> int:
     waiting: list[Awaited] = []
     codes: dict[str, int] = {}
     for name in names:
@@ -88,7 +150,7 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
         except NoSuchJob as error:
             tell(str(error))
             codes[name] = int(ExitCode.NO_SUCH_JOB)
-    notices = HoldNotices(spool)
+    notices = HoldNotices(spool, bar.tell)
     begun = time.monotonic_ns()
     warned = False
     while waiting and not (first and codes):
@@ -97,27 +159,28 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
             notices.see(awaited)
             if end is not None:
                 waiting.remove(awaited)
-                codes[awaited.name] = _told(end)
+                codes[awaited.name] = _told(end, bar.tell)
                 if first:
                     return codes[awaited.name]
         if not waiting:
             break
         waited_ns = time.monotonic_ns() - begun
         if timeout_ns is not None and waited_ns >= timeout_ns:
-            tell(f"waited in vain for {', '.join(awaited.name for awaited in waiting[:5])}: the time is over")
+            bar.tell(f"waited in vain for {', '.join(awaited.name for awaited in waiting[:5])}: the time is over")
             return TIMED_OUT
         if not warned and waited_ns > PATIENCE_NS:
             warned = True
             if not spool.dispatcher_lives():
-                tell("no dispatcher runs, so nothing starts: `spool dispatch` is one")
+                bar.tell("no dispatcher runs, so nothing starts: `spool dispatch` is one")
+        bar.step()
         time.sleep(POLL_S)
     return next((codes[name] for name in names if codes.get(name)), 0)
 
 
-def _told(end: End) -> int:
+def _told(end: End, say: Callable[[str], None]) -> int:
     """Say on stderr how a job ended, unless it finished, and return its exit code."""
     if end.outcome is not State.FINISHED:
-        tell(told(end))
+        say(told(end))
     return code_of(end.outcome, end.exit_code)
 
 
@@ -138,6 +201,8 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
       spool wait train && echo trained
       spool wait 'sweep_*' --timeout 2h
       spool wait --all
+
+    On a terminal a line shows how many have ended, and when the last is expected to.
 
     Of jobs that are held, those that are named are waited for; that one is held, and why, is said once.
 

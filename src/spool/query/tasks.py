@@ -1,21 +1,26 @@
-"""The tasks of an array as rows: each of them, and many that wait or have finished as one."""
+"""Many jobs seen together: the tasks of an array, many alike as one line, how far those are that one awaits."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import State
-from spool.query.jobs import JobLister, JobRow
+from spool.core.model import SECOND_NS, State
+from spool.core.runtimes import Source
+from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
 _BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
+_ENOUGH = 3  # jobs that have ended tell how fast the others will
+_MANY = 500  # jobs: the planner is not asked for more one by one
+_DEEP = 12  # levels of a tree; what is deeper is not indented further
 _FEW = 2  # rows that are alike are shown as they are
 
 
@@ -90,6 +95,147 @@ def folded(spool: Spool, rows: Iterable[JobRow]) -> list[ListedJob]:
         else:
             found += [ListedJob(row, row.name) for row in group]
     return found
+
+
+def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
+    """Return the jobs below those that they depend on, and tasks below their array, as the lines of a tree.
+
+    A job that depends on several stands below the first of them, and its line names the others. Jobs that wait for
+    each other in a circle stand below none.
+    """
+    rows = list({row.name: row for row in reversed(rows)}.values())[::-1]
+    names = {row.name for row in rows}
+    parents = {row.name: _parents(spool, row, names) for row in rows}
+    below: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if parents[row.name]:
+            below.setdefault(parents[row.name][0], []).append(row)
+    found: list[ListedJob] = []
+    placed: set[str] = set()
+    for root in [*(row for row in rows if not parents[row.name]), *rows]:
+        todo = [(ListedJob(root, root.name), "", "", 0)] if root.name not in placed else []
+        while todo:
+            one, head, rest, depth = todo.pop()
+            placed.add(one.row.name)
+            others = parents[one.row.name][1:]
+            also = f" (also after {', '.join(others)})" if others else ""
+            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.count))
+            children = [row for row in below.get(one.row.name, ()) if row.name not in placed and one.count == 1]
+            placed.update(row.name for row in children)
+            leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
+            lines = folded(spool, (row for row in children if row.name in leaves))
+            lines += [ListedJob(row, row.name) for row in children if row.name not in leaves]
+            if depth >= _DEEP:
+                todo += [(line, f"{rest}… ", rest, depth + 1) for line in reversed(lines)]
+            else:
+                last = len(lines) - 1
+                drawn = [
+                    (f"{rest}└─ ", f"{rest}   ") if at == last else (f"{rest}├─ ", f"{rest}│  ")
+                    for at in range(last + 1)
+                ]
+                todo += [(line, *signs, depth + 1) for line, signs in reversed(list(zip(lines, drawn, strict=True)))]
+    return found
+
+
+def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
+    """Return which of the jobs that are listed a job depends on; a task on its array before all."""
+    array = array_of(row.name)
+    found = [array] if array in names and _index(row) and _is_array(spool, array) else []
+    spec = spool.job_spec(row.place, row.name) if row.place is not None else None
+    depends_on = spec.depends_on if spec is not None else None
+    found += [name for name in (depends_on.names() if depends_on is not None else ()) if name in names]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStatus:
+    """How far the jobs are that somebody waits for; an array counts as its tasks."""
+
+    total: int
+    ended: int
+    bad: int  # of those that have ended
+    running: int
+    only: JobRow | None  # the one job, where it is one
+    end_at_ns: int | None  # when all of them are expected to have ended; None: nobody can tell
+
+
+class WaitWatch:
+    """Looks again and again at the jobs that somebody waits for.
+
+    The end is expected by how fast they have ended while they were watched, or, before any have, by the planner: when
+    each starts at the earliest, and how long its like has run.
+    """
+
+    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
+        self._spool = spool
+        self._names = tuple(names)
+        self._first: tuple[int, int] | None = None  # when it was first looked, and how many had ended
+        self._planned: int | None = None
+        self._plan_after_ns = 0
+
+    def look(self, now_ns: int) -> WaitStatus:
+        """Return how far they are."""
+        rows = self._rows()
+        ended = sum(row.state.ended for row in rows)
+        begun_ns, ended_then = self._first = self._first or (now_ns, ended)
+        left = [row.name for row in rows if not row.state.ended]
+        if ended - ended_then >= _ENOUGH:
+            end_at_ns: int | None = now_ns + len(left) * (now_ns - begun_ns) // (ended - ended_then)
+        else:
+            end_at_ns = self._by_plan(left, now_ns)
+        return WaitStatus(
+            total=len(rows),
+            ended=ended,
+            bad=sum(row.state in _BAD for row in rows),
+            running=sum(row.state in (State.RUNNING, State.STARTING, State.STOPPING) for row in rows),
+            only=rows[0] if len(rows) == 1 else None,
+            end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
+        )
+
+    def _rows(self) -> list[JobRow]:
+        wanted = frozenset(self._names)
+        found = {row.name: row for row in list_jobs(self._spool, JobFilter(self._names)).rows if row.name in wanted}
+        rows: list[JobRow] = []
+        for name in self._names:
+            tasks = tasks_of(self._spool, name)
+            if tasks is not None:
+                rows += tasks.rows
+            elif name in found:
+                rows.append(found[name])
+        return rows
+
+    def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
+        """Return when the last of *names* is expected to end, by what was planned a while ago at the latest."""
+        if now_ns >= self._plan_after_ns:
+            begun = time.monotonic_ns()
+            self._planned = _expected_end(self._spool, names, now_ns) if len(names) <= _MANY else None
+            self._plan_after_ns = now_ns + max(30 * SECOND_NS, 100 * (time.monotonic_ns() - begun))
+        return self._planned
+
+
+def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
+    from spool.state.past import past_of
+
+    seen = snapshot(spool, now_ns)
+    run_times = past_of(spool, now_ns, seen.policy).run_times
+    starting = {start.name for start in seen.plan.starts}
+    last_ns = 0
+    for name in names:
+        run, job = seen.view.running.get(name), seen.view.queue.get(name)
+        if run is not None:
+            expected, start_ns = run_times.of_run(run), run.started_at_ns
+        elif job is not None:
+            estimate = seen.plan.expected_start(name)
+            if estimate is None and name not in starting:
+                return None
+            expected, start_ns = run_times.of_job(job), estimate.at_ns if estimate is not None else now_ns
+        else:
+            return None
+        if expected.source is Source.NONE:
+            return None
+        last_ns = max(last_ns, start_ns + expected.ns)
+    return last_ns
 
 
 def _is_array(spool: Spool, name: str) -> bool:
