@@ -73,7 +73,7 @@ def read(
         if not wants:
             if value or equals:
                 raise UnclearError(f"{flag} takes no value")
-            value = stands_for[flag] or ("false" if flag.startswith("--no-") else "true")
+            value = stands_for.get(flag) or ("false" if flag.startswith("--no-") else "true")
         elif not value and not equals:
             at += 1
             if at == len(arguments):

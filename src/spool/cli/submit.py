@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -24,7 +24,17 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         shell_command=shell_command,
         plain=words if dashes else (),
         loose=() if dashes else words,
+        capture=ctx.params["capture"],
     )
+
+
+def script_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that say how a script is taken."""
+    return click.option(
+        "--capture/--no-capture",
+        default=None,
+        help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
+    )(function)
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
@@ -37,6 +47,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
 )
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
 @click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
+@script_options
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
@@ -60,7 +71,7 @@ def command(
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train
       spool submit -c 'sort words | uniq -c > counts'
-      spool submit script.sh      its `#SPOOL --gpus 1` lines; options here win
+      spool submit script.sh x y  as it is now, with arguments; its `#SPOOL --gpus 1` lines are options, those here win
       spool submit -f train.toml  a job file, copied byte for byte
 
     By hand:
@@ -77,7 +88,8 @@ def command(
         if len({job for job, _ in jobs}) < len(jobs):
             raise UsageError("cannot submit two job files of the same name at once")
     else:
-        jobs = [submission.job_of(request, ctx.obj)]
+        wanted = submission.job_of(request, ctx.obj)
+        jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
     if dry_run:
         for _name, text in jobs:
             render.say_text(text.decode("utf-8", "replace"))

@@ -142,6 +142,10 @@ TASK = KeyTable(
 _COMMAND = (
     Key("command", "command", "What to run: a text, run by `shell`; or a list of arguments, executed as it is.",
         default=REQUIRED),
+    Key("script", "program",
+        "The text of a script; its first line begins with `#!`. Each run has it as a file in its metadir, and executes "
+        "that file in place of the first word of `command`. `command` is a list then; its other words are the "
+        "arguments. `spool submit job.sh` writes it."),
     Key("shell", "shell", "The shell that runs a `command` that is a text: an absolute path.", default="/bin/sh",
         option="--shell PATH"),
     Key("workdir", "workdir",

@@ -187,6 +187,16 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return value
 
 
+def program(value: str) -> str:
+    """Return *value* if the kernel can execute it as a file: a script that names its interpreter."""
+    line, _, _ = value.partition("\n")
+    if not line.startswith("#!") or not line[2:].strip():
+        raise InvalidValue('does not begin with "#!" and an interpreter, as in "#!/bin/sh"')
+    if line.endswith("\r"):
+        raise InvalidValue("has Windows line ends, and no interpreter is found by such a first line; convert the file")
+    return value
+
+
 def variable(key: str, value: str) -> None:
     """Check one environment variable."""
     if _VARIABLE.fullmatch(key) is None:
