@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spool.cli import fastsubmit, joboptions
+from spool.cli import fastsubmit, foreign, joboptions
 from spool.cli.group import tell
 from spool.core.errors import UsageError, cannot
 from spool.store.stable_read import MAX_BYTES
@@ -43,14 +43,23 @@ def is_job_file(words: Sequence[str]) -> bool:
     return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
-def read(words: Sequence[str], *, capture: bool | None) -> Script:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the command line says of a script. `keys` are those of the job file that it states itself."""
+
+    capture: bool | None = None
+    ignore_directives: bool = False
+    keys: frozenset[str] = frozenset()
+
+
+def read(words: Sequence[str], said: Said) -> Script:
     """Return what to run for words without `--` before them: a script, `-` for stdin, or a program.
 
-    *capture*: what the command line says of it; None: nothing. Raises UsageError.
+    Raises UsageError.
     """
     first, *rest = words
     if first == "-":
-        return _of_stdin(rest)
+        return _of_stdin(rest, said)
     try:
         status = os.stat(first)
     except OSError:
@@ -71,21 +80,21 @@ def read(words: Sequence[str], *, capture: bool | None) -> Script:
         raise UsageError(cannot("read", f"script {first}", error.strerror or str(error))) from None
     path = os.path.abspath(first)
     _check_runs(data, first)
-    values = _directives(data, first)
-    said = values.pop("capture", ["true"])[-1] == "true"
+    values = _directives(data, first, said)
+    wanted = values.pop("capture", ["true"])[-1] == "true"
     stem = fastsubmit.stem_of([path])
-    if not data.startswith(b"#!") or not (said if capture is None else capture):
+    if not data.startswith(b"#!") or not (wanted if said.capture is None else said.capture):
         return Script({"command": [*_interpreter(data, path), path, *rest]}, values, stem)
     text = _captured(data, first)
     return Script({"command": [path, *rest], "script": text}, values, stem, _module_path(text, path))
 
 
-def _of_stdin(rest: Sequence[str]) -> Script:
+def _of_stdin(rest: Sequence[str], said: Said) -> Script:
     """Return the script on stdin: a text for the shell, or captured where its `#!` line names another program."""
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise UsageError("cannot submit the script on stdin: it is empty")
-    values = _directives(data, "stdin")
+    values = _directives(data, "stdin", said)
     values.pop("capture", None)
     text = _captured(data, "on stdin")
     line = text.split("\n", 1)[0]
@@ -172,7 +181,66 @@ def _interpreter(data: bytes, path: str) -> list[str]:
     return data.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
 
 
-def _directives(script: bytes, what: str) -> joboptions.Values:
+def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
+    """Return the options that a script carries itself; those of its #SPOOL lines before those for other schedulers."""
+    own = _own_options(script, what)
+    found = list(_foreign_lines(script, what))
+    if not found:
+        return own
+    if said.ignore_directives:
+        tell(f"{what}: {len(found)} options for another scheduler are ignored, from line {found[0].line} on")
+        return own
+    values: joboptions.Values = {}
+    stated = said.keys | own.keys()
+    errors: list[str] = []
+    for one in foreign.convert(found):
+        if one.lost is not None and one.lost.matters and one.key not in stated:
+            errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
+            continue
+        keys, _, _ = joboptions.read(one.words, _OWN_OPTIONS)
+        if keys and keys.keys() <= stated - {"env"}:
+            continue
+        if one.lost is None or one.key not in stated:
+            tell(f"{what}: {one}")
+        for key, texts in keys.items():
+            values.setdefault(key, []).extend(texts)
+    if errors:
+        remedy = "--ignore-directives ignores all lines for other schedulers"
+        raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
+    text = script.decode(errors="replace")
+    if "array" in {*values, *stated}:
+        values.setdefault("env", []).extend(f"{name}={{index}}" for name in foreign.indices_used(text))
+    for number, name, here in foreign.strangers(text):
+        tell(f"{what}: line {number}: {name} is not there in a job of spool{f'; use {here}' if here else ''}")
+    return {**values, **own, **_both(values, own)}
+
+
+def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:
+    """Return the variables that either sets."""
+    return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
+
+
+def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
+    """Yield the options for other schedulers: those of the head, and of gflow, which reads on, all."""
+    last = 0
+    for number, line in _head_lines(script):
+        last = number
+        try:
+            yield from foreign.directives(number, line)
+        except ValueError as error:
+            raise UsageError(
+                cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
+            ) from None
+    for number, line in enumerate(script[:_MAX_HEAD_BYTES].decode(errors="replace").splitlines(), 1):
+        if number <= last or not foreign.is_line(line):
+            continue
+        if line.startswith("# GFLOW"):
+            yield from foreign.directives(number, line)
+        else:
+            tell(f"{what}: line {number}: this line stands after the first command and is not read: {line.strip()}")
+
+
+def _own_options(script: bytes, what: str) -> joboptions.Values:
     words = spool_lines(script, what)
     try:
         values, rest, _ = joboptions.read(words, _OWN_OPTIONS)

@@ -20,7 +20,8 @@ from spool.store.stable_read import MAX_BYTES
 class Asked:
     """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them.
 
-    `capture` is what it says of capturing a script, None if nothing.
+    `capture` is what it says of capturing a script, None if nothing; `ignore_directives`, whether lines for other
+    schedulers are passed over.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Asked:
     plain: Sequence[str] = ()
     loose: Sequence[str] = ()
     capture: bool | None = None
+    ignore_directives: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     own_name = own.pop("name", [None])[-1]
     name = own_name if asked.name is None else asked.name
     values = {**own, **asked.values}
+    if "env" in own and "env" in asked.values:
+        values["env"] = [*own["env"], *asked.values["env"]]
     command = what.keys["command"]
     assert isinstance(command, str | list)
     keys: dict[str, object] = {"command": command, "workdir": _here(), **joboptions.keys_of(values)}
@@ -75,7 +79,8 @@ def _what_to_run(asked: Asked) -> scripts.Script:
     if asked.plain:
         return scripts.Script({"command": fastsubmit.command_of(asked.plain)})
     if asked.loose:
-        return scripts.read(asked.loose, capture=asked.capture)
+        keys = frozenset(asked.values) | ({"name"} if asked.name is not None else frozenset())
+        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 

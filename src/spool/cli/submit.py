@@ -25,16 +25,24 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         plain=words if dashes else (),
         loose=() if dashes else words,
         capture=ctx.params["capture"],
+        ignore_directives=ctx.params["ignore_directives"],
     )
 
 
 def script_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command the options that say how a script is taken."""
-    return click.option(
-        "--capture/--no-capture",
-        default=None,
-        help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
-    )(function)
+    for option in (
+        click.option(
+            "--ignore-directives", is_flag=True, help="Ignore the script's lines for other schedulers, such as #SBATCH."
+        ),
+        click.option(
+            "--capture/--no-capture",
+            default=None,
+            help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
