@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import os
 import shutil
@@ -468,3 +469,18 @@ def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> No
     with pytest.raises(UsageError) as error:
         scripts.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
     assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")
+
+
+def test_a_moment_is_written_as_people_write_it(spool: Command, spool_root: Path) -> None:
+    """`--start-after` takes words; the job file has the date and time, or the duration."""
+    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    assert spool("submit", "-n", "a", "--start-after", "tomorrow 8:00", "--", "true").code == 0
+    found = datetime.datetime.fromisoformat(queued(spool_root, "a")["start_after"])
+    assert (found.date(), found.hour, found.tzinfo is not None) == (tomorrow.date(), 8, True)
+    assert spool("submit", "-n", "b", "--start-after", "2 hours", "--", "true").code == 0
+    assert queued(spool_root, "b")["start_after"] == "2h"
+    for text in ("16:00:00", "soon", "1600", "32:00"):
+        said = spool("submit", "--start-after", text, "--", "true")
+        assert said.code != 0
+        assert "16:00" in said.err or "23:59" in said.err
+    assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]

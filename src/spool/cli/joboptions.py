@@ -188,6 +188,19 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
     return [dict(zip(keys, line, strict=True)) for line in lines[1:]]
 
 
+def _moment(given: list[str]) -> str:
+    """Return what people write for a moment as a file has it. Raises InvalidValue."""
+    import time
+
+    from spool.core.errors import InvalidValue
+    from spool.formats.moments import understood
+
+    try:
+        return understood(given[-1], time.time_ns())
+    except InvalidValue as error:
+        raise InvalidValue(f"cannot use --start-after: {error}") from None
+
+
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
     "amounts": _resources,
@@ -203,6 +216,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
 _READERS = _REPEATED | {
     "count": _count,
     "flag": lambda given: given[-1] == "true",
+    "moment or delay": _moment,
     "number": lambda given: _number(given[-1]),
     "rows": _rows,
 }

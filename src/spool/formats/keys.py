@@ -200,7 +200,8 @@ _TIME = (
     Key("start_after", "moment or delay",
         "Not before: a date and time (RFC 3339; without an offset it is the machine's local time), or a duration, "
         "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
-        option="--start-after TIME"),
+        option="--start-after TIME",
+        help="Not before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
     Key("scheduling_timeout", "timeout", "Waited longer than this without a start: `unschedulable`. 0s is never.",
         option="--scheduling-timeout TIME"),
 )
