@@ -201,3 +201,67 @@ def test_every_converter_survives_nonsense() -> None:
                 for value in (None, "", "-1", "1:2:3:4:5", "%", "a,b?c", "=", "gpu:", "٣", "9" * 30, "\udc80"):
                     (found, *_) = foreign.convert([foreign.Directive(1, system, option, value)]) or [None]
                     assert found is None or str(found)
+
+
+def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) -> None:
+    """What sbatch users type by habit means the same here, and the help lists our own words alone."""
+    words = (
+        "--mem 16G --time 1:30:00 -J x -o out.%n --error err -a 1-3 --begin 2h --chdir /tmp -d afterok:a:b,afterany:c"
+    )
+    assert spool("submit", *words.split(), "-G", "2", "--cpus-per-task", "4", "--wrap", "echo hi").code == 0
+    assert tomllib.loads((spool_root / "queued" / "x.toml").read_text()) == {
+        "command": "echo hi",
+        "workdir": "/tmp",
+        "memory": "16G",
+        "time_limit": "1:30:00",
+        "depends_on": {"all": ["a", "b"], "ended": ["c"]},
+        "start_after": "2h",
+        "stdout": "out.%n",
+        "stderr": "err",
+        "array": "1-3",
+        "gpus": 2,
+        "cpus": 4,
+    }
+    assert spool("submit", "-H", "-J", "y", "--mem=1G", "--", "true").code == 0
+    assert os.listdir(spool_root / "held") == ["y.toml"]
+    assert "--mem " not in spool("submit", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--gres", "gpu:a100:2"], "write --gpus 2 --gpu-type a100"),
+        (["--gres=gpu"], "write --gpus 1"),
+        (["--nice", "5"], "give --priority 0-255"),
+        (["--nice"], "give --priority 0-255"),
+        (["--ntasks=4"], "write --cpus 4"),
+        (["-N", "1"], "leave it out"),
+        (["--partition", "gpu"], "a spool has no partitions"),
+        (["--exclusive"], "state what the job needs"),
+        (["--conda-env", "x"], "activate it"),
+        (["-c", "4", "job.sh"], "for CPUs write --cpus 4"),
+        (["-o", "slurm-%j.out"], "%j of Slurm is %n.%r here"),
+        (["-d", "after:x"], "give --depends-on NAME"),
+        (["--no-such-option"], "submit --help"),
+    ],
+)
+def test_other_words_are_answered_with_the_right_ones(
+    spool: Command, spool_root: Path, words: list[str], answer: str
+) -> None:
+    """Nothing is submitted, and the error says what to type."""
+    for verb in ("submit", "run"):
+        said = spool(verb, *words, "--", "true")
+        assert said.code in (2, 4)
+        assert answer in said.err.replace("run --help", "submit --help")
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_verbs_of_other_tools_are_answered(spool: Command) -> None:
+    """`nice` is no cancel."""
+    for verb, answer in (
+        ("nice", "edit --priority"),
+        ("scontrol", "edit"),
+        ("qsub", "submit"),
+        ("at", "--start-after"),
+    ):
+        assert f"did you mean `spool {answer}" in spool(verb).err.replace("submit --start", "--start")

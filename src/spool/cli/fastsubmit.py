@@ -40,7 +40,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         )
     except joboptions.UnclearError:
         return None
-    if "rows" in values or "start_after" in values:  # to be read from a file, and in words
+    if not values.keys().isdisjoint(("rows", "start_after", "depends_on")):  # of a file, and in words of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spool.core.errors import SpoolError
 from spool.core.units import format_duration
 
 SECOND_NS = 1_000_000_000
@@ -499,14 +498,15 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
 def answer(option: str, value: str | None) -> str | None:
     """Return what to write here for an *option* of sbatch or gbatch that was typed by habit; None if it is neither."""
     for system in ("#SBATCH", "# GFLOW"):
-        if any(_found(table, option) for table in _SYSTEMS[system]) or (system == "#SBATCH" and option in _PIECES):
-            break
-    else:
-        return None
-    try:
-        (found,) = convert([Directive(0, system, option, value)])
-    except (SpoolError, ValueError):
-        return None
-    if found.lost is not None:
-        return None if value is None else str(found.lost)
-    return f"write {shlex.join(found.words)}" if found.words else "leave it out"
+        values, flags = _SYSTEMS[system]
+        if _found(flags, option) is not None:
+            value = None
+        elif _found(values, option) is None and (system == "# GFLOW" or option not in _PIECES):
+            continue
+        elif value is None:
+            value = "gpu:1" if option == "--gres" else "1"
+        found = convert([Directive(0, system, option, value)])[0]
+        if found.words:
+            return f"write {shlex.join(found.words)}"
+        return str(found.lost) if found.lost is not None else "leave it out"
+    return None

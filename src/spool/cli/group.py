@@ -112,11 +112,28 @@ class WordsVerb(Verb):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take note of a `--` before the first word."""
         before = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _answered(error, before) from None
         words = ctx.params.get("words", ())
         start = len(before) - len(words)
         ctx.meta["spool.dashes"] = bool(words) and start > 0 and before[start - 1] == "--"
         return rest
+
+
+def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
+    """Return what to say of an option that is not ours: what to write, if another tool has it."""
+    from spool.cli import foreign
+
+    name, value = error.option_name, None
+    for at, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            value = words[at + 1]
+    told = foreign.answer(name, value)
+    return error if told is None else UsageError(f"there is no option {name} here; {told}")
 
 
 def unfilled(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import made, this_user
+from spool.cli.common import SpelledOption, made, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
 from spool.cli.submit import asked, script_options
@@ -27,8 +27,22 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
-@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option(
+    "-n",
+    "--name",
+    cls=SpelledOption,
+    also=("-J", "--job-name"),
+    metavar="NAME",
+    help="The job's name. Default: from the program, with a short suffix.",
+)
+@click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    also=("--wrap",),
+    metavar="TEXT",
+    help="The command as a text for the shell: -c 'sort a | uniq'.",
+)
 @click.option(
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )

@@ -48,7 +48,9 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     *stderr_apart*: its error output goes to a file of its own in the metadir, if nobody says where an output goes.
     """
     if asked.shell_command is not None and (asked.plain or asked.loose):
-        raise UsageError("cannot submit a job: -c gives the command already; leave the other words out")
+        text = asked.shell_command
+        remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "leave the other words out"
+        raise UsageError(f"cannot submit a job: -c gives the command already; {remedy}")
     if scripts.is_job_file(asked.loose):
         return _job_file(asked)
     what = _what_to_run(asked)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from spool.cli import render, submission
-from spool.cli.common import made
+from spool.cli.common import SpelledOption, made
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
@@ -46,15 +46,37 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
-@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option(
+    "-n",
+    "--name",
+    cls=SpelledOption,
+    also=("-J", "--job-name"),
+    metavar="NAME",
+    help="The job's name. Default: from the program, with a short suffix.",
+)
+@click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    also=("--wrap",),
+    metavar="TEXT",
+    help="The command as a text for the shell: -c 'sort a | uniq'.",
+)
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
-@click.option("--hold", is_flag=True, help="Submit it held: it does not run until `spool release`.")
+@click.option(
+    "--hold",
+    cls=SpelledOption,
+    also=("-H",),
+    is_flag=True,
+    help="Submit it held: it does not run until `spool release`.",
+)
 @click.option(
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
-@click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
+@click.option(
+    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file and submit nothing."
+)
 @script_options
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")

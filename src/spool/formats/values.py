@@ -237,6 +237,7 @@ def output_path(value: str) -> str:
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
+                + ("; %j of Slurm is %n.%r here" if match.group(1) in "jJAx" else "")
             )
     return value
 
