@@ -14,7 +14,7 @@ from calling import Command
 
 def keys_of(spool: Command, *words: object) -> dict[str, Any]:
     """Return the keys of the job file that a submission would write."""
-    said = spool("submit", "--dry-run", *words)
+    said = spool("submit", "--dry-run", "--export", "NONE", *words)
     assert said.code == 0, said.err
     return tomllib.loads(said.out)
 
@@ -47,7 +47,7 @@ def test_a_script_is_captured_byte_for_byte(spool: Command, tmp_path: Path, text
 def test_a_captured_script_is_good_to_read(spool: Command, tmp_path: Path) -> None:
     """Its lines are lines of the job file, with nothing escaped, before the tables."""
     script = written(tmp_path / "a.sh", "#!/bin/sh\nprintf 'a\\n' \"$1\"\n")
-    said = spool("submit", "--dry-run", "--env", "A=1", script)
+    said = spool("submit", "--dry-run", "--export", "NONE", "--env", "A=1", script)
     assert "script = '''\n" + script.read_text() + "'''\n\n[env]\n" in said.out
 
 
@@ -138,12 +138,13 @@ def test_a_python_script_finds_what_lies_beside_it(
     spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder is where it imports from, before the caller's PYTHONPATH; a shell's script needs none."""
-    monkeypatch.setenv("PYTHONPATH", "/opt/lib")
     for line in ("/usr/bin/env python3", "/usr/bin/python3.11 -u"):
         script = written(tmp_path / "a.py", f"#!{line}\nimport b\n")
-        assert keys_of(spool, script)["env"] == {"PYTHONPATH": f"{tmp_path}:/opt/lib"}
+        assert keys_of(spool, script)["env"] == {"PYTHONPATH": str(tmp_path)}
         assert keys_of(spool, "-e", "PYTHONPATH=/x", script)["env"] == {"PYTHONPATH": f"{tmp_path}:/x"}
         assert "env" not in keys_of(spool, "--no-capture", script)
+        monkeypatch.setenv("PYTHONPATH", "/opt/lib")
+        assert keys_of(spool, "--export", "PYTHONPATH", script)["env"] == {"PYTHONPATH": f"{tmp_path}:/opt/lib"}
     assert "env" not in keys_of(spool, written(tmp_path / "a.sh", "#!/bin/sh\n"))
 
 

@@ -265,7 +265,7 @@ _SBATCH: Mapping[str, Converter] = {
     "-L --licenses": _licenses,
     "-A --account --wckey": _same("--project"),
     "--comment": _same("--comment"),
-    "--export": _exported,
+    "--export": _same("--export"),
     "--kill-on-invalid-dep": _kept_on_failure,
     "-N --nodes": _one("node"),
     "--mail-type --mail-user": _NO_MAIL,

@@ -17,7 +17,7 @@ from spool.cli import submission
 from spool.cli.common import SpelledOption, made, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
-from spool.cli.submit import asked, script_options
+from spool.cli.submit import asked, export_option, script_options
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
@@ -48,6 +48,7 @@ from spool.store.spool import Spool
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
 @script_options
+@export_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
@@ -58,6 +59,7 @@ def command(
     shell_command: str | None,
     replace: bool,
     quiet: bool,
+    export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
 ) -> int:

@@ -24,7 +24,7 @@ _MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
-_OWN_OPTIONS = {"-n": ("name", True), "--name": ("name", True), "--hold": ("hold", False),
+_OWN_OPTIONS = {"-n": ("name", True), "--name": ("name", True), "--hold": ("hold", False), "--export": ("export", True),
                 "--capture": ("capture", False), "--no-capture": ("capture", False)}  # fmt: skip
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
 from spool.cli.group import tell
 from spool.client import autostart, submit
+from spool.client.exports import Exports, exports
 from spool.core import layout
+from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
@@ -25,6 +27,7 @@ class Asked:
     """
 
     values: joboptions.Values = field(default_factory=dict)
+    export: Sequence[str] = ()
     name: str | None = None
     shell_command: str | None = None
     plain: Sequence[str] = ()
@@ -52,18 +55,30 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
         remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "leave the other words out"
         raise UsageError(f"cannot submit a job: -c gives the command already; {remedy}")
     if scripts.is_job_file(asked.loose):
-        return _job_file(asked)
+        return _job_file(asked, root)
     what = _what_to_run(asked)
     own = dict(what.values)
     held = own.pop("hold", []) != []
     own_name = own.pop("name", [None])[-1]
     name = own_name if asked.name is None else asked.name
+    if "export" in own and not asked.export:
+        asked = replace(asked, export=own["export"])
+    own.pop("export", None)
     values = {**own, **asked.values}
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
     command = what.keys["command"]
     assert isinstance(command, str | list)
-    keys: dict[str, object] = {"command": command, "workdir": _here(), **joboptions.keys_of(values)}
+    try:
+        given = joboptions.keys_of(values)
+        keys: dict[str, object] = {"command": command, "workdir": given.get("workdir") or os.getcwd(), **given}
+    except FileNotFoundError:
+        why = "the current directory was removed; give --workdir an absolute path"
+        raise UsageError(f"cannot submit a job: {why}") from None
+    exported = exports(root, asked.export)
+    _tell_left_out(exported)
+    if env := exported.env(_table(given.get("env")), _placeholders(given)):
+        keys["env"] = env
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
@@ -81,12 +96,13 @@ def _what_to_run(asked: Asked) -> scripts.Script:
     if asked.plain:
         return scripts.Script({"command": fastsubmit.command_of(asked.plain)})
     if asked.loose:
-        keys = frozenset(asked.values) | ({"name"} if asked.name is not None else frozenset())
+        stated = {"name": asked.name is not None, "export": bool(asked.export)}
+        keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
         return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 
-def _job_file(asked: Asked) -> Wanted:
+def _job_file(asked: Asked, root: str) -> Wanted:
     """Return the job file that was given like a script."""
     path, *rest = asked.loose
     if asked.values or rest:
@@ -94,7 +110,7 @@ def _job_file(asked: Asked) -> Wanted:
         raise UsageError(
             cannot("submit", f"{path} with options or arguments", "a job file says all itself", remedy=remedy)
         )
-    return Wanted(*file_job(path, asked.name))
+    return Wanted(*file_job(path, asked.name, root, asked.export))
 
 
 def _put_in_script(keys: dict[str, object], what: scripts.Script) -> None:
@@ -107,7 +123,7 @@ def _put_in_script(keys: dict[str, object], what: scripts.Script) -> None:
     if what.module_path is not None:
         env = keys.setdefault("env", {})
         assert isinstance(env, dict)
-        before = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        before = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
 
 
@@ -129,8 +145,30 @@ def checked(name: str, keys: dict[str, object]) -> bytes:
     return text
 
 
-def file_job(path: str, name: str | None) -> tuple[str, bytes]:
-    """Return the job in the file *path*, byte for byte, if it is valid. Raises SpoolError."""
+def _tell_left_out(exported: Exports) -> None:
+    for why in exported.left_out:
+        tell(why)
+
+
+def _table(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _placeholders(keys: Mapping[str, object]) -> set[str]:
+    """Return the keys of which an array with *keys* replaces `{key}`."""
+    makers = [key for key in ("array", "matrix", "rows") if key in keys]
+    if not makers:
+        return set()
+    rows = keys.get("rows")
+    found = {INDEX, *_table(keys.get("matrix")), *(_table(rows[0]) if isinstance(rows, list) and rows else ())}
+    return found | {ARRAY} if "array" in makers and len(makers) > 1 else found
+
+
+def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> tuple[str, bytes]:
+    """Return the job in the file *path*, byte for byte, if it is valid; with *export* its `env` has more in it.
+
+    What is taken of our environment changes nothing that the file sets itself. Raises SpoolError.
+    """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
     try:
         with open(path, "rb") as file:
@@ -138,7 +176,15 @@ def file_job(path: str, name: str | None) -> tuple[str, bytes]:
     except OSError as error:
         raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
     name = checked_name(name or stem)
-    jobfile.parse(text, name=name)
+    spec = jobfile.parse(text, name=name)
+    exported = exports(root, export) if export else Exports()
+    _tell_left_out(exported)
+    before = dict(spec.env)
+    own = {key: value for key, value in before.items() if key not in exported.assigned}
+    after = exported.env(own, Tasks(name, spec).keys if spec.is_array else ())
+    if changed := {key: value for key, value in after.items() if before.get(key) != value}:
+        text = jobfile.edited(text, {"env": changed}, name=name)
+        jobfile.parse(text, name=name)
     return name, text
 
 
@@ -171,10 +217,3 @@ def _taken(root: str, name: str, place: str) -> SpoolError:
     free = fastsubmit.next_name(name, lambda name: submit.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise UsageError("cannot submit a job: the current directory was removed; give --workdir") from None
