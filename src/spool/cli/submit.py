@@ -113,7 +113,8 @@ def command(
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train
       spool submit -c 'sort words | uniq -c > counts'
-      spool submit script.sh x y  as it is now, with arguments; its `#SPOOL --gpus 1` lines are options, those here win
+      spool submit job.sh x y     the script as it is now; x and y are arguments,
+                                  and its `#SPOOL --gpus 1` lines are options
       spool submit -f train.toml  a job file, copied byte for byte
       spool submit --export NONE -- make  with the PATH of a login, not this one
 
