@@ -162,13 +162,28 @@ def test_a_comment_is_no_directive(spool: Command, tmp_path: Path, line: str) ->
     assert converted(spool, tmp_path, line) == ({}, "")
 
 
-def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path) -> None:
-    """As of a #SPOOL line."""
+@pytest.mark.parametrize("lines", ['#SBATCH --comment="a', "# GFLOW --name it's", "#PBS -N 'a"])
+@pytest.mark.parametrize("before", ["", "cd /\n"])
+def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: str, before: str) -> None:
+    """As of a #SPOOL line, where the line counts at all; and ignored if one says so."""
     script = tmp_path / "job.sh"
-    script.write_text('#!/bin/sh\n#SBATCH --comment="a\n')
+    script.write_text(f"#!/bin/sh\n{before}{lines}\n")
     said = spool("submit", script)
-    assert said.code == 2
-    assert "line 2: no closing quotation" in said.err
+    if before and "GFLOW" not in lines:
+        assert said.code == 0
+        assert "line 3: this line stands after the first command" in said.err
+    else:
+        assert said.code == 2
+        assert f"line {2 + bool(before)}: no closing quotation" in said.err
+    assert spool("submit", "--ignore-directives", script).code == 0
+
+
+def test_lines_that_end_as_on_windows_are_no_surprise(spool: Command, tmp_path: Path) -> None:
+    """A script that cannot run at all is refused before anything is said of its lines."""
+    script = tmp_path / "job.sh"
+    script.write_bytes(b"#!/bin/sh\r\n#SBATCH -c 4\r\n")
+    said = spool("submit", script)
+    assert (said.code, "Windows line ends" in said.err, "#SBATCH" in said.err) == (2, True, False)
 
 
 def test_a_script_for_slurm_can_ask_to_be_held(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -184,11 +184,13 @@ def _interpreter(data: bytes, path: str) -> list[str]:
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options that a script carries itself; those of its #SPOOL lines before those for other schedulers."""
     own = _own_options(script, what)
+    if said.ignore_directives:
+        ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
+        if ignored:
+            tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
+        return own
     found = list(_foreign_lines(script, what))
     if not found:
-        return own
-    if said.ignore_directives:
-        tell(f"{what}: {len(found)} options for another scheduler are ignored, from line {found[0].line} on")
         return own
     values: joboptions.Values = {}
     stated = said.keys | own.keys()
@@ -222,22 +224,19 @@ def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Value
 
 def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
     """Yield the options for other schedulers: those of the head, and of gflow, which reads on, all."""
-    last = 0
-    for number, line in _head_lines(script):
-        last = number
+    head = dict(_head_lines(script))
+    lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r")
+        if number not in head and foreign.is_line(line) and not line.startswith("# GFLOW"):
+            tell(f"{what}: line {number}: this line stands after the first command and is not read: {line.strip()}")
+            continue
         try:
             yield from foreign.directives(number, line)
         except ValueError as error:
             raise UsageError(
                 cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
             ) from None
-    for number, line in enumerate(script[:_MAX_HEAD_BYTES].decode(errors="replace").splitlines(), 1):
-        if number <= last or not foreign.is_line(line):
-            continue
-        if line.startswith("# GFLOW"):
-            yield from foreign.directives(number, line)
-        else:
-            tell(f"{what}: line {number}: this line stands after the first command and is not read: {line.strip()}")
 
 
 def _own_options(script: bytes, what: str) -> joboptions.Values:
