@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import os
 import shutil
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
-from spool.cli import fastsubmit, joboptions, main, submission
+from spool.cli import fastsubmit, joboptions, main, scripts
 from spool.cli.joboptions import OPTIONS, UnclearError
 from spool.client.exports import exports
 from spool.core import layout
@@ -83,7 +84,7 @@ def test_a_fresh_name_is_never_one_in_use() -> None:
 def test_every_key_has_an_option_and_every_option_a_key() -> None:
     """The table of options and the keys of the job file are the same, but for what is no option."""
     made = schema("job")
-    keys = {key for key in made["properties"] if key not in ("command", "task", "retry", "notify")}
+    keys = {key for key in made["properties"] if key not in ("command", "script", "task", "retry", "notify")}
     keys |= {f"retry.{key}" for key in made["$defs"]["RetryTable"]["properties"]}
     keys |= {f"notify.{key}" for key in made["$defs"]["NotifyTable"]["properties"]}
     assert {option.key for option in OPTIONS} == keys
@@ -198,16 +199,14 @@ def test_a_script_brings_its_own_options_and_the_command_line_wins(
     name = said.out.strip()
     assert name.startswith("train-")
     keys = queued(spool_root, name)
-    assert keys["command"] == ["/bin/sh", str(script), "--epochs", "3"]
+    assert (keys["command"], keys["script"]) == ([str(script), "--epochs", "3"], script.read_text())
     assert (keys["gpus"], keys["time_limit"], keys["tags"]) == (1, "2h", ["night"])
-    script.chmod(0o755)
-    assert queued(spool_root, spool("submit", script).out.strip())["command"] == [str(script)]
 
 
 def test_a_wrong_line_in_a_script_is_told(spool: Command, tmp_path: Path) -> None:
     """A `#SPOOL` line with an unknown option is an error, not passed over."""
     script = tmp_path / "a.sh"
-    script.write_text("#SPOOL --gpsu 1\necho hi\n")
+    script.write_text("#!/bin/sh\n#SPOOL --gpsu 1\necho hi\n")
     said = spool("submit", script)
     assert said.code == 2
     assert "--gpsu" in said.err
@@ -245,15 +244,36 @@ def test_a_script_on_stdin_is_run_by_the_shell_that_it_names(
     assert (keys["command"], keys["shell"]) == (text.decode(), shell)
 
 
-@pytest.mark.parametrize("line", ["/usr/bin/python3", "/usr/bin/env python3", "/bin/bash -x", "/usr/bin/env nosh", ""])
-def test_a_script_on_stdin_that_no_shell_reads_so_is_refused(
+@pytest.mark.parametrize("line", ["/usr/bin/python3", "/usr/bin/env python3", "/bin/bash -x", "/usr/bin/env nosh"])
+def test_a_script_on_stdin_for_another_program_is_captured(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """For another program, or a shell with options, it has to be a file."""
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(f"#!{line}\necho hi\n".encode())))
-    said = spool("submit", "-")
-    assert said.code == 2
-    assert "give its file" in said.err
+    """Another program, or a shell with options, reads it from the copy in the metadir, with its arguments."""
+    text = f"#!{line}\necho hi\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert spool("submit", "--name", "piped", "-", "--epochs", "3").code == 0
+    keys = queued(spool_root, "piped")
+    assert (keys["command"], keys["script"]) == (["stdin", "--epochs", "3"], text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "why"),
+    [
+        (b"#!\necho hi\n", (), "names no interpreter"),
+        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line ends"),
+        (b" \n", (), "it is empty"),
+        (b"#!/bin/sh\n\xff\n", (), "line 2 is not UTF-8"),
+        (b"#!/bin/sh\n\0\n", (), "NUL"),
+        (b"echo hi\n", ("x",), "arguments need"),
+    ],
+)
+def test_a_script_on_stdin_that_nothing_can_run_is_refused(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, words: tuple[str, ...], why: str
+) -> None:
+    """Nothing is submitted of it, and the error says why."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    said = spool("submit", "-", *words)
+    assert (said.code, why in said.err) == (2, True), said.err
     assert os.listdir(spool_root / "queued") == []
 
 
@@ -322,7 +342,8 @@ QUICK_OPTIONS = st.lists(
             ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
-            ["--tmux"], ["--executor", "process"], ["--executor", "slurm"],
+            ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["--executor", "process"], ["--executor", "slurm"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
             ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
             ["--tag", "a,a"], ["--project", "a "], ["--group", "g"], ["--group-limit", "2"], ["--group-limit", "0"],
@@ -432,9 +453,9 @@ set -e
 def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
     """The comments before the first command, and no others; `##SPOOL` switches one off."""
     words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
-    assert submission.spool_lines(SCRIPT, "train.sh") == words
-    assert submission.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
-    assert submission.late_lines(SCRIPT) == [11]
+    assert scripts.spool_lines(SCRIPT, "train.sh") == words
+    assert scripts.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
+    assert scripts.late_lines(SCRIPT) == [11]
 
 
 @pytest.mark.parametrize(
@@ -442,7 +463,7 @@ def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
 )
 def test_a_script_without_a_head_has_no_options(script: bytes) -> None:
     """Nor has a program that is no text."""
-    assert submission.spool_lines(script, "x") == []
+    assert scripts.spool_lines(script, "x") == []
 
 
 @pytest.mark.parametrize(
@@ -456,8 +477,23 @@ def test_a_script_without_a_head_has_no_options(script: bytes) -> None:
 def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> None:
     """The error names the script and the line."""
     with pytest.raises(UsageError) as error:
-        submission.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
+        scripts.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
     assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")
+
+
+def test_a_moment_is_written_as_people_write_it(spool: Command, spool_root: Path) -> None:
+    """`--start-after` takes words; the job file has the date and time, or the duration."""
+    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    assert spool("submit", "-n", "a", "--start-after", "tomorrow 8:00", "--", "true").code == 0
+    found = datetime.datetime.fromisoformat(queued(spool_root, "a")["start_after"])
+    assert (found.date(), found.hour, found.tzinfo is not None) == (tomorrow.date(), 8, True)
+    assert spool("submit", "-n", "b", "--start-after", "2 hours", "--", "true").code == 0
+    assert queued(spool_root, "b")["start_after"] == "2h"
+    for text in ("16:00:00", "soon", "1600", "32:00"):
+        said = spool("submit", "--start-after", text, "--", "true")
+        assert said.code != 0
+        assert "16:00" in said.err or "23:59" in said.err
+    assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]
 
 
 @pytest.fixture

@@ -686,3 +686,28 @@ def test_state_directories_that_are_replaced_are_found(served: Served) -> None:
     (served.root / "done").mkdir()
     served.drop("back-2", "true")
     served.wait_done("back-2")
+
+
+# Scripts in job files.
+
+
+def test_a_captured_script_runs_as_a_file_of_its_run(shared: Served) -> None:
+    """Its first line says what runs it; it stays in the metadir; retries and arrays have it too."""
+    script = '#!/bin/sh -e\necho $0: "$@"\n[ "$SPOOL_RUN" = 2 ] || exit 3\n'
+    shared.drop("captured", ["a.sh", "x y", "--lr"], script=script, retry={"max": 1})
+    assert shared.wait_done("captured") is not None
+    path = shared.root / "jobs" / "captured" / "1" / "script"
+    assert (path.read_text(), path.stat().st_mode & 0o777) == (script, 0o700)
+    assert shared.log("captured", 2) == f"{path.parent.parent}/2/script: x y --lr\n"
+    text = "#!/bin/sh\necho {index} $SPOOL_ARRAY_INDEX $1\n"
+    shared.drop("captured-many", ["a.sh", "task {index}"], script=text, array="0-1")
+    shared.wait_done("captured-many")
+    assert [shared.log(f"captured-many_{at}") for at in (0, 1)] == ["{index} 0 task 0\n", "{index} 1 task 1\n"]
+
+
+def test_a_script_whose_interpreter_is_missing_says_so(shared: Served) -> None:
+    """The run fails with a reason, like that of any program that cannot be executed."""
+    shared.drop("no-interpreter", ["a.sh"], script="#!/no/such/interpreter\n")
+    result = shared.wait_done("no-interpreter")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 127)

@@ -80,6 +80,11 @@ EXPECTED = {
         rows=((("lr", "0.1"), ("seed", "1")), (("lr", "0.001"), ("seed", "7"))),
     ),
     "task": Spec(command="./step $SPOOL_ARRAY_INDEX", task=ArrayTask("sweep", 7, 4)),
+    "script": Spec(
+        command=("train.sh", "--epochs", "3"),
+        script="#!/bin/sh\nprintf 'lr\\t%s\\n' \"$@\"\n",
+        request=Request(cpus=2),
+    ),
     "dotted": Spec(
         command="set -e\nmake\n",
         retry=Retry(max=1),
@@ -116,6 +121,22 @@ def parsed(text: str, name: str = "train") -> Spec:
 def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
     """The message a user sees most often."""
     assert problems('command = "x"\n\ngpu = 1\n') == ['unknown key "gpu" on line 3, did you mean "gpus"?']
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo", 'does not begin with "#!"'),
+        ("", 'does not begin with "#!"'),
+        ("#! \\necho", 'does not begin with "#!"'),
+        ("#!/bin/sh\\r\\necho", "has Windows line ends"),
+    ],
+)
+def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str, why: str) -> None:
+    """Its first line names what runs it."""
+    (problem,) = problems(f'command = ["a.sh"]\nscript = "{script}"\n')
+    assert problem.startswith('"script" on line 2: ')
+    assert why in problem
 
 
 def test_a_key_that_needs_another_is_read_all_the_same() -> None:
@@ -200,6 +221,7 @@ def test_the_longest_argument_that_the_kernel_takes_is_taken() -> None:
 
 REFUSED = [
     ('shell = "bash"', 'an absolute path, as in "/bin/bash"'),
+    ('script = "#!/bin/sh"', '"command" on line 1: is a list beside "script"'),
     ('workdir = "proj"', 'as in "~/proj"'),
     ('workdir = ""', "length >= 1"),
     ("env = { A = 1 }", "must be a text in quotes, not 1"),

@@ -6,6 +6,7 @@ import fnmatch
 import os
 import pwd
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +20,23 @@ from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.spool import Spool, TolerantSpool
 
 _MOST_NAMES = 500  # more to complete is of no use to anybody
+
+
+class SpelledOption(click.Option):
+    """An option that is taken in the spellings of other tools, too, which its help does not list."""
+
+    def __init__(self, *args: Any, also: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.also = also
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser know every spelling."""
+        own = self.opts
+        self.opts = [*own, *self.also]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = own
 
 
 def opened(root: str) -> Spool:

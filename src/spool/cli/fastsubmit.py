@@ -42,7 +42,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         )
     except joboptions.UnclearError:
         return None
-    if "rows" in values:
+    if not values.keys().isdisjoint(("rows", "start_after", "depends_on")):  # of a file, and in words of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -205,7 +205,15 @@ def laid_out(keys: Mapping[str, object]) -> str | None:
 
 def _line(key: str, value: object) -> str:
     bare = key.isascii() and key.replace("-", "_").isidentifier()
-    return f"{key if bare else _quoted(key)} = {_value(value)}"
+    shown = f"'''\n{value}'''" if isinstance(value, str) and _is_literal(value) else _value(value)
+    return f"{key if bare else _quoted(key)} = {shown}"
+
+
+def _is_literal(text: str) -> bool:
+    """Whether *text* has several lines, and TOML takes them as they stand between three quotes."""
+    lines = text.split("\n")
+    plain = all(line.replace("\t", "").isprintable() for line in lines)
+    return len(lines) > 1 and plain and "'''" not in text and not text.endswith("'")
 
 
 def _value(value: object) -> str:

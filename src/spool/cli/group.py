@@ -37,6 +37,7 @@ SECTIONS = (
             "requeue": "Run jobs again: those that run, and those that have ended.",
             "edit": "Change a job that waits.",
             "check": "Tell whether job files are valid.",
+            "import": "Print the job file that a script for Slurm, gflow or PBS becomes.",
         },
     ),
     (
@@ -66,6 +67,7 @@ SECTIONS = (
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _CONTROL = frozenset({"cancel", "hold", "release", "requeue", "pause", "resume"})  # of one shape, so in one module
+_MODULES = {"import": "importing"}  # a word of the language cannot name a module
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
@@ -74,7 +76,9 @@ _ELSEWHERE = {
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
-    "sacct": "ls -a",
+    "sacct": "ls -a", "scontrol": "edit", "nice": "edit --priority", "renice": "edit --priority", "qsub": "submit",
+    "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
+    "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
 }  # fmt: skip
 # What the world around us does to a file system; any other OSError is a bug and says where.
 _EXPECTED = frozenset(
@@ -108,11 +112,28 @@ class WordsVerb(Verb):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take note of a `--` before the first word."""
         before = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _answered(error, before) from None
         words = ctx.params.get("words", ())
         start = len(before) - len(words)
         ctx.meta["spool.dashes"] = bool(words) and start > 0 and before[start - 1] == "--"
         return rest
+
+
+def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
+    """Return what to say of an option that is not ours: what to write, if another tool has it."""
+    from spool.cli import foreign
+
+    name, value = error.option_name, None
+    for at, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            value = words[at + 1]
+    told = foreign.answer(name, value)
+    return error if told is None else UsageError(f"there is no option {name} here; {told}")
 
 
 def unfilled(text: str) -> str:
@@ -132,7 +153,9 @@ class Verbs(click.Group):
         """Return the verb's command, None if there is none of that name."""
         if cmd_name not in VERBS:
             return None
-        module, command_name = ("control", cmd_name) if cmd_name in _CONTROL else (cmd_name, "command")
+        module, command_name = (
+            ("control", cmd_name) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
+        )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)
         command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text

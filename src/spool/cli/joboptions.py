@@ -27,12 +27,18 @@ class Option:
         self.key = path
         self.kind = key.kind
         self.flags = [word for word in spelling.split() if word.startswith("-")]
+        self.also = key.also.split() if not value else []
         self.metavar = spelling.split()[-1]
         self.help = help
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its name in a program
+
+    @property
+    def spellings(self) -> list[str]:
+        """All that it is taken by, also those of other tools."""
+        return [*self.flags, *self.also]
 
 
 def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
@@ -55,8 +61,8 @@ def read(
     *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError
     for what is no option.
     """
-    known = {flag: (option.key, not option.is_flag) for option in OPTIONS for flag in option.flags}
-    stands_for = {flag: option.value for option in OPTIONS for flag in option.flags}
+    known = {flag: (option.key, not option.is_flag) for option in OPTIONS for flag in option.spellings}
+    stands_for = {flag: option.value for option in OPTIONS for flag in option.spellings}
     known.update(also or {})
     values: Values = {}
     at = 0
@@ -73,7 +79,7 @@ def read(
         if not wants:
             if value or equals:
                 raise UnclearError(f"{flag} takes no value")
-            value = stands_for[flag] or ("false" if flag.startswith("--no-") else "true")
+            value = stands_for.get(flag) or ("false" if flag.startswith("--no-") else "true")
         elif not value and not equals:
             at += 1
             if at == len(arguments):
@@ -153,7 +159,7 @@ def _choices(given: list[str]) -> dict[str, object]:
 def _dependencies(given: list[str]) -> object:
     """Return `a,b` as a list, `any:a,b` as a table."""
     table: dict[str, object] = {}
-    for text in given:
+    for text in [ours for words in given for ours in _as_ours(words)]:
         kind, colon, names = text.partition(":")
         found = _names([names if colon else text])
         kind = kind.strip() if colon else "all"
@@ -164,6 +170,19 @@ def _dependencies(given: list[str]) -> object:
             assert isinstance(before, list)
             table[kind] = [*before, *found]
     return table["all"] if list(table) == ["all"] else table
+
+
+def _as_ours(text: str) -> Sequence[str]:
+    """Return what `afterok:a:b,afterany:c` of sbatch is here. Raises InvalidValue."""
+    if not text.startswith("after") or ":" not in text:
+        return [text]
+    from spool.cli import foreign
+    from spool.core.errors import InvalidValue
+
+    try:
+        return foreign.dependencies(text, numbers=True)[1::2]
+    except foreign.Lost as error:
+        raise InvalidValue(f"cannot use --depends-on {text}: {error}") from None
 
 
 def _rows(given: list[str]) -> list[dict[str, str]]:
@@ -194,6 +213,19 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
     return [dict(zip(keys, line, strict=True)) for line in lines[1:]]
 
 
+def _moment(given: list[str]) -> str:
+    """Return what people write for a moment as a file has it. Raises InvalidValue."""
+    import time
+
+    from spool.core.errors import InvalidValue
+    from spool.formats.moments import understood
+
+    try:
+        return understood(given[-1], time.time_ns())
+    except InvalidValue as error:
+        raise InvalidValue(f"cannot use --start-after: {error}") from None
+
+
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
     "amounts": _resources,
@@ -209,6 +241,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
 _READERS = _REPEATED | {
     "count": _count,
     "flag": lambda given: given[-1] == "true",
+    "moment or delay": _moment,
     "number": lambda given: _number(given[-1]),
     "rows": _rows,
     "workdir": _directory,
@@ -221,7 +254,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command of click an option for every key of a job file."""
     import click
 
-    from spool.cli.common import complete_names
+    from spool.cli.common import SpelledOption, complete_names
 
     for option in reversed(OPTIONS):
         if option.value:
@@ -232,6 +265,8 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
             made = click.option(
                 *option.flags,
                 option.word,
+                cls=SpelledOption,
+                also=option.also,
                 metavar=option.metavar,
                 multiple=option.repeats,
                 shell_complete=complete_names if option.key == "depends_on" else None,

@@ -58,9 +58,11 @@ def command() -> None:
 @click.option("--user", metavar="USER", help="For this user's jobs. Default: for yours.")
 @click.option("--project", metavar="NAME", help="For the jobs of this project.")
 @click.option("--nobody", is_flag=True, help="For no job: keep them free for interactive work.")
-@click.option("--start", default="now", show_default=True, metavar="TIME", help='"+2h", or a date and time.')
+@click.option(
+    "--start", default="now", show_default=True, metavar="TIME", help="16:00, 'tomorrow 8:00', +2h, or a date and time."
+)
 @click.option("--duration", metavar="TIME", help='For how long: "2h".')
-@click.option("--end", metavar="TIME", help='Until when, instead: a date and time, or "+2h" from now.')
+@click.option("--end", metavar="TIME", help="Until when, instead, written like --start.")
 @click.option("--comment", metavar="TEXT", help="For people.")
 @click.pass_obj
 def create(

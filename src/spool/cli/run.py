@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import made, this_user
+from spool.cli.common import SpelledOption, made, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
-from spool.cli.submit import asked, export_option
+from spool.cli.submit import asked, export_option, script_options
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
@@ -27,12 +27,27 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
-@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option(
+    "-n",
+    "--name",
+    cls=SpelledOption,
+    also=("-J", "--job-name"),
+    metavar="NAME",
+    help="The job's name. Default: from the program, with a short suffix.",
+)
+@click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    also=("--wrap",),
+    metavar="TEXT",
+    help="The command as a text for the shell: -c 'sort a | uniq'.",
+)
 @click.option(
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
+@script_options
 @export_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -60,10 +75,11 @@ def command(
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
     """
-    job, text = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
+    wanted = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
+    job = wanted.name
     spool = made(ctx.obj)
     before = spool.latest_run(job)
-    submission.publish(spool.root, [(job, text)], held=False, replace=replace)
+    submission.publish(spool.root, [(job, wanted.text)], held=wanted.held, replace=replace)
     if not quiet:
         tell(f"job {job}")
     if not quiet and _has_input():

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import stat
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spool.cli import fastsubmit, joboptions
+from spool.cli import fastsubmit, joboptions, scripts
 from spool.cli.group import tell
 from spool.client import autostart, submit
 from spool.client.exports import Exports, exports
@@ -22,13 +18,14 @@ from spool.formats import jobfile
 from spool.store.config import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
-_SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
-_MAX_HEAD_BYTES = 64 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them."""
+    """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them.
+
+    `capture` is what it says of capturing a script, None if nothing; `ignore_directives`, whether lines for other
+    schedulers are passed over.
+    """
 
     values: joboptions.Values = field(default_factory=dict)
     export: Sequence[str] = ()
@@ -36,31 +33,43 @@ class Asked:
     shell_command: str | None = None
     plain: Sequence[str] = ()
     loose: Sequence[str] = ()
+    capture: bool | None = None
+    ignore_directives: bool = False
 
 
-def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str, bytes]:
-    """Return the name and the text of the job that is asked for, valid. Raises UsageError or InvalidJob.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A job to be submitted: its name, the text of its file, and whether it asks itself to be held."""
+
+    name: str
+    text: bytes
+    held: bool = False
+
+
+def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
+    """Return the job that is asked for, valid. Raises UsageError or InvalidJob.
 
     *stderr_apart*: its error output goes to a file of its own in the metadir, if nobody says where an output goes.
     """
-    values = asked.values
-    command: str | Sequence[str]
-    stem: str | None = None
-    if asked.shell_command is not None:
-        if asked.plain or asked.loose:
-            raise UsageError("cannot submit a job: -c gives the command already; leave the other words out")
-        command = asked.shell_command
-    elif asked.plain:
-        command = fastsubmit.command_of(asked.plain)
-    elif asked.loose:
-        command, directive_values, stem = _loose(asked.loose)
-        values = {**directive_values, **values}
-        if "name" in directive_values:
-            asked = replace(asked, name=asked.name or directive_values["name"][-1])
-        if "export" in directive_values and not asked.export:
-            asked = replace(asked, export=directive_values["export"])
-    else:
-        raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+    if asked.shell_command is not None and (asked.plain or asked.loose):
+        text = asked.shell_command
+        remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "leave the other words out"
+        raise UsageError(f"cannot submit a job: -c gives the command already; {remedy}")
+    if scripts.is_job_file(asked.loose):
+        return _job_file(asked, root)
+    what = _what_to_run(asked)
+    own = dict(what.values)
+    held = own.pop("hold", []) != []
+    own_name = own.pop("name", [None])[-1]
+    name = own_name if asked.name is None else asked.name
+    if "export" in own and not asked.export:
+        asked = replace(asked, export=own["export"])
+    own.pop("export", None)
+    values = {**own, **asked.values}
+    if "env" in own and "env" in asked.values:
+        values["env"] = [*own["env"], *asked.values["env"]]
+    command = what.keys["command"]
+    assert isinstance(command, str | list)
     try:
         given = joboptions.keys_of(values)
         keys: dict[str, object] = {"command": command, "workdir": given.get("workdir") or os.getcwd(), **given}
@@ -74,10 +83,49 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
-    name = asked.name
+    _put_in_script(keys, what)
     if name is None:
-        name = fastsubmit.fresh_name(stem or fastsubmit.stem_of(command), lambda name: submit.ever_used(root, name))
-    return checked_name(name), checked(name, keys, root)
+        stem = what.stem or fastsubmit.stem_of(command)
+        name = fastsubmit.fresh_name(stem, lambda name: submit.ever_used(root, name))
+    return Wanted(checked_name(name), checked(name, keys, root), held)
+
+
+def _what_to_run(asked: Asked) -> scripts.Script:
+    """Return the command or the script that is asked for."""
+    if asked.shell_command is not None:
+        return scripts.Script({"command": asked.shell_command})
+    if asked.plain:
+        return scripts.Script({"command": fastsubmit.command_of(asked.plain)})
+    if asked.loose:
+        stated = {"name": asked.name is not None, "export": bool(asked.export)}
+        keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
+        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys))
+    raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _job_file(asked: Asked, root: str) -> Wanted:
+    """Return the job file that was given like a script."""
+    path, *rest = asked.loose
+    if asked.values or rest:
+        remedy = f"edit a copy of it, or submit it as it is: `spool submit -f {path}`"
+        raise UsageError(
+            cannot("submit", f"{path} with options or arguments", "a job file says all itself", remedy=remedy)
+        )
+    return Wanted(*file_job(path, asked.name, root, asked.export))
+
+
+def _put_in_script(keys: dict[str, object], what: scripts.Script) -> None:
+    """Put a captured script into *keys*, after the keys that are short; tables follow."""
+    if "script" not in what.keys:
+        return
+    tables = {key: keys.pop(key) for key in [key for key, value in keys.items() if isinstance(value, dict)]}
+    keys["script"] = what.keys["script"]
+    keys.update(tables)
+    if what.module_path is not None:
+        env = keys.setdefault("env", {})
+        assert isinstance(env, dict)
+        before = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
 
 
 def checked_name(name: str) -> str:
@@ -175,135 +223,3 @@ def _taken(root: str, name: str, place: str) -> SpoolError:
     free = fastsubmit.next_name(name, lambda name: submit.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
-
-
-def _loose(words: Sequence[str]) -> tuple[str | list[str], joboptions.Values, str | None]:
-    """Return what to run for words without `--` before them: a script, its `#SPOOL` lines read; `-`; or a program."""
-    first, *rest = words
-    if first == "-":
-        if rest:
-            raise UsageError("cannot submit the script on stdin: it is the whole command, and no arguments follow it")
-        data = sys.stdin.buffer.read()
-        text, shell = _text_of(data)
-        return text, {**shell, **_directives(data, "stdin")}, "stdin"
-    try:
-        status = os.stat(first)
-    except OSError:
-        status = None
-    if status is None or not stat.S_ISREG(status.st_mode):
-        from shutil import which
-
-        if "/" not in first and which(first) is not None:
-            return list(words), {}, None
-        why = "no such file" if status is None else "it is not a file"
-        raise UsageError(
-            cannot("submit", f"script {first}", why, remedy=f"for a command write `spool submit -- {first} …`")
-        )
-    with open(first, "rb") as script:
-        head = script.read(65536)
-    path = os.path.abspath(first)
-    return [*_interpreter(head, path), path, *rest], _directives(head, first), fastsubmit.stem_of([path])
-
-
-def _directives(script: bytes, what: str) -> joboptions.Values:
-    words = spool_lines(script, what)
-    try:
-        values, rest, _ = joboptions.read(
-            words, {"-n": ("name", True), "--name": ("name", True), "--export": ("export", True)}
-        )
-    except joboptions.UnclearError as error:
-        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
-    if rest:
-        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
-    for line in late_lines(script):
-        tell(f"{what}: line {line}: this #SPOOL line stands after the first command and is not read")
-    return values
-
-
-def _text_of(data: bytes) -> tuple[str, joboptions.Values]:
-    """Return the script as a text for the shell, and the shell if its `#!` line names one. Raises UsageError."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise UsageError("cannot submit the script on stdin: it is not UTF-8") from None
-    if not text.startswith("#!"):
-        return text, {}
-    shell = _shell_of(text.splitlines()[0][2:].split())
-    if shell is None:
-        raise UsageError("cannot submit the script on stdin: only the shell can read it from there; give its file")
-    return text, {"shell": [shell]}
-
-
-def _shell_of(words: Sequence[str]) -> str | None:
-    """Return the shell that the *words* of a `#!` line name, None for anything else, and for a shell with options."""
-    *before, last = words or [""]
-    if os.path.basename(last) not in ("sh", "dash", "bash", "ash", "ksh", "zsh"):
-        return None
-    if before and os.path.basename(before[0]) == "env" and before[1:] in ([], ["-S"]):
-        from shutil import which
-
-        return which(last)
-    return None if before else last
-
-
-def _interpreter(head: bytes, path: str) -> list[str]:
-    """Return what has to stand before a script that cannot be executed itself: its `#!` line, or the shell."""
-    if os.access(path, os.X_OK):
-        return []
-    if head.startswith(b"#!"):
-        words = head.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
-        if words:
-            return words
-    if b"\0" in head[:1024]:
-        raise UsageError(cannot("submit", f"script {path}", "it is not a text and may not be executed"))
-    return ["/bin/sh"]
-
-
-def spool_lines(script: bytes, what: str) -> list[str]:
-    """Return the options that stand in a script itself, as words in their order; *what* names the script in errors.
-
-        #!/bin/sh
-        # Trains the small model.
-        #SPOOL --gpus 1 --time-limit 2h
-        #SPOOL --group "night runs"
-
-    Only the head of the script is read: the lines before the first that is neither empty nor a comment. `##SPOOL` is a
-    comment like any other. Raises UsageError, which names the line.
-    """
-    found: list[str] = []
-    for number, line in _head_lines(script):
-        match = _SPOOL_LINE.fullmatch(line)
-        if match is None:
-            continue
-        try:
-            options = shlex.split(match.group(1) or "", comments=True)
-        except ValueError as error:
-            raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
-        if options and not options[0].startswith("-"):
-            raise _wrong_line(what, number, f"{options[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
-        if "\0" in line:
-            raise _wrong_line(what, number, "it has a NUL")
-        found += options
-    return found
-
-
-def late_lines(script: bytes) -> list[int]:
-    """Return the numbers of `#SPOOL` lines that stand too late to be read, for a warning."""
-    last = len(list(_head_lines(script)))
-    lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
-    return [
-        number for number, line in enumerate(lines, 1) if number > last and _SPOOL_LINE.fullmatch(line.rstrip("\r"))
-    ]
-
-
-def _head_lines(script: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the lines of the head, numbered from 1."""
-    for number, line in enumerate(script[:_MAX_HEAD_BYTES].split(b"\n"), 1):
-        bare = line.strip()
-        if bare and not bare.startswith(b"#"):
-            return
-        yield number, line.rstrip(b"\r").decode(errors="surrogateescape")
-
-
-def _wrong_line(what: str, number: int, why: str) -> UsageError:
-    return UsageError(cannot("read", f"the #SPOOL lines of {what}", why, where=f"line {number}"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from spool.cli import render, submission
-from spool.cli.common import made
+from spool.cli.common import SpelledOption, made
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
@@ -34,19 +34,60 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         shell_command=shell_command,
         plain=words if dashes else (),
         loose=() if dashes else words,
+        capture=ctx.params["capture"],
+        ignore_directives=ctx.params["ignore_directives"],
     )
 
 
+def script_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that say how a script is taken."""
+    for option in (
+        click.option(
+            "--ignore-directives", is_flag=True, help="Ignore the script's lines for other schedulers, such as #SBATCH."
+        ),
+        click.option(
+            "--capture/--no-capture",
+            default=None,
+            help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--name", metavar="NAME", help="The job's name. Default: from the program, with a short suffix.")
-@click.option("-c", "--shell-command", metavar="TEXT", help="The command as a text for the shell: -c 'sort a | uniq'.")
+@click.option(
+    "-n",
+    "--name",
+    cls=SpelledOption,
+    also=("-J", "--job-name"),
+    metavar="NAME",
+    help="The job's name. Default: from the program, with a short suffix.",
+)
+@click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    also=("--wrap",),
+    metavar="TEXT",
+    help="The command as a text for the shell: -c 'sort a | uniq'.",
+)
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
-@click.option("--hold", is_flag=True, help="Submit it held: it does not run until `spool release`.")
+@click.option(
+    "--hold",
+    cls=SpelledOption,
+    also=("-H",),
+    is_flag=True,
+    help="Submit it held: it does not run until `spool release`.",
+)
 @click.option(
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
-@click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
+@click.option(
+    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file and submit nothing."
+)
+@script_options
 @export_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -72,7 +113,8 @@ def command(
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train
       spool submit -c 'sort words | uniq -c > counts'
-      spool submit script.sh      its `#SPOOL --gpus 1` lines; options here win
+      spool submit job.sh x y     the script as it is now; x and y are arguments,
+                                  and its `#SPOOL --gpus 1` lines are options
       spool submit -f train.toml  a job file, copied byte for byte
       spool submit --export NONE -- make  with the PATH of a login, not this one
 
@@ -90,7 +132,8 @@ def command(
         if len({job for job, _ in jobs}) < len(jobs):
             raise UsageError("cannot submit two job files of the same name at once")
     else:
-        jobs = [submission.job_of(request, ctx.obj)]
+        wanted = submission.job_of(request, ctx.obj)
+        jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
     if dry_run:
         for _name, text in jobs:
             render.say_text(text.decode("utf-8", "replace"))

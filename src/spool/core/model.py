@@ -154,6 +154,7 @@ class Spec:
     """What a job file says, parsed: every key of the format page, typed, sizes and durations as integers."""
 
     command: str | tuple[str, ...]
+    script: str | None = None  # a text that is run in place of the first word of `command`
     shell: str = "/bin/sh"
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()

@@ -224,7 +224,7 @@ class Launcher:
                 return {}
             made = self._write(live, texts)
             staged = None
-            files |= {layout.SPEC_COPY: text, layout.WRAPPER: made.script}
+            files |= _texts(live, text, made.script)
         spool.publish_metadir(name, run, files, staged)
         try:
             claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
@@ -342,7 +342,7 @@ class Preparation:
             if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
                 return None
             script = self._scripts.render(live, executor)
-            staged = self._spool.stage({layout.SPEC_COPY: text, layout.WRAPPER: script})
+            staged = self._spool.stage(_texts(live, text, script))
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
         return self._ready.script
 
@@ -351,7 +351,7 @@ class Preparation:
         if self._ready is None or not self._ready.serves(live, file, self._settings.config):
             return None
         try:
-            whole = set(os.listdir(self._ready.staged)) == {layout.SPEC_COPY, layout.WRAPPER}
+            whole = set(os.listdir(self._ready.staged)) == _texts(live, b"", b"").keys()
         except OSError:
             whole = False
         if not whole:  # somebody has swept the staging directory
@@ -366,6 +366,14 @@ class Preparation:
             with contextlib.suppress(OSError):  # the next dispatcher sweeps it away
                 self._spool.disk.remove_tree(self._ready.staged)
             self._ready = None
+
+
+def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, bytes]:
+    """Return the records of a run that can be written before its number is known to be free."""
+    files = {layout.SPEC_COPY: spec_copy, layout.WRAPPER: wrapper_text}
+    if live.spec.script is not None:
+        files[layout.SCRIPT] = live.spec.script.encode()
+    return files
 
 
 def _essence(live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
@@ -390,6 +398,9 @@ class WrapperWriter:
         Raises SpoolError for what no process can be given.
         """
         spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
+        command = spec.command
+        if spec.script is not None:
+            command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         environment = wrapper.job_environment(
             spec,
             live.grant,
@@ -402,7 +413,7 @@ class WrapperWriter:
         return wrapper.render(
             wrapper.Assignments(
                 metadir=metadir,
-                command=spec.command,
+                command=command,
                 surroundings=executor.surroundings(),
                 environment=environment,
                 shell=spec.shell,

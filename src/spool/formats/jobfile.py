@@ -159,6 +159,8 @@ def _check_together(reading: Reading) -> None:
         if warning is not None and time_limit is not None and warning.before_ns >= time_limit:
             text = toml.show(document["signal"])
             problems.add(("signal",), f"{text} would come before the run begins, for it may not last that long")
+    if "script" in document and isinstance(document.get("command"), str):
+        problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; state "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
@@ -282,6 +284,7 @@ def _events(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
 
 _KINDS: Kinds = {
     "command": lambda key: Kind(Names, values.command, any_length=True),
+    "program": lambda key: Kind(str, lambda text: intern(values.program(text))),
     "shell": lambda key: Kind(str, lambda path: intern(values.shell(path))),
     "workdir": lambda key: Kind(Text, lambda path: intern(values.workdir(path))),
     "variables": lambda key: Kind(dict[str, str], read=_env),

@@ -47,6 +47,7 @@ class Key:
       name, that of a size or duration with its unit.
     * `option`: how the command line spells it; `help` if that is not what the pages have. `shortcut` is a flag that
       stands for one value: its spelling, the value, its help.
+    * `also`: how other tools spell the option; it is taken, and no help lists it.
     * `words`: the only ones that it may be. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one makes no sense without it.
     * `array_only`: not of the tasks that are made of the file.
@@ -62,6 +63,7 @@ class Key:
         default: object = None,
         field: str = "",
         option: str = "",
+        also: str = "",
         help: str = "",  # noqa: A002  (no other word says it)
         shortcut: tuple[str, str, str] = ("", "", ""),
         words: tuple[str, ...] = (),
@@ -79,6 +81,7 @@ class Key:
         self.default = default
         self.field = field or name + _UNITS.get(self.kind, "")
         self.option = option
+        self.also = also
         self.help = help or about.replace("`", "")
         self.shortcut = shortcut
         self.words = words
@@ -148,11 +151,15 @@ TASK = KeyTable(
 _COMMAND = (
     Key("command", "command", "What to run: a text, run by `shell`; or a list of arguments, executed as it is.",
         default=REQUIRED),
+    Key("script", "program",
+        "The text of a script; its first line begins with `#!`. Each run has it as a file in its metadir, and executes "
+        "that file in place of the first word of `command`. `command` is a list then; its other words are the "
+        "arguments. `spool submit job.sh` writes it."),
     Key("shell", "shell", "The shell that runs a `command` that is a text: an absolute path.", default="/bin/sh",
         option="--shell PATH"),
     Key("workdir", "workdir",
         "Where the command runs: an absolute path, or one that begins with `~` or an environment variable. The home "
-        "directory if absent; `spool submit` records its own.", option="--workdir DIR",
+        "directory if absent; `spool submit` records its own.", option="--workdir DIR", also="--chdir -D",
         help="Where the command runs; a relative one is taken from here. Default: here."),
     Key("env", "variables", "Environment variables, added to those that every job begins with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
@@ -160,13 +167,15 @@ _COMMAND = (
 )
 
 _MACHINE = (
-    Key("cpus", "count", "How many CPUs it is given.", default=1, field="request.cpus", option="--cpus N"),
+    Key("cpus", "count", "How many CPUs it is given.", default=1, field="request.cpus", option="--cpus N",
+        also="--cpus-per-task"),
     Key("memory", "size", "Host memory: counted when the job is placed, and enforced while it runs.", least=1,
-        field="request.memory_bytes", option="-m --memory SIZE"),
+        field="request.memory_bytes", option="-m --memory SIZE", also="--mem"),
 )
 
 _GPUS = (
-    Key("gpus", "count", "How many GPUs it is given.", default=0, field="request.gpus", option="-g --gpus N"),
+    Key("gpus", "count", "How many GPUs it is given.", default=0, field="request.gpus", option="-g --gpus N",
+        also="-G --gpus-per-node"),
     Key("gpu_memory", "size",
         "Memory of each GPU. With it the job shares its GPUs with other jobs that state theirs; without it its GPUs "
         "are its own.", least=1, field="request.gpu_memory_bytes", option="--gpu-memory SIZE",
@@ -184,7 +193,7 @@ _RESOURCES = (
 
 _TIME = (
     Key("time_limit", "duration", "How long it may run; then it is stopped, and its outcome is `timeout`.", least=1,
-        option="-t --time-limit TIME"),
+        option="-t --time-limit TIME", also="--time"),
     Key("signal", "signal",
         'A signal sent as a warning before the time limit, and how long before: "USR1@60s". "USR1" alone is 60 '
         "seconds before.", examples=["USR1@60s"], option="--signal NAME@TIME",
@@ -194,7 +203,7 @@ _TIME = (
     Key("priority", "count", "Higher is considered first.", default=10, most=255, option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
         "Jobs that this one waits for. A list means that all must finish well. An array's name means all its tasks.",
-        option="-d --depends-on [KIND:]NAME,…",
+        option="-d --depends-on [KIND:]NAME,…", also="--dependency",
         help="Jobs that must finish first; before a colon any, ended, failed or each. May be repeated."),
     Key("on_dependency_failure", "word",
         "What happens when a dependency can no longer be satisfied: the job is cancelled, or waits on.",
@@ -202,7 +211,8 @@ _TIME = (
     Key("start_after", "moment or delay",
         "Not before: a date and time (RFC 3339; without an offset it is the machine's local time), or a duration, "
         "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
-        option="--start-after TIME"),
+        option="--start-after TIME", also="--begin -b",
+        help="Not before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
     Key("scheduling_timeout", "timeout", "Waited longer than this without a start: `unschedulable`. 0s is never.",
         option="--scheduling-timeout TIME"),
 )
@@ -214,7 +224,7 @@ _MANY = (
     Key("array", "indices",
         'Makes many jobs of this file: their indices, "0-99", with a step "0-99:2", as a list "1,3,7-9", and with '
         '"%4" at the end at most 4 at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
-        option="--array 0-99:2%4",
+        option="--array 0-99:2%4", also="-a",
         help="Makes many jobs of one: their indices, with a step :2, at most 4 of them at once %4."),
     Key("matrix", "choices",
         "Makes many jobs of this file: each key a list, one job for each combination. `{key}` in `command`, `env` "
@@ -241,10 +251,10 @@ _AGAIN = (
 _RUNNING = (
     Key("stdout", "output",
         "Where the output goes: a path, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array "
-        "index, `%%` a percent sign. One `log` in the metadir if absent.", option="--stdout PATH",
+        "index, `%%` a percent sign. One `log` in the metadir if absent.", option="--stdout PATH", also="-o --output",
         help="Where the output goes: %n is the job, %r the run, %a the index. Default: a file in the spool."),
     Key("stderr", "output", "Where the error output goes, like `stdout`; together with it if absent.",
-        option="--stderr PATH"),
+        option="--stderr PATH", also="--error"),
     Key("prolog", "script", "Shell text that the wrapper runs before the command.", option="--prolog SHELL-TEXT"),
     Key("epilog", "script", "Shell text that the wrapper runs after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "word", "What runs the job. From the configuration if absent.", words=EXECUTORS,

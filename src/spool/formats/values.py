@@ -187,6 +187,16 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return value
 
 
+def program(value: str) -> str:
+    """Return *value* if the kernel can execute it as a file: a script that names its interpreter."""
+    line, _, _ = value.partition("\n")
+    if not line.startswith("#!") or not line[2:].strip():
+        raise InvalidValue('does not begin with "#!" and an interpreter, as in "#!/bin/sh"')
+    if line.endswith("\r"):
+        raise InvalidValue("has Windows line ends, and no interpreter is found by such a first line; convert the file")
+    return value
+
+
 def variable(key: str, value: str) -> None:
     """Check one environment variable."""
     if _VARIABLE.fullmatch(key) is None:
@@ -227,6 +237,7 @@ def output_path(value: str) -> str:
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
+                + ("; %j of Slurm is %n.%r here" if match.group(1) in "jJAx" else "")
             )
     return value
 

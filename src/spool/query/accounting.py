@@ -13,6 +13,7 @@ from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, 
 from spool.core.errors import InvalidValue, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
+from spool.formats.moments import understood
 from spool.formats.run_records import ArrayRecord
 from spool.formats.values import moment_or_delay
 from spool.machine import processes
@@ -62,7 +63,7 @@ def moment(text: str, now_ns: int) -> int:
     if _DATE.fullmatch(text):
         text = f"{text}T00:00"
     try:
-        at_ns, ago_ns = moment_or_delay(text)
+        at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
     except InvalidValue as error:
         raise InvalidValue(f'{error}; a duration is so long ago, and a date or "today" will do') from None
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)

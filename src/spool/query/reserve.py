@@ -13,6 +13,7 @@ from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
 from spool.core.reservations import NOBODY, conflict, known_gpus
 from spool.formats import reservation
+from spool.formats.moments import understood
 from spool.formats.values import moment_or_delay
 from spool.machine.host import local_zone
 from spool.query.reservations import ReservationState, ReservationStatus, read_reservations
@@ -106,11 +107,11 @@ def _gpus(text: str) -> int | list[int]:
 
 
 def _instant(text: str, now_ns: int, option: str) -> int:
-    """Return "now", "+2h" or a date and time as an instant."""
+    """Return "now", "+2h", a moment in words or a date and time as an instant."""
     if text == "now":
         return now_ns
     try:
-        moment, delay = moment_or_delay(text.removeprefix("+"))
+        moment, delay = moment_or_delay(understood(text, now_ns))
     except InvalidValue as error:
         raise InvalidValue(f"cannot use {option}: {error}") from None
     return moment if moment is not None else now_ns + (delay or 0)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_BYTES = 4096  # a block
+_EXECUTED = {layout.WRAPPER, layout.SCRIPT}
 CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more if the machine is busy
 
 _STAGED = re.compile(  # what a process of that pid stages, or `spool gc` moves aside
@@ -102,7 +103,7 @@ class LockedSpool(Spool):
 
     def _fill(self, directory: str, files: dict[str, bytes]) -> None:
         for record, data in files.items():
-            self.disk.create(f"{directory}/{record}", data, 0o700 if record == layout.WRAPPER else 0o600)
+            self.disk.create(f"{directory}/{record}", data, 0o700 if record in _EXECUTED else 0o600)
 
     def _unstage(self, staged: str) -> None:
         with contextlib.suppress(OSError):

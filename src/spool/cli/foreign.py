@@ -1,0 +1,512 @@
+"""Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW` and `#PBS` lines, and words typed by habit.
+
+Each converter returns the words that mean the same here, or raises `Lost` with the reason. What changes results and is
+lost (GPUs, an array, a dependency) is an error of whoever reads a script; of the rest people are told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from spool.core.units import format_duration
+
+SECOND_NS = 1_000_000_000
+
+
+class Lost(Exception):  # noqa: N818  (not always an error)
+    """An option that has no counterpart. *matters*: without it the job would compute something else."""
+
+    def __init__(self, why: str, *, matters: bool = False) -> None:
+        super().__init__(why)
+        self.matters = matters
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One option of a line of a script, as it stands there; `value` is None for a flag."""
+
+    line: int
+    system: str  # what the line begins with: "#SBATCH"
+    option: str
+    value: str | None
+
+    def __str__(self) -> str:
+        between = "=" if self.option.startswith("--") else " "
+        return f"{self.system} {self.option}" + (f"{between}{self.value}" if self.value is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What became of a directive: `words` of our command line, or why it was `lost`. No words: nothing is needed."""
+
+    directive: Directive
+    words: tuple[str, ...] = ()
+    lost: Lost | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The key of the job file without which the job would compute something else, if it is one of these."""
+        option = self.directive.option
+        return next((key for options, key in _KEYS.items() if option in options.split()), None)
+
+    def __str__(self) -> str:
+        one = self.directive
+        if self.lost is not None:
+            return f"line {one.line}: {one} is left out: {self.lost}"
+        return f"line {one.line}: {one} {f'is {shlex.join(self.words)} here' if self.words else 'needs nothing here'}"
+
+
+_KEYS = {
+    "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
+    "-a --array -J": "array",
+    "-d --dependency -W --depends-on --depends-on-all --depends-on-any": "depends_on",
+}
+
+
+Converter = Callable[[str], list[str]]
+
+
+def _same(option: str) -> Converter:
+    return lambda value: [option, value]
+
+
+def _nothing(why: str, *, matters: bool = False) -> Converter:
+    def lose(value: str) -> list[str]:
+        raise Lost(why, matters=matters)
+
+    return lose
+
+
+def _needless(value: str) -> list[str]:
+    return []
+
+
+# Values.
+
+
+def _minutes(text: str) -> list[str]:
+    """Read the times of sbatch and gbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    if text.upper() in ("UNLIMITED", "INFINITE", "0"):
+        return []
+    match = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,6})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?", text)
+    if match is None:
+        return ["--time-limit", text]  # "2h" is as good here; whatever it is, the reader of job files judges it
+    days, first, second, third = (int(part) if part is not None else None for part in match.groups())
+    assert first is not None
+    if days is not None:
+        seconds = days * 86400 + first * 3600 + (second or 0) * 60 + (third or 0)
+    elif third is not None:
+        seconds = first * 3600 + (second or 0) * 60 + third
+    else:
+        seconds = first * 60 + (second or 0)
+    return ["--time-limit", format_duration(seconds * SECOND_NS)]
+
+
+def _clock_or_seconds(text: str) -> list[str]:
+    """Read the times of PBS: S, M:S, H:M:S."""
+    if not re.fullmatch(r"[0-9]{1,8}(:[0-9]{1,2}){0,2}", text):
+        raise Lost("it is no time", matters=False)
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part)
+    return ["--time-limit", format_duration(seconds * SECOND_NS)]
+
+
+def _megabytes(option: str) -> Converter:
+    """Read the sizes of sbatch and gbatch: a number without a unit is of megabytes."""
+
+    def read(text: str) -> list[str]:
+        match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text, re.IGNORECASE)
+        if match is None or int(match[1]) == 0:
+            raise Lost("all memory of the machine cannot be asked for" if match else "it is no size")
+        return [option, f"{match[1]}{(match[2] or 'M').upper()}"]
+
+    return read
+
+
+def _gpus(text: str) -> list[str]:
+    """Read `2`, `a100:2`, `a100`."""
+    kind, colon, count = text.partition(":")
+    if not colon and kind.isdecimal():
+        kind, count = "", kind
+    if not (count or "1").isdecimal() or "," in text:
+        raise Lost("more than one kind of GPU cannot be asked for", matters=True)
+    return ["--gpus", count or "1"] + (["--gpu-type", kind] if kind else [])
+
+
+def _gres(text: str) -> list[str]:
+    words: list[str] = []
+    for part in text.split(","):
+        name, _, rest = re.sub(r"\(.*\)$", "", part.removeprefix("gres/").removeprefix("gres:")).partition(":")
+        if name == "none":
+            continue
+        if name == "gpu" and not words:
+            words += _gpus(rest or "1")
+        elif name == "gpu":
+            raise Lost("more than one kind of GPU cannot be asked for", matters=True)
+        else:
+            what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
+            raise Lost(what, matters=name in ("shard", "mps"))
+    return words
+
+
+_KINDS = {"afterok": "", "afterany": "ended:", "afternotok": "failed:", "aftercorr": "each:"}
+
+
+def dependencies(text: str, *, numbers: bool = False) -> list[str]:
+    """Return `afterok:a:b,afterany:c` as the words of `--depends-on`. *numbers*: a job may be called 1234 here."""
+    words: list[str] = []
+    any_of_them = "?" in text
+    for clause in re.split("[,?]", text):
+        kind, *names = clause.split(":")
+        if kind not in _KINDS:
+            hint = "its name runs once at a time here" if kind == "singleton" else "give --depends-on NAME"
+            raise Lost(f"{kind!r} has no counterpart; {hint}", matters=True)
+        if not names or not all(names):
+            raise Lost(f"{clause!r} names no job", matters=True)
+        if not numbers and (of_others := [name for name in names if re.fullmatch(r"[0-9_+]+", name)]):
+            raise Lost(f"{of_others[0]} is a job of the other scheduler; give --depends-on NAME", matters=True)
+        if any_of_them and kind != "afterok":
+            raise Lost("one of several, with `?`, can be asked for with afterok only", matters=True)
+        words += ["--depends-on", ("any:" if any_of_them else _KINDS[kind]) + ",".join(names)]
+    return words
+
+
+def _dependency(text: str) -> list[str]:
+    return dependencies(text)
+
+
+def output_pattern(text: str) -> str:
+    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises Lost."""
+    run_alone = re.search("%[0-9]*x", text) is not None
+    text = re.sub(r"%[0-9]*A([^%]?)%[0-9]*a", "%n", text)
+    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a")):
+        text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
+    text = re.sub("%n[-_.]?%n", "%n", text)
+    if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
+        raise Lost(f"{odd[1]} is not known here; %n is the job, %r the run, %a the index")
+    return text
+
+
+def _output(option: str) -> Converter:
+    return lambda text: [option, output_pattern(text)]
+
+
+def _folder(text: str) -> list[str]:
+    return ["--workdir", text if text[:1] in ("/", "~", "$") else os.path.abspath(text)]
+
+
+def _begin(text: str) -> list[str]:
+    seconds = re.fullmatch(r"now\+([0-9]+)(?:s|seconds?)?", text.replace(" ", ""))
+    if seconds:
+        return ["--start-after", f"{seconds[1]}s"]
+    return ["--start-after", re.sub(r"^([0-9]{1,2}:[0-9]{2}):[0-9]{2}$", r"\1", text)]
+
+
+def _signal(text: str) -> list[str]:
+    match = re.fullmatch(r"(?:[RB]+:)?([A-Za-z0-9]+)(?:@([0-9]+))?", text)
+    if match is None or match[1].isdecimal():
+        raise Lost("write it as --signal USR1@60s")
+    return ["--signal", f"{match[1]}@{match[2] or 60}s"]
+
+
+def _licenses(text: str) -> list[str]:
+    pairs = (re.split("[:=]", part) for part in text.split(","))
+    return ["--resource", ",".join(f"{pair[0].split('@')[0]}={pair[1] if len(pair) > 1 else 1}" for pair in pairs)]
+
+
+def _exported(text: str) -> list[str]:
+    """Read `ALL,A=1`: what is named goes into the job file; a name without a value is passed on as it is."""
+    words: list[str] = []
+    for part in text.split(","):
+        if part not in ("ALL", "NONE", "NIL", ""):
+            words += ["--env", part]
+    return words
+
+
+def _one(what: str) -> Converter:
+    """Read a number that is 1 here: of machines, of chunks."""
+
+    def read(text: str) -> list[str]:
+        if text.split("-")[0] != "1":
+            raise Lost(f"there is one {what}, this machine", matters=True)
+        return []
+
+    return read
+
+
+def _kept_on_failure(text: str) -> list[str]:
+    return ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"]
+
+
+_NO_PARTS = _nothing("a spool has no partitions; --group and --priority part jobs")
+_NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
+_NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
+_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--mem-per-cpu", "--mem-per-gpu", "--gpus-per-task")
+
+# Spellings, and what becomes of the value; a flag has no value. What is in `_PIECES` is put together at the end.
+_SBATCH: Mapping[str, Converter] = {
+    "-J --job-name": _same("--name"),
+    "-t --time": _minutes,
+    "--mem": _megabytes("--memory"),
+    "-G --gpus --gpus-per-node --gpus-per-socket": _gpus,
+    "--gres --tres-per-task --tres-per-node": _gres,
+    "-a --array": _same("--array"),
+    "-d --dependency": _dependency,
+    "-o --output": _output("--stdout"),
+    "-e --error": _output("--stderr"),
+    "-D --chdir --workdir": _folder,
+    "-b --begin": _begin,
+    "--signal": _signal,
+    "-L --licenses": _licenses,
+    "-A --account --wckey": _same("--project"),
+    "--comment": _same("--comment"),
+    "--export": _same("--export"),
+    "--kill-on-invalid-dep": _kept_on_failure,
+    "-N --nodes": _one("node"),
+    "--mail-type --mail-user": _NO_MAIL,
+    "-p --partition -q --qos -C --constraint --reservation -w --nodelist -x --exclude -M --clusters": _NO_PARTS,
+    "--nice": _NICE,
+    "--priority": _nothing("priorities of Slurm have another scale; give --priority 0-255"),
+    "-i --input": _nothing("the job's stdin is empty; have the command read the file", matters=True),
+    "--tmp --mincpus --hint --open-mode --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
+    "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
+    "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("it has no counterpart"),
+}
+_SBATCH_FLAGS: Mapping[str, Converter] = {
+    "-H --hold": lambda _: ["--hold"],
+    "--requeue": lambda _: ["--requeue"],
+    "--no-requeue": lambda _: ["--no-requeue"],
+    "--exclusive": _nothing("state what the job needs; for all of the machine give --cpus and --memory"),
+    "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
+    "--contiguous --ignore-pbs --test-only": _needless,
+}
+_GFLOW: Mapping[str, Converter] = {
+    "-n --name -J --job-name": _same("--name"),
+    "-t --time --time-limit --timelimit": _minutes,
+    "-m --memory --max-mem --max-memory": _megabytes("--memory"),
+    "--gpu-memory --max-gpu-mem --max-gpu-memory": _megabytes("--gpu-memory"),
+    "-g --gpus --gres": _gpus,
+    "-p --priority --nice": _same("--priority"),
+    "-P --project": _same("--project"),
+    "--begin": _begin,
+    "--array": _same("--array"),
+    "-d --depends-on --dependency --depends-on-all --depends-on-any": _nothing(
+        "its jobs have numbers, and ours have names; give --depends-on NAME", matters=True
+    ),
+    "-c --conda-env": _nothing("activate it in the script, or submit from within it", matters=True),
+    "--param --param-file": _nothing("give --matrix NAME=VALUE,… or --param-file", matters=True),
+    "--max-concurrent": _same("--max-running"),
+    "--max-retries": _same("--retry-max"),
+    "--name-template": _nothing("tasks are called NAME_0, NAME_1 and so on"),
+    "--notify-email --notify-on": _NO_MAIL,
+}
+_GFLOW_FLAGS: Mapping[str, Converter] = {
+    "--shared": _needless,  # with --gpu-memory it is so
+    "--auto-close": _needless,
+    "--no-auto-cancel": lambda _: ["--on-dependency-failure", "wait"],
+}
+
+
+def _pbs_resources(text: str) -> list[str]:
+    """Read `-l nodes=1:ppn=4,walltime=1:00:00` and `-l select=1:ncpus=4:ngpus=1:mem=8gb`."""
+    words: list[str] = []
+    for part in re.split("[,:](?=[a-z_]+=)|[+]", text):
+        key, _, value = part.partition("=")
+        if key in ("nodes", "select") or (not value and key.isdecimal()):
+            words += _one("node")(value or key)
+        elif key in ("ppn", "ncpus", "nprocs"):
+            words += ["--cpus", value]
+        elif key in ("gpus", "ngpus"):
+            words += ["--gpus", value]
+        elif key in ("mem", "pmem", "vmem") and re.fullmatch("[0-9]+[kmgt]?b?", value, re.IGNORECASE):
+            number, unit = re.match("([0-9]+)(.*)", value).groups()  # type: ignore[union-attr]
+            words += ["--memory", number + (unit.upper().rstrip("B") or "B")]
+        elif key == "walltime":
+            words += _clock_or_seconds(value)
+        elif key == "place":
+            continue
+        else:
+            raise Lost(f"{key!r} has no counterpart", matters="gpu" in key)
+    return words
+
+
+def _pbs_more(text: str) -> list[str]:
+    if not text.startswith("depend="):
+        raise Lost("it has no counterpart")
+    return dependencies(text.removeprefix("depend="))
+
+
+_PBS: Mapping[str, Converter] = {
+    "-l": _pbs_resources,
+    "-N": _same("--name"),
+    "-J -t": _same("--array"),
+    "-o": lambda text: ["--stdout", text.rpartition(":")[2]],
+    "-e": lambda text: ["--stderr", text.rpartition(":")[2]],
+    "-d -w": _folder,
+    "-W": _pbs_more,
+    "-v": _exported,
+    "-A -P": _same("--project"),
+    "-q": _NO_PARTS,
+    "-m -M": _NO_MAIL,
+    "-p": _nothing("priorities of PBS have another scale; give --priority 0-255"),
+    "-a": _nothing("give --start-after 2026-01-31T09:00"),
+    "-S": _nothing("the script's first line says what runs it"),
+    "-j": lambda text: [] if text in ("oe", "eo") else ["--stderr", "%n.%r.err"],
+    "-r": lambda text: ["--requeue" if text == "y" else "--no-requeue"],
+    "-c -C -k -u": _nothing("it has no counterpart"),
+}
+_PBS_FLAGS: Mapping[str, Converter] = {"-h": lambda _: ["--hold"], "-V -I -z -X -x -f": _needless}
+
+_SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] = {
+    "#SBATCH": (_SBATCH, _SBATCH_FLAGS),
+    "# GFLOW": (_GFLOW, _GFLOW_FLAGS),
+    "#PBS": (_PBS, _PBS_FLAGS),
+}
+_LINE = re.compile(r"(#SBATCH|# GFLOW|#PBS)(?:[ \t]+(.*))?")
+
+
+_INDICES = ("SLURM_ARRAY_TASK_ID", "GFLOW_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
+_HERE = {"SLURM_CPUS_PER_TASK": "SPOOL_CPUS", "SLURM_JOB_NAME": "SPOOL_JOB", "SLURM_JOB_ID": "SPOOL_JOB",
+         "SLURM_JOBID": "SPOOL_JOB", "SLURM_GPUS": "SPOOL_GPUS", "PBS_JOBID": "SPOOL_JOB", "PBS_JOBNAME": "SPOOL_JOB",
+         "NCPUS": "SPOOL_CPUS", "SLURM_RESTART_COUNT": "SPOOL_ATTEMPT", "SLURM_SUBMIT_DIR": "PWD",
+         "PBS_O_WORKDIR": "PWD"}  # fmt: skip
+
+
+def indices_used(text: str) -> list[str]:
+    """Return the variables in which a script looks for its array index."""
+    return [name for name in _INDICES if re.search(rf"\b{name}\b", text)]
+
+
+def strangers(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield what a script of another scheduler uses that is not here: the line, what it is, and what to use."""
+    seen = set(_INDICES)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        for name in re.findall(r"\b(?:SLURM|PBS|SBATCH)_[A-Z_]+\b", line):
+            if name not in seen:
+                seen.add(name)
+                yield number, f"${name}", f"${_HERE[name]}" if name in _HERE else ""
+        program = re.match(r"\s*(srun|sbatch|scontrol)\s", line)
+        if program and program[1] not in seen:
+            seen.add(program[1])
+            yield number, program[1], "the command alone" if program[1] == "srun" else ""
+
+
+def _found(table: Mapping[str, Converter], option: str) -> Converter | None:
+    return next((converter for names, converter in table.items() if option in names.split()), None)
+
+
+def is_line(line: str) -> bool:
+    """Whether *line* of a script is for another scheduler."""
+    return _LINE.fullmatch(line) is not None
+
+
+def directives(number: int, line: str) -> Iterator[Directive]:
+    """Yield the options of one line. Raises ValueError for quotes that do not end."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return
+    system = match[1]
+    flags = _SYSTEMS[system][1]
+    words = shlex.split(match[2] or "", comments=True)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or word == "-":
+            yield Directive(number, system, word, None)
+            continue
+        option, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        if not equals and _found(flags, option) is None and words and not words[0].startswith("-"):
+            equals, value = "=", words.pop(0)
+        yield Directive(number, system, option, value if equals else None)
+
+
+def convert(found: Sequence[Directive]) -> list[Converted]:
+    """Return what becomes of each of *found*, in their order, by line."""
+    done: list[Converted] = []
+    pieces: dict[str, Directive] = {}
+    for one in found:
+        name = {"-n": "--ntasks", "-c": "--cpus-per-task"}.get(one.option, one.option)
+        if one.system == "#SBATCH" and name in _PIECES and one.value is not None:
+            pieces[name] = one
+        else:
+            done.append(_converted(one))
+    return sorted([*done, *_put_together(pieces, found)], key=lambda one: one.directive.line)
+
+
+def _converted(one: Directive) -> Converted:
+    values, flags = _SYSTEMS[one.system]
+    converter = _found(flags, one.option) or _found(values, one.option)
+    if converter is None:
+        return Converted(one, lost=Lost("it is not known here"))
+    if one.value is None and _found(flags, one.option) is None:
+        return Converted(one, lost=Lost("it has no value", matters=True))
+    try:
+        return Converted(one, tuple(converter(one.value or "")))
+    except Lost as error:
+        return Converted(one, lost=error)
+
+
+def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -> Iterator[Converted]:
+    """Yield CPUs, memory and GPUs that are stated by task or by CPU; all tasks run here, so it is their sum."""
+    numbers: dict[str, int] = {}
+    for name, one in pieces.items():
+        if "mem" not in name and name != "--gpus-per-task" and not (one.value or "").isdecimal():
+            yield Converted(one, lost=Lost("it is no number", matters=True))
+            return
+        if one.value is not None and one.value.isdecimal():
+            numbers[name] = int(one.value)
+    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", 1))
+    cpus = tasks * numbers.get("--cpus-per-task", 1)
+    for name in ("--ntasks", "--ntasks-per-node", "--cpus-per-task"):
+        if name in pieces:
+            yield Converted(pieces[name], ("--cpus", str(cpus)))
+    if "--gpus-per-task" in pieces:
+        yield _times(pieces["--gpus-per-task"], tasks, _gpus)
+    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
+    for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
+        if name in pieces:
+            yield _times(pieces[name], count, _megabytes("--memory"))
+
+
+def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:
+    """Yield how many GPUs *found* ask for."""
+    for one in found:
+        if one.value is not None and one.option not in _PIECES:
+            words = _converted(one).words
+            if "--gpus" in words:
+                yield words[words.index("--gpus") + 1]
+
+
+def _times(one: Directive, count: int, read: Converter) -> Converted:
+    """Return a size or a number of GPUs *count* times."""
+    try:
+        option, amount, *more = read(one.value or "")
+    except Lost as error:
+        return Converted(one, lost=error)
+    match = re.fullmatch("([0-9]+)(.*)", amount)
+    if match is None:
+        return Converted(one, lost=Lost("it is no number", matters=True))
+    return Converted(one, (option, f"{int(match[1]) * count}{match[2]}", *more))
+
+
+def answer(option: str, value: str | None) -> str | None:
+    """Return what to write here for an *option* of sbatch or gbatch that was typed by habit; None if it is neither."""
+    for system in ("#SBATCH", "# GFLOW"):
+        values, flags = _SYSTEMS[system]
+        if _found(flags, option) is not None:
+            value = None
+        elif _found(values, option) is None and (system == "# GFLOW" or option not in _PIECES):
+            continue
+        elif value is None:
+            value = "gpu:1" if option == "--gres" else "1"
+        found = convert([Directive(0, system, option, value)])[0]
+        if found.words:
+            return f"write {shlex.join(found.words)}"
+        return str(found.lost) if found.lost is not None else "leave it out"
+    return None

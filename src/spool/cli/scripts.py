@@ -1,0 +1,302 @@
+"""Scripts that are submitted: the text that is captured, how it is run, and the options that it carries itself.
+
+A script is captured: the job file holds its text of that moment, and nobody needs the file any more. The kernel runs
+the copy by its `#!` line, so a script without one is refused, as `sbatch` refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from spool.cli import fastsubmit, foreign, joboptions
+from spool.cli.group import tell
+from spool.core.errors import UsageError, cannot
+from spool.store.stable_read import MAX_BYTES
+
+_SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
+_MAX_HEAD_BYTES = 64 * 1024
+_ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
+_RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
+           "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
+_OWN_OPTIONS = {"-n": ("name", True), "--name": ("name", True), "--hold": ("hold", False), "--export": ("export", True),
+                "--capture": ("capture", False), "--no-capture": ("capture", False)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a script comes to: keys of the job file, options from its own lines, and what to call the job."""
+
+    keys: dict[str, object]
+    values: joboptions.Values = field(default_factory=dict)
+    stem: str | None = None
+    module_path: str | None = None  # where Python is to look for what lies beside the script
+
+
+def is_job_file(words: Sequence[str]) -> bool:
+    """Whether the first of *words* is a job file and no script."""
+    return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the command line says of a script. `keys` are those of the job file that it states itself."""
+
+    capture: bool | None = None
+    ignore_directives: bool = False
+    keys: frozenset[str] = frozenset()
+
+
+def read(words: Sequence[str], said: Said) -> Script:
+    """Return what to run for words without `--` before them: a script, `-` for stdin, or a program.
+
+    Raises UsageError.
+    """
+    first, *rest = words
+    if first == "-":
+        return _of_stdin(rest, said)
+    try:
+        status = os.stat(first)
+    except OSError:
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        from shutil import which
+
+        if "/" not in first and which(first) is not None:
+            return Script({"command": list(words)})
+        why = "no such file" if status is None else "it is not a file"
+        raise UsageError(
+            cannot("submit", f"script {first}", why, remedy=f"for a command write `spool submit -- {first} …`")
+        )
+    try:
+        with open(first, "rb") as script:
+            data = script.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(cannot("read", f"script {first}", error.strerror or str(error))) from None
+    path = os.path.abspath(first)
+    _check_runs(data, first)
+    values = _directives(data, first, said)
+    wanted = values.pop("capture", ["true"])[-1] == "true"
+    stem = fastsubmit.stem_of([path])
+    if not data.startswith(b"#!") or not (wanted if said.capture is None else said.capture):
+        return Script({"command": [*_interpreter(data, path), path, *rest]}, values, stem)
+    text = _captured(data, first)
+    return Script({"command": [path, *rest], "script": text}, values, stem, _module_path(text, path))
+
+
+def _of_stdin(rest: Sequence[str], said: Said) -> Script:
+    """Return the script on stdin: a text for the shell, or captured where its `#!` line names another program."""
+    data = sys.stdin.buffer.read()
+    if not data.strip():
+        raise UsageError("cannot submit the script on stdin: it is empty")
+    values = _directives(data, "stdin", said)
+    values.pop("capture", None)
+    text = _captured(data, "on stdin")
+    line = text.split("\n", 1)[0]
+    shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
+    if shell is None or (rest and line.startswith("#!")):
+        _check_runs(data, "on stdin")
+        return Script({"command": ["stdin", *rest], "script": text}, values, "stdin")
+    if rest:
+        why = "arguments need a script that begins with a line such as `#!/bin/sh`"
+        raise UsageError(cannot("submit", "the script on stdin", why))
+    if line.startswith("#!"):
+        values = {"shell": [shell], **values}
+    return Script({"command": text}, values, "stdin")
+
+
+def _captured(data: bytes, what: str) -> str:
+    """Return the text of a script. Raises UsageError for what a job file cannot hold."""
+    by_path = "" if what == "on stdin" else "--no-capture runs it by its path"
+    why = ""
+    if len(data) > MAX_BYTES // 2:
+        why = f"it has more than {MAX_BYTES >> 11} KiB, and a job file holds no more"
+    elif b"\0" in data:
+        why = "it holds NUL bytes"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        text, why = "", why or f"line {data.count(bytes([10]), 0, error.start) + 1} is not UTF-8"
+    if why:
+        raise UsageError(cannot("capture", f"script {what}", why, remedy=by_path))
+    if by_path and (match := _ASKS_WHERE_IT_LIES.search(text)) is not None:
+        line = text.count("\n", 0, match.start()) + 1
+        tell(f"{what}: line {line} asks where the script lies, and the copy that runs lies in the spool; {by_path}")
+    return text
+
+
+def _check_runs(data: bytes, what: str) -> None:
+    """Raise UsageError for a text that the kernel cannot execute, with what to do."""
+    thing = f"script {what}"
+    line = data.split(b"\n", 1)[0]
+    if line.startswith(b"#!"):
+        if not line[2:].strip():
+            raise UsageError(cannot("submit", thing, "its first line names no interpreter after `#!`"))
+        if line.endswith(b"\r"):
+            why = "it has Windows line ends, and its interpreter would not be found"
+            raise UsageError(cannot("submit", thing, why, remedy=f"`sed -i 's/\\r$//' {shlex.quote(what)}` mends it"))
+        return
+    if b"\0" in data[:1024]:
+        if os.access(what, os.X_OK):
+            return
+        raise UsageError(cannot("submit", thing, "it is not a text and may not be executed"))
+    program = _RUN_BY.get(what.rpartition(".")[2], "sh")
+    line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):
+        why, other = "its `#!` is not the very first thing in it", "take away what stands before it"
+    else:
+        why, other = "it has no `#!` line that says what runs it", f"begin it with `{line_one}`"
+    remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as it is, or {other}"
+    raise UsageError(cannot("submit", thing, why, remedy=remedy))
+
+
+def _module_path(text: str, path: str) -> str | None:
+    """Return the folder of a Python script: what it imports from there is to be found beside the copy, too."""
+    words = text.split("\n", 1)[0][2:].split()
+    programs = [word for word in words if not word.startswith("-") and os.path.basename(word) != "env"]
+    return os.path.dirname(path) if programs and os.path.basename(programs[0]).startswith("python") else None
+
+
+def _shell_of(words: Sequence[str]) -> str | None:
+    """Return the shell that the *words* of a `#!` line name, None for anything else, and for a shell with options."""
+    *before, last = words or [""]
+    if os.path.basename(last) not in ("sh", "dash", "bash", "ash", "ksh", "zsh"):
+        return None
+    if before and os.path.basename(before[0]) == "env" and before[1:] in ([], ["-S"]):
+        from shutil import which
+
+        return which(last)
+    return None if before else last
+
+
+def _interpreter(data: bytes, path: str) -> list[str]:
+    """Return what has to stand before a script that cannot be executed itself: its `#!` line."""
+    if os.access(path, os.X_OK):
+        return []
+    return data.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
+
+
+def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
+    """Return the options that a script carries itself; those of its #SPOOL lines before those for other schedulers."""
+    own = _own_options(script, what)
+    if said.ignore_directives:
+        ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
+        if ignored:
+            tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
+        return own
+    found = list(_foreign_lines(script, what))
+    if not found:
+        return own
+    values: joboptions.Values = {}
+    stated = said.keys | own.keys()
+    errors: list[str] = []
+    for one in foreign.convert(found):
+        if one.lost is not None and one.lost.matters and one.key not in stated:
+            errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
+            continue
+        keys, _, _ = joboptions.read(one.words, _OWN_OPTIONS)
+        if keys and keys.keys() <= stated - {"env"}:
+            continue
+        if one.lost is None or one.key not in stated:
+            tell(f"{what}: {one}")
+        for key, texts in keys.items():
+            values.setdefault(key, []).extend(texts)
+    if errors:
+        remedy = "--ignore-directives ignores all lines for other schedulers"
+        raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
+    text = script.decode(errors="replace")
+    if "array" in {*values, *stated}:
+        values.setdefault("env", []).extend(f"{name}={{index}}" for name in foreign.indices_used(text))
+    for number, name, here in foreign.strangers(text):
+        tell(f"{what}: line {number}: {name} is not there in a job of spool{f'; use {here}' if here else ''}")
+    return {**values, **own, **_both(values, own)}
+
+
+def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:
+    """Return the variables that either sets."""
+    return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
+
+
+def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
+    """Yield the options for other schedulers: those of the head, and of gflow, which reads on, all."""
+    head = dict(_head_lines(script))
+    lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r")
+        if number not in head and foreign.is_line(line) and not line.startswith("# GFLOW"):
+            tell(f"{what}: line {number}: this line stands after the first command and is not read: {line.strip()}")
+            continue
+        try:
+            yield from foreign.directives(number, line)
+        except ValueError as error:
+            raise UsageError(
+                cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
+            ) from None
+
+
+def _own_options(script: bytes, what: str) -> joboptions.Values:
+    words = spool_lines(script, what)
+    try:
+        values, rest, _ = joboptions.read(words, _OWN_OPTIONS)
+    except joboptions.UnclearError as error:
+        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
+    if rest:
+        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
+    for line in late_lines(script):
+        tell(f"{what}: line {line}: this #SPOOL line stands after the first command and is not read")
+    return values
+
+
+def spool_lines(script: bytes, what: str) -> list[str]:
+    """Return the options that stand in a script itself, as words in their order; *what* names the script in errors.
+
+        #!/bin/sh
+        # Trains the small model.
+        #SPOOL --gpus 1 --time-limit 2h
+        #SPOOL --group "night runs"
+
+    Only the head of the script is read: the lines before the first that is neither empty nor a comment. `##SPOOL` is a
+    comment like any other. Raises UsageError, which names the line.
+    """
+    found: list[str] = []
+    for number, line in _head_lines(script):
+        match = _SPOOL_LINE.fullmatch(line)
+        if match is None:
+            continue
+        try:
+            options = shlex.split(match.group(1) or "", comments=True)
+        except ValueError as error:
+            raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
+        if options and not options[0].startswith("-"):
+            raise _wrong_line(what, number, f"{options[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
+        if "\0" in line:
+            raise _wrong_line(what, number, "it has a NUL")
+        found += options
+    return found
+
+
+def late_lines(script: bytes) -> list[int]:
+    """Return the numbers of `#SPOOL` lines that stand too late to be read, for a warning."""
+    last = len(list(_head_lines(script)))
+    lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
+    return [
+        number for number, line in enumerate(lines, 1) if number > last and _SPOOL_LINE.fullmatch(line.rstrip("\r"))
+    ]
+
+
+def _head_lines(script: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines of the head, numbered from 1."""
+    for number, line in enumerate(script[:_MAX_HEAD_BYTES].split(b"\n"), 1):
+        bare = line.strip()
+        if bare and not bare.startswith(b"#"):
+            return
+        yield number, line.rstrip(b"\r").decode(errors="surrogateescape")
+
+
+def _wrong_line(what: str, number: int, why: str) -> UsageError:
+    return UsageError(cannot("read", f"the #SPOOL lines of {what}", why, where=f"line {number}"))

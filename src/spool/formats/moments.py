@@ -1,0 +1,182 @@
+"""Moments as people write them on a command line: "16:00", "tomorrow 8:00", "now + 2 hours", "friday", "24 dec".
+
+Files hold RFC 3339 and durations alone; these words are turned into them when they are typed. A text that two people
+could read differently is refused, with what to write instead. A day without a time is its beginning; a time without a
+day is the next such time, or the last one where the past is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta
+
+from spool.core.errors import InvalidValue
+from spool.core.units import parse_duration
+from spool.formats.toml import show
+
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_UNITS = {"s": "s", "sec": "s", "second": "s", "m": "m", "min": "m", "minute": "m", "h": "h", "hr": "h", "hour": "h",
+          "d": "d", "day": "d", "w": "w", "week": "w"}  # fmt: skip
+_TIME = re.compile(
+    r"(?:^| )(?:(\d{1,2}):(\d{2})(?::(\d{2}))?(?: ?([ap])\.?m\.?)?|(\d{1,2}) ?([ap])\.?m\.?)(?= |$)", re.ASCII
+)
+_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([a-z]+?)s?(?: and| |(?=\d)|$) ?", re.ASCII)
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_NEEDS_NO_READING = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[Tt ]\d.*", re.ASCII)
+EXAMPLES = 'write "16:00", "tomorrow 8:00", "friday", "now + 2 hours" or "2026-01-31 16:00"'
+
+
+def understood(text: str, now_ns: int, *, past: bool = False) -> str:
+    """Return *text* as a date and time or a duration, as a file has it, seen from *now_ns* in local time.
+
+    *past*: what was last is meant, not what comes next. A duration, and what is exact, comes back as it is. Raises
+    InvalidValue for what is ambiguous, no moment, or over; what is of another kind comes back for its own reader.
+    """
+    if _NEEDS_NO_READING.fullmatch(text.strip()):
+        return text
+    words = " ".join(re.sub(r"[,_]|\bat\b|\bon\b", " ", text.lower()).split())
+    now = datetime.fromtimestamp(now_ns // 1_000_000_000)
+    if words == "now":
+        return _written(now)
+    if (away := re.fullmatch(r"(?:now ?)?([+-]) ?(.*)|(in) (.*)|(.*) (ago)", words)) is not None:
+        return _written(_away(text, now, away, past=past))
+    if _ambiguous(words) is not None:
+        raise InvalidValue(f"{show(text)} {_ambiguous(words)}")
+    span = _span(words)
+    if span is not None and " " in words:
+        return span
+    found = _calendar(words, now, text, past=past) if words else None
+    if found is None and re.search("[0-9]", words) is None:
+        raise InvalidValue(f"{show(text)} is no moment; {EXAMPLES}")
+    return text if found is None else _written(found)
+
+
+def _written(moment: datetime) -> str:
+    try:
+        return moment.astimezone().isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        raise InvalidValue(f"{moment.isoformat()} is out of range") from None
+
+
+def _away(text: str, now: datetime, match: re.Match[str], *, past: bool) -> datetime:
+    """Return the moment that is a span away from now."""
+    sign, span = ("-", match[5]) if match[6] else (match[1] or "+", match[2] or match[4] or "")
+    if sign == "-" and not past:
+        raise InvalidValue(f"{show(text)} is over; {EXAMPLES}")
+    if re.fullmatch("[0-9.]+", span):
+        raise InvalidValue(f'{show(text)} has no unit; write "now + {span} minutes" or "now + {span} hours"')
+    length = _span(span) or span
+    try:
+        ahead = timedelta(microseconds=parse_duration(length.replace(" ", "")) // 1000)
+        return now + ahead if sign == "+" else now - ahead
+    except (InvalidValue, OverflowError):
+        raise InvalidValue(f'{show(text)} is no time from now; write "now + 2 hours" or "+90m"') from None
+
+
+def _span(words: str) -> str | None:
+    """Return "2 hours and 30 minutes" as "2h30m", None for anything else."""
+    parts = []
+    at = 0
+    while at < len(words):
+        match = _SPAN.match(words, at)
+        if match is None or match[2] not in _UNITS:
+            return None
+        parts.append(match[1] + _UNITS[match[2]])
+        at = match.end()
+    return "".join(parts) or None
+
+
+def _ambiguous(words: str) -> str | None:
+    """Return why *words* could mean several moments, and what to write."""
+    if re.fullmatch(r"\d{1,2}:\d{2}:\d{2}", words):
+        hours, minutes, _ = words.split(":")
+        return f'could be a time of day or a duration; write "{hours}:{minutes}", or "now + {int(hours)} hours"'
+    if re.fullmatch(r"\d{1,4}", words) and len(words) == 4:
+        return f'could be a time of day or a year; write "{words[:2]}:{words[2:]}"'
+    if re.search(r"\d[./]\d", words):
+        return 'could have day and month in either order; write the date as in "2026-01-31 16:00"'
+    if match := re.match(r"(?:next|this|coming|last) (\w+)", words):
+        day = match[1]
+        other = "now + 1 week" if day == "week" else f"{day}" if _weekday(day) is not None else "2026-01-31"
+        return f'could be of this week or of the next; write "{other}" or a date'
+    if "midnight" in words and words != "midnight":
+        return 'could be the midnight before or after that day; write "tomorrow 0:00"'
+    return None
+
+
+def _calendar(words: str, now: datetime, text: str, *, past: bool) -> datetime | None:
+    """Return the moment that a day, a time, or both name; None if these words are neither."""
+    words = re.sub(r"\bnoon\b", "12:00", re.sub(r"\bmidnight\b", "0:00", words))
+    match = _TIME.search(words)
+    clock = None
+    if match is not None:
+        clock = _clock(match, text)
+        words = " ".join((words[: match.start()] + " " + words[match.end() :]).split())
+    if not words:
+        assert clock is not None
+        return _nearest(now, clock, timedelta(days=1), past=past)
+    day = _weekday(words)
+    if day is not None:
+        if day == now.weekday() and clock is None:
+            week = (now + timedelta(days=-7 if past else 7)).date()
+            raise InvalidValue(f'{show(text)}: that is today; write "today", or the date, "{week}"')
+        first = now + timedelta(days=(day - now.weekday()) % 7)
+        return _nearest(first, clock or timedelta(), timedelta(days=7), past=past, now=now)
+    which = _day(words, now, past=past)
+    if which is None:
+        if clock is not None or any(_weekday(word) is not None for word in words.split()):
+            raise InvalidValue(f"{show(text)} is no moment that is known here; {EXAMPLES}")
+        return None
+    if clock is None and words == "today" and not past:
+        return now
+    found = datetime(which.year, which.month, which.day) + (clock or timedelta())
+    if words == "today" and found < now and not past:
+        raise InvalidValue(f'{show(text)} is over; write "tomorrow {found:%H:%M}"')
+    return found
+
+
+def _clock(match: re.Match[str], text: str) -> timedelta:
+    hour, minute, second = int(match[1] or match[5]), int(match[2] or 0), int(match[3] or 0)
+    half = match[4] or match[6]
+    if hour > (12 if half else 23) or (half and hour == 0) or minute > 59 or second > 59:
+        raise InvalidValue(f'{show(text)} is no time of day; it goes from "0:00" to "23:59"')
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return timedelta(hours=hour, minutes=minute, seconds=second)
+
+
+def _nearest(
+    first: datetime, clock: timedelta, step: timedelta, *, past: bool, now: datetime | None = None
+) -> datetime:
+    """Return the next moment, or the last, with that *clock* on the day of *first*, or *step* away from it."""
+    now = now or first
+    found = datetime(first.year, first.month, first.day) + clock
+    if past:
+        return found if found <= now else found - step
+    return found if found > now else found + step
+
+
+def _weekday(word: str) -> int | None:
+    short = [number for number, day in enumerate(_DAYS) if len(word) >= 3 and day.startswith(word)]
+    return short[0] if short else None
+
+
+def _day(words: str, now: datetime, *, past: bool) -> date | None:
+    """Return the day that *words* name: today, tomorrow, yesterday, 2026-01-31, 24 dec, december 24 2026."""
+    apart = {"today": 0, "tomorrow": 1, "yesterday": -1}.get(words)
+    if apart is not None and (past or apart >= 0):
+        return (now + timedelta(days=apart)).date()
+    try:
+        if _ISO.fullmatch(words):
+            return date.fromisoformat(words)
+        match = re.fullmatch(r"(?:(\d{1,2})\.? ([a-z]{3,9})|([a-z]{3,9}) (\d{1,2}))(?: (\d{4}))?", words, re.ASCII)
+        month = (match[2] or match[3])[:3] if match is not None else ""
+        if match is None or month not in _MONTHS:
+            return None
+        found = date(int(match[5] or now.year), _MONTHS.index(month) + 1, int(match[1] or match[4]))
+        if match[5] is None and (found > now.date() if past else found < now.date()):
+            found = found.replace(year=found.year + (-1 if past else 1))
+    except ValueError:
+        raise InvalidValue(f'"{words}" is no date that exists') from None
+    return found

@@ -1,0 +1,286 @@
+"""Scripts for other schedulers: what each of their lines becomes, and what is told of those that become nothing."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command
+from spool.cli import foreign
+
+
+def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[dict[str, Any], str]:
+    """Return the keys that a script with these lines becomes, and what was told."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\ntrue\n")
+    no_more = () if "--export" in lines else ("--export", "NONE")
+    said = spool("submit", "--dry-run", *no_more, *words, script)
+    assert said.code == 0, said.err
+    keys = tomllib.loads(said.out)
+    return {key: value for key, value in keys.items() if key not in ("command", "script", "workdir")}, said.err
+
+
+SAME = [
+    ("#SBATCH --time=90", {"time_limit": "1h30m"}),
+    ("#SBATCH -t 1:30", {"time_limit": "1m30s"}),
+    ("#SBATCH -t 01:30:00", {"time_limit": "1h30m"}),
+    ("#SBATCH -t 2-12", {"time_limit": "2d12h"}),
+    ("#SBATCH -t 2-12:30:01", {"time_limit": "2d12h30m1s"}),
+    ("#SBATCH --time=UNLIMITED", {}),
+    ("#SBATCH --mem=16000", {"memory": "16000M"}),
+    ("#SBATCH --mem=16G", {"memory": "16G"}),
+    ("#SBATCH -n 4", {"cpus": 4}),
+    ("#SBATCH -c4", {"cpus": 4}),
+    ("#SBATCH --ntasks=2 --cpus-per-task=4 --mem-per-cpu=1G", {"cpus": 8, "memory": "8G"}),
+    ("#SBATCH --gres=gpu:2", {"gpus": 2}),
+    ("#SBATCH --gres=gpu", {"gpus": 1}),
+    ("#SBATCH --gres=gpu:a100:2(S:0)", {"gpus": 2, "gpu_type": "a100"}),
+    ("#SBATCH -G h100:4", {"gpus": 4, "gpu_type": "h100"}),
+    ("#SBATCH --gpus=2 --mem-per-gpu=8G", {"gpus": 2, "memory": "16G"}),
+    ("#SBATCH --ntasks 2 --gpus-per-task 1", {"cpus": 2, "gpus": 2}),
+    ("#SBATCH --array=0-9:3%2", {"array": "0-9:3%2"}),
+    ("#SBATCH -d afterok:a:b,afterany:c", {"depends_on": {"all": ["a", "b"], "ended": ["c"]}}),
+    ("#SBATCH -d afterok:a?afterok:b", {"depends_on": {"any": ["a", "b"]}}),
+    ("#SBATCH -o slurm-%j.out", {"stdout": "slurm-%n.%r.out"}),
+    ("#SBATCH -o %x-%j.out -e %x.err", {"stdout": "%n-%r.out", "stderr": "%n.err"}),
+    ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
+    ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "time_limit": "10m"}),
+    ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
+    ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
+    ("#SBATCH -N 1 --verbose", {}),
+    ("#SBATCH --begin=now+60", {"start_after": "60s"}),
+    (
+        "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
+        {"gpus": 2, "time_limit": "1h30m", "memory": "2048M", "priority": 20},
+    ),
+    (
+        "# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1",
+        {"array": "1-4", "max_running": 2, "retry": {"max": 1}},
+    ),
+    (
+        "#PBS -l nodes=1:ppn=4:gpus=2,walltime=1:30:00,mem=8gb",
+        {"cpus": 4, "gpus": 2, "time_limit": "1h30m", "memory": "8G"},
+    ),
+    (
+        "#PBS -l select=1:ncpus=8:ngpus=1:mem=500mb\n#PBS -A lab -j oe",
+        {"cpus": 8, "gpus": 1, "memory": "500M", "project": "lab"},
+    ),
+    ("#PBS -J 1-4 -W depend=afterok:a", {"array": "1-4", "depends_on": ["a"]}),
+]
+
+
+@pytest.mark.parametrize(("lines", "keys"), SAME)
+def test_what_has_a_counterpart_is_carried_over(
+    spool: Command, tmp_path: Path, lines: str, keys: dict[str, Any]
+) -> None:
+    """Each option becomes what it means, and each is told."""
+    found, told = converted(spool, tmp_path, lines)
+    found.pop("workdir", None)
+    keys = {key: value for key, value in keys.items() if key != "workdir"}
+    assert found == keys
+    assert told.count("line ") >= lines.count("\n") + 1
+    assert "left out" not in told
+
+
+@pytest.mark.parametrize(
+    ("lines", "why", "instead"),
+    [
+        ("#SBATCH --dependency=afterok:1234", "1234 is a job of the other scheduler", ("-d", "a")),
+        ("#SBATCH -d singleton", "once at a time", ("-d", "a")),
+        ("#SBATCH --gres=gpu:a100:1,gpu:h100:1", "more than one kind of GPU", ("-g", "1")),
+        ("#SBATCH --gres", "it has no value", ("-g", "1")),
+        ("# GFLOW --depends-on 3", "give --depends-on NAME", ("-d", "a")),
+        ("#PBS -W depend=afterok:12", "12 is a job", ("-d", "a")),
+        ("#SBATCH --nodes=2", "there is one node", None),
+        ("#PBS -l select=4:ncpus=1", "there is one node", None),
+        ("# GFLOW --conda-env torch", "activate it", None),
+    ],
+)
+def test_what_changes_results_and_is_lost_is_an_error(
+    spool: Command, spool_root: Path, tmp_path: Path, lines: str, why: str, instead: tuple[str, str] | None
+) -> None:
+    """Nothing is submitted, unless the command line says it or the lines are ignored."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\ntrue\n")
+    said = spool("submit", script)
+    assert (said.code, os.listdir(spool_root / "queued")) == (2, [])
+    assert why in said.err
+    assert "line 2" in said.err
+    assert "--ignore-directives" in said.err
+    assert spool("submit", "--dry-run", "--ignore-directives", script).code == 0
+    if instead is not None:
+        assert spool("submit", "--dry-run", *instead, script).code == 0
+
+
+def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) -> None:
+    """Partitions, mail, nice, what nobody knows and what the script itself uses: each has a line with what to do."""
+    lines = (
+        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\nsrun --gpus 1 x $SLURM_JOB_ID\n#SBATCH --late"
+    )
+    found, told = converted(spool, tmp_path, lines)
+    assert found == {}
+    for part in (
+        "line 2: #SBATCH -p gpu is left out: a spool has no partitions",
+        "line 2: #SBATCH --nice=5 is left out: give --priority 0-255",
+        "line 3: #SBATCH --mail-type=END is left out: give --notify",
+        "line 3: #SBATCH --foo=1 is left out: it is not known here",
+        "line 3: #SBATCH word is left out",
+        "line 4: srun is not there in a job of spool; use the command alone",
+        "line 4: $SLURM_JOB_ID is not there in a job of spool; use $SPOOL_JOB",
+        "line 5: this line stands after the first command and is not read: #SBATCH --late",
+    ):
+        assert part in told, part
+
+
+def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> None:
+    """An option of spool is what counts, wherever it stands."""
+    lines = "#SBATCH -t 10 -c 2 --export=A=1\n#SPOOL --time-limit 2h -e B=2"
+    found, told = converted(spool, tmp_path, lines, "--cpus", "8", "-e", "C=3")
+    assert found == {"cpus": 8, "time_limit": "2h", "env": {"A": "1", "B": "2", "C": "3"}}
+    assert "time-limit" not in told
+
+
+def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_path: Path) -> None:
+    """The variable stands in the job file; a script that does not use it has none."""
+    found, _ = converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SLURM_ARRAY_TASK_ID")
+    assert found["env"] == {"SLURM_ARRAY_TASK_ID": "{index}"}
+    assert "env" not in converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SPOOL_ARRAY_INDEX")[0]
+
+
+def test_lines_of_gflow_are_read_wherever_they_stand(spool: Command, tmp_path: Path) -> None:
+    """As gbatch reads them."""
+    assert converted(spool, tmp_path, "cd /\n# GFLOW --gpus 2")[0] == {"gpus": 2}
+
+
+@pytest.mark.parametrize("line", ["#SBATCH", "##SBATCH -c 4", "# SBATCH -c 4", " #SBATCH -c 4", "#SBATCHED -c 4"])
+def test_a_comment_is_no_directive(spool: Command, tmp_path: Path, line: str) -> None:
+    """What sbatch passes over is passed over here."""
+    assert converted(spool, tmp_path, line) == ({}, "")
+
+
+@pytest.mark.parametrize("lines", ['#SBATCH --comment="a', "# GFLOW --name it's", "#PBS -N 'a"])
+@pytest.mark.parametrize("before", ["", "cd /\n"])
+def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: str, before: str) -> None:
+    """As of a #SPOOL line, where the line counts at all; and ignored if one says so."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{before}{lines}\n")
+    said = spool("submit", script)
+    if before and "GFLOW" not in lines:
+        assert said.code == 0
+        assert "line 3: this line stands after the first command" in said.err
+    else:
+        assert said.code == 2
+        assert f"line {2 + bool(before)}: no closing quotation" in said.err
+    assert spool("submit", "--ignore-directives", script).code == 0
+
+
+def test_lines_that_end_as_on_windows_are_no_surprise(spool: Command, tmp_path: Path) -> None:
+    """A script that cannot run at all is refused before anything is said of its lines."""
+    script = tmp_path / "job.sh"
+    script.write_bytes(b"#!/bin/sh\r\n#SBATCH -c 4\r\n")
+    said = spool("submit", script)
+    assert (said.code, "Windows line ends" in said.err, "#SBATCH" in said.err) == (2, True, False)
+
+
+def test_a_script_for_slurm_can_ask_to_be_held(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """`#SBATCH --hold` and the name count as the options do."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -H -J mine\n")
+    assert spool("submit", script).out == "mine\n"
+    assert os.listdir(spool_root / "held") == ["mine.toml"]
+
+
+def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """One file as it is, several with their names; nothing is submitted."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.sh").write_text("#!/bin/sh\n#SBATCH -c 4 -H\n")
+    said = spool("import", tmp_path / "a.sh")
+    assert tomllib.loads(said.out)["cpus"] == 4
+    assert "submit the file with --hold" in said.err
+    said = spool("import", "--no-capture", tmp_path / "a.sh", tmp_path / "b.sh")
+    assert "# a.toml, made of 'a.sh'\n" in said.out
+    assert "\n\n# b.toml" in said.out
+    assert "script" not in said.out
+    assert spool("import", tmp_path / "none.sh").code == 2
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_every_converter_survives_nonsense() -> None:
+    """Whatever stands there becomes words or a reason."""
+    for system, tables in foreign._SYSTEMS.items():
+        for names in (*tables[0], *tables[1], *foreign._PIECES):
+            for option in names.split():
+                for value in (None, "", "-1", "1:2:3:4:5", "%", "a,b?c", "=", "gpu:", "٣", "9" * 30, "\udc80"):
+                    (found, *_) = foreign.convert([foreign.Directive(1, system, option, value)]) or [None]
+                    assert found is None or str(found)
+
+
+def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) -> None:
+    """What sbatch users type by habit means the same here, and the help lists our own words alone."""
+    words = (
+        "--mem 16G --time 1:30:00 -J x -o out.%n --error err -a 1-3 --begin 2h --chdir /tmp -d afterok:a:b,afterany:c"
+    )
+    assert (
+        spool("submit", *words.split(), "--export", "NONE", "-G", "2", "--cpus-per-task", "4", "--wrap", "echo hi").code
+        == 0
+    )
+    assert tomllib.loads((spool_root / "queued" / "x.toml").read_text()) == {
+        "command": "echo hi",
+        "workdir": "/tmp",
+        "memory": "16G",
+        "time_limit": "1:30:00",
+        "depends_on": {"all": ["a", "b"], "ended": ["c"]},
+        "start_after": "2h",
+        "stdout": "out.%n",
+        "stderr": "err",
+        "array": "1-3",
+        "gpus": 2,
+        "cpus": 4,
+    }
+    assert spool("submit", "-H", "-J", "y", "--mem=1G", "--", "true").code == 0
+    assert os.listdir(spool_root / "held") == ["y.toml"]
+    assert "--mem " not in spool("submit", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--gres", "gpu:a100:2"], "write --gpus 2 --gpu-type a100"),
+        (["--gres=gpu"], "write --gpus 1"),
+        (["--nice", "5"], "give --priority 0-255"),
+        (["--nice"], "give --priority 0-255"),
+        (["--ntasks=4"], "write --cpus 4"),
+        (["-N", "1"], "leave it out"),
+        (["--partition", "gpu"], "a spool has no partitions"),
+        (["--exclusive"], "state what the job needs"),
+        (["--conda-env", "x"], "activate it"),
+        (["-c", "4", "job.sh"], "for CPUs write --cpus 4"),
+        (["-o", "slurm-%j.out"], "%j of Slurm is %n.%r here"),
+        (["-d", "after:x"], "give --depends-on NAME"),
+        (["--no-such-option"], "submit --help"),
+    ],
+)
+def test_other_words_are_answered_with_the_right_ones(
+    spool: Command, spool_root: Path, words: list[str], answer: str
+) -> None:
+    """Nothing is submitted, and the error says what to type."""
+    for verb in ("submit", "run"):
+        said = spool(verb, *words, "--", "true")
+        assert said.code in (2, 4)
+        assert answer in said.err.replace("run --help", "submit --help")
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_verbs_of_other_tools_are_answered(spool: Command) -> None:
+    """`nice` is no cancel."""
+    for verb, answer in (
+        ("nice", "edit --priority"),
+        ("scontrol", "edit"),
+        ("qsub", "submit"),
+        ("at", "--start-after"),
+    ):
+        assert f"did you mean `spool {answer}" in spool(verb).err.replace("submit --start", "--start")
