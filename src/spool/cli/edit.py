@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import complete_names, job_name, opened, this_user
+from spool.cli.common import name_argument, one_job, opened, this_user
 from spool.cli.group import Verb, tell
 from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
@@ -23,7 +23,7 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("-c", "--shell-command", metavar="TEXT", help="Another command, as a text for the shell.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Take a key out: memory, env.DEBUG. May be repeated.")
 @key_options
@@ -47,7 +47,7 @@ def command(
     By hand: vim queued/train.toml
     """
     spool = opened(ctx.obj)
-    name = job_name(name)
+    name = one_job(spool, name)
     place, text = _file(spool, name)
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:

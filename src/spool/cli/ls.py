@@ -7,10 +7,9 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, viewed
+from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, NoSuchJob, cannot
-from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
@@ -32,7 +31,7 @@ _COLUMNS = (
 @click.command(cls=Verb)
 @click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
 @click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
-@click.option("-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state.")
+@states_option
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
 @click.option("--project", metavar="NAME", help="Only jobs of this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
@@ -61,7 +60,7 @@ def command(
 
     By hand: ls queued held running done
     """
-    wanted = JobFilter(tuple(map(_name, names)), _states(states), user, project, tag)
+    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag)
     found = list_jobs(viewed(root), wanted, everything=everything, order=sort)
     rows = found.rows
     if as_json:
@@ -80,15 +79,6 @@ def command(
 
 def _name(text: str) -> str:
     return text if is_pattern(text) else job_name(text)
-
-
-def _states(texts: tuple[str, ...]) -> frozenset[State]:
-    words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
-    known = {state.value for state in State}
-    for word in words:
-        if word not in known:
-            raise click.UsageError(f"there is no state {word!r}; the states are {', '.join(State)}")
-    return frozenset(map(State, words))
 
 
 def _cells(row: JobRow, now_ns: int) -> tuple[str, ...]:

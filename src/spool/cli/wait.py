@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli.common import complete_names, named, opened
+from spool.cli.common import named, names_argument, opened
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob
@@ -122,7 +122,7 @@ def _told(end: End) -> int:
 
 
 @click.command(cls=Verb)
-@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
+@names_argument
 @click.option(
     "--all", "wait_for_all", is_flag=True, help="Wait until all have ended: without names all that wait or run now."
 )

@@ -31,7 +31,7 @@ from spool.core.backfill import (
     exhausted_at_ns,
 )
 from spool.core.constraints import Constraints
-from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
 from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
@@ -183,7 +183,7 @@ class Plan:
     def _why_ended(self, name: str, outcome: State) -> str:
         job = self._view.queue.get(name) or self._view.held[name]
         if outcome is State.CANCELLED:
-            return f"dependency: {self._names.resolution(job).text}"
+            return f"{CANCELLED_BY}{self._names.resolution(job).text}"
         job_reasons = list(self._constraints.job_reasons(job))
         waited_for = job_reasons[1] if len(job_reasons) > 1 else next(self._constraints.class_reasons(job), None)
         return f"{job_reasons[0]}; {waited_for}" if waited_for is not None else str(job_reasons[0])
