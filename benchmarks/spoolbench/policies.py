@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS, Machine, Policy
-from spool.core.simulation import Discipline, Figures
+from spool.core.simulation import Figures, SimulatedPolicy
 from spool.core.units import show_duration
 from spool.query.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
 
@@ -44,7 +44,7 @@ class Run:
 
     def base(self, stating: bool) -> Run:
         """Return what it is compared with: EASY for the same jobs, all limits stated where the trace has some."""
-        return Run(self.trace, self.load, "all" if stating else "none", Discipline.EASY.value)
+        return Run(self.trace, self.load, "all" if stating else "none", SimulatedPolicy.EASY.value)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _simulate(trace: Trace, run: Run) -> Found:
     machine = _machine(trace)
     scenario = Scenario(limits=LIMITS[run.limits], load=run.load / 100 or None)
     imagined = prepare(_read(trace.path), machine, Policy(), scenario)
-    figures = simulate_policy(imagined, Policy(), Discipline(run.policy)).figures
+    figures = simulate_policy(imagined, Policy(), SimulatedPolicy(run.policy)).figures
     return Found(_values(figures), figures.jobs, figures.left, imagined.load)
 
 
@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=CPUS[,GPUS]",
         help="the machine of a trace, by the file's name without its suffix; default: what the header says",
     )
-    policies = [each.value for each in Discipline]
+    policies = [each.value for each in SimulatedPolicy]
     parser.add_argument("--policies", nargs="+", choices=policies, default=["easy", "spool"], metavar="NAME")
     parser.add_argument("--limits", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="who states limits")
     parser.add_argument(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from spool.client import autostart
 from spool.client.output import read_output, run_of
 from spool.client.requests import Change, ChangeKind, Requests
-from spool.client.submit import default_root, make_spool, submit, where_taken
+from spool.client.submit import default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import Awaited, End
-from spool.core.errors import InvalidValue, SpoolError, SpoolUnusable, cannot
+from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.machine.host import this_user
@@ -36,11 +36,7 @@ class Client:
         """
         path = os.path.abspath(root) if root is not None else default_root()
         if make:
-            try:
-                make_spool(path)
-            except OSError as error:
-                why_not = error.strerror or str(error)
-                raise SpoolUnusable(cannot("make", "a spool", why_not, where=error.filename or path)) from None
+            ensure_spool(path)
         self._spool = Spool.open(path)
         self._requests = Requests(self._spool, this_user())
 

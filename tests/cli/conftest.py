@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ from support import wait_for
 def spool(spool_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Call `spool` in this process, on a spool that starts no dispatcher by itself."""
     (spool_root / "config.toml").write_text("autostart = false\n")
+    # `dispatch` sends the log to this test's stderr, which is closed when the next one logs something.
+    log = logging.getLogger("spool")
+    monkeypatch.setattr(log, "handlers", [*log.handlers])
+    monkeypatch.setattr(log, "propagate", log.propagate)
+    monkeypatch.setattr(log, "level", log.level)
     monkeypatch.chdir(spool_root.parent)
 
     def call(*words: object) -> Said:

@@ -118,8 +118,9 @@ def test_without_a_last_job_that_is_said(spool: Command, spool_root: Path) -> No
 
 def test_requeue_failed_takes_what_failed_and_of_an_array_its_tasks(spool: Command, spool_root: Path) -> None:
     """What failed, was lost or broke a limit comes back; what finished or was cancelled stays; no array runs twice."""
-    for name, outcome in (("bad", State.FAILED), ("slow", State.TIMEOUT), ("gone", State.LOST), ("big", State.OUT_OF_MEMORY),
-                          ("late", State.UNSCHEDULABLE), ("good", State.FINISHED), ("off", State.CANCELLED)):  # fmt: skip
+    unwell = {"bad": State.FAILED, "slow": State.TIMEOUT, "gone": State.LOST, "big": State.OUT_OF_MEMORY}
+    well = {"good": State.FINISHED, "off": State.CANCELLED}
+    for name, outcome in {**unwell, **well, "late": State.UNSCHEDULABLE}.items():
         ended(spool_root, name, outcome)
     ended(spool_root, "sweep_0", State.FINISHED)
     ended(spool_root, "sweep_1", State.FAILED)

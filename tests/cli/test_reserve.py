@@ -217,7 +217,7 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
     spool("reserve", "create", "good", "--gpus", "1", "--duration", "2h")
     spool("reserve", "create", "bad", "--gpus", "1", "--duration", "2h")
     put_job(spool_root, "waits", 'command = "true"\ncpus = 1\n')
-    sound = reservations.read_whole
+    sound = reservations.read_stable
 
     def fails(path: str) -> object:
         if path.endswith("/bad.toml"):

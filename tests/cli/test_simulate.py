@@ -18,7 +18,7 @@ from calling import Command, asked
 from spool.cli import charts, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
-from spool.core.simulation import Discipline
+from spool.core.simulation import SimulatedPolicy
 from spool.formats.history import render_history
 from spool.query.whatif import of_file
 
@@ -59,7 +59,7 @@ def test_figures_by_policy(spool: Command, trace: Path) -> None:
 def test_the_help_explains_every_policy(spool: Command) -> None:
     """Each has a line of its own."""
     lines = spool("simulate", "--help").out.splitlines()
-    assert all(any(line.split()[:1] == [policy] for line in lines) for policy in Discipline)
+    assert all(any(line.split()[:1] == [policy] for line in lines) for policy in SimulatedPolicy)
 
 
 def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
@@ -208,7 +208,7 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
     [
         ((), 2, "give a trace, or --history"),
         (("small.swf", "--history"), 2, "give a trace, or --history"),
-        (("small.swf", "--policy", "random"), 2, f"there are {', '.join(Discipline)}"),
+        (("small.swf", "--policy", "random"), 2, f"there are {', '.join(SimulatedPolicy)}"),
         (("small.swf", "--policy", ","), 2, "names none"),
         (("gone.swf",), 1, "No such file"),
         (("bad.swf",), 4, "line 1: has something in it that is no number"),
@@ -340,12 +340,12 @@ def test_waits_utilisation_and_queue_are_drawn(
             Path(path).write_text("drawn")
 
     monkeypatch.setattr(charts, "figure_for", lambda path: Figure())
-    said = spool("simulate", trace, "--policy", ",".join(Discipline), "--plot", tmp_path / "x.svg")
+    said = spool("simulate", trace, "--policy", ",".join(SimulatedPolicy), "--plot", tmp_path / "x.svg")
     assert said.code == 0, said.err
     assert len(panels) == 3
     for panel in panels:
-        assert [label for label, _, _ in panel.lines()] == list(Discipline)
-        assert len({colour for _, colour, _ in panel.lines()}) == len(Discipline)
+        assert [label for label, _, _ in panel.lines()] == list(SimulatedPolicy)
+        assert len({colour for _, colour, _ in panel.lines()}) == len(SimulatedPolicy)
     easy = next(values for label, _, values in panels[0].lines() if label == "easy")
     # Two of three jobs start at once, the other after 100 s; the axis ends at the longest wait of all, FIFO's.
     assert [round(value) for value in easy] == [1, 100, 190, 67, 100, 100]

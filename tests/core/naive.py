@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from core.planning import S, spec
-from spool.core.simulation import Coming
+from spool.core.simulation import SimulatedJob
 
 HOUR = 3600 * S
 WEEK = 7 * 24 * HOUR
@@ -38,9 +38,9 @@ class Job:
         """Return how long it runs until it ends, or is stopped at its limit."""
         return self.runs if self.limit is None else min(self.runs, self.limit)
 
-    def coming(self) -> Coming:
+    def coming(self) -> SimulatedJob:
         """Return the same for the planner's own simulator."""
-        return Coming(self.name, spec(cpus=self.cpus, time_limit_ns=self.limit), self.at, self.runs, self.user)
+        return SimulatedJob(self.name, spec(cpus=self.cpus, time_limit_ns=self.limit), self.at, self.runs, self.user)
 
 
 class Naive:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.naive import HOUR, Job, Naive
 from core.planning import NOW, S, machine
 from spool.core.model import Policy
-from spool.core.simulation import Discipline, simulate
+from spool.core.simulation import SimulatedPolicy, simulate
 
 JOBS = st.lists(
     st.builds(
@@ -36,7 +36,7 @@ def named(jobs: list[Job], stems: str = "abc") -> list[Job]:
 def planned(jobs: list[Job], cpus: int, rule: str, *, fair: bool = False) -> dict[str, int | None]:
     """Return when the planner starts each."""
     policy = Policy(fair_share=fair)
-    found = simulate([job.coming() for job in jobs], machine(cpus), policy, Discipline(rule))
+    found = simulate([job.coming() for job in jobs], machine(cpus), policy, SimulatedPolicy(rule))
     return {each.name: each.started_at_ns for each in found}
 
 

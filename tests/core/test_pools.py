@@ -15,7 +15,7 @@ from spool.core.queue import WaitingQueue
 from spool.core.resources import FreeResources, could_run
 from spool.core.runs import Runs
 from spool.core.scheduler import View, decide
-from spool.core.simulation import Coming, Pass, Simulation, simulate
+from spool.core.simulation import Pass, SimulatedJob, Simulation, simulate
 
 LICENCE = Pool("licence", 3)
 TPU = Pool("tpu", 4, (0, 1, 2, 5))
@@ -179,7 +179,9 @@ def test_a_full_spool_takes_no_room_from_who_is_first():
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=12), st.integers(1, 3))
 def test_a_full_spool_starves_nobody(asked, most):
     """With finite jobs every one of them starts, and never more than the limit run."""
-    coming = [Coming(f"j{at}", job("x", cpus=cpus).spec, NOW, seconds * S) for at, (cpus, seconds) in enumerate(asked)]
+    coming = [
+        SimulatedJob(f"j{at}", job("x", cpus=cpus).spec, NOW, seconds * S) for at, (cpus, seconds) in enumerate(asked)
+    ]
     for step in Simulation(coming, machine(cpus=4), Policy(max_running=most)).steps():
         if isinstance(step, Pass):
             assert len(step.view.running) + len(step.plan.starts) <= most
@@ -248,9 +250,9 @@ def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
 ) -> None:
     """Later arrivals may have the whole of it for 8 hours; then who waits for it goes first."""
 
-    def coming(name: str, wants: tuple[tuple[str, int], ...], limit_s: int, at_s: int) -> Coming:
+    def coming(name: str, wants: tuple[tuple[str, int], ...], limit_s: int, at_s: int) -> SimulatedJob:
         spec = Spec(command="x", request=Request(cpus=1, resources=wants), time_limit_ns=limit_s * S)
-        return Coming(name, spec, at_s * S, 600 * S)
+        return SimulatedJob(name, spec, at_s * S, 600 * S)
 
     stream = [coming(f"s{at:03}", small, 600, at * 240) for at in range(300)]
     machine = Machine(50, 1 << 40, resources=(Pool("licence", 2),))

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, machine, spec
 from spool.core.model import Machine, Policy, Request, Spec
-from spool.core.simulation import Coming, Outcome, Pass, Simulation, simulate
+from spool.core.simulation import Outcome, Pass, SimulatedJob, Simulation, simulate
 
 HOUR = 3600 * S
 DAY = 24 * HOUR
 
 
-def became(jobs: list[Coming], box: Machine, policy: Policy | None = None) -> dict[str, Outcome]:
+def became(jobs: list[SimulatedJob], box: Machine, policy: Policy | None = None) -> dict[str, Outcome]:
     """Return what becomes of each job."""
     return {each.name: each for each in simulate(jobs, box, policy or Policy())}
 
@@ -30,9 +30,9 @@ def test_nothing_idles_for_weeks_for_a_guess_that_recedes(users):
     """
     month = 30 * DAY + 100 * S
     jobs = [
-        Coming("long", spec(cpus=1), NOW, month, users[0]),
-        Coming("wide", spec(cpus=8), NOW + S, HOUR, users[1]),
-        *(Coming(f"s{n}", spec(cpus=1), NOW + 2 * S + n * HOUR, 600 * S, users[2]) for n in range(5 * 7 * 24)),
+        SimulatedJob("long", spec(cpus=1), NOW, month, users[0]),
+        SimulatedJob("wide", spec(cpus=8), NOW + S, HOUR, users[1]),
+        *(SimulatedJob(f"s{n}", spec(cpus=1), NOW + 2 * S + n * HOUR, 600 * S, users[2]) for n in range(5 * 7 * 24)),
     ]
     found = became(jobs, machine(8))
     assert found["wide"].started_at_ns <= NOW + month + 600 * S
@@ -48,9 +48,9 @@ def test_a_long_job_among_short_ones_starts():
 
     All of them need the whole machine. Eight hours of later work may pass it, and the three that came before it.
     """
-    jobs = [Coming(f"first{n}", spec(cpus=8, time_limit_ns=HOUR), NOW, HOUR) for n in range(3)]
-    jobs.append(Coming("day", spec(cpus=8, time_limit_ns=DAY), NOW + S, DAY))
-    jobs += [Coming(f"s{n}", spec(cpus=8, time_limit_ns=HOUR), NOW + 2 * S + n * HOUR, HOUR) for n in range(240)]
+    jobs = [SimulatedJob(f"first{n}", spec(cpus=8, time_limit_ns=HOUR), NOW, HOUR) for n in range(3)]
+    jobs.append(SimulatedJob("day", spec(cpus=8, time_limit_ns=DAY), NOW + S, DAY))
+    jobs += [SimulatedJob(f"s{n}", spec(cpus=8, time_limit_ns=HOUR), NOW + 2 * S + n * HOUR, HOUR) for n in range(240)]
     assert became(jobs, machine(8))["day"].waited_ns <= 12 * HOUR
     assert became(jobs, machine(8), Policy(promotes=False))["day"].waited_ns > 48 * HOUR
 
@@ -60,11 +60,11 @@ def test_a_heavy_users_small_jobs_do_not_starve():
 
     The others' jobs of an hour wait for ten hours and more, so theirs are the higher scores for most of that time.
     """
-    jobs = [Coming(f"h{n}", spec(time_limit_ns=10 * HOUR), NOW, 10 * HOUR, "heavy") for n in range(10)]
+    jobs = [SimulatedJob(f"h{n}", spec(time_limit_ns=10 * HOUR), NOW, 10 * HOUR, "heavy") for n in range(10)]
     hour = spec(time_limit_ns=HOUR)
-    jobs += [Coming(f"l{n}", hour, NOW + 90 * HOUR + n * HOUR, HOUR, f"light{n % 5}") for n in range(200)]
+    jobs += [SimulatedJob(f"l{n}", hour, NOW + 90 * HOUR + n * HOUR, HOUR, f"light{n % 5}") for n in range(200)]
     small = spec(time_limit_ns=600 * S)
-    jobs += [Coming(f"small{n}", small, NOW + 100 * HOUR + n * 5 * HOUR, 600 * S, "heavy") for n in range(20)]
+    jobs += [SimulatedJob(f"small{n}", small, NOW + 100 * HOUR + n * 5 * HOUR, 600 * S, "heavy") for n in range(20)]
     found = became(jobs, machine(1))
     assert max(each.waited_ns for name, each in found.items() if name.startswith("small")) <= 5 * HOUR
     assert max(each.waited_ns for name, each in found.items() if name.startswith("l")) >= 10 * HOUR
@@ -85,7 +85,7 @@ PROCESSORS = st.builds(Request, cpus=st.sampled_from([1, 1, 1, 2, 3, 4]))
 
 
 @st.composite
-def streams(draw: st.DrawFn, requests: st.SearchStrategy[Request], stated: float) -> list[Coming]:
+def streams(draw: st.DrawFn, requests: st.SearchStrategy[Request], stated: float) -> list[SimulatedJob]:
     """Draw jobs of minutes to days that come over a week; that part of them states a limit, and keeps it."""
     jobs, at = [], NOW
     users = draw(st.sampled_from(["a", "ab", "abc"]))
@@ -94,7 +94,9 @@ def streams(draw: st.DrawFn, requests: st.SearchStrategy[Request], stated: float
         limit = min(runs * draw(st.sampled_from([1, 1, 2, 10])), LONGEST)
         says = stated == 1 or (stated > 0 and draw(st.booleans()))
         what = Spec("true", request=draw(requests), time_limit_ns=limit if says else None)
-        jobs.append(Coming(f"{draw(st.sampled_from('xyz'))}{number:02}", what, at, runs, draw(st.sampled_from(users))))
+        jobs.append(
+            SimulatedJob(f"{draw(st.sampled_from('xyz'))}{number:02}", what, at, runs, draw(st.sampled_from(users)))
+        )
         at += draw(st.sampled_from([0, 1, 600, 3600, 3 * 3600])) * S
     return jobs
 
@@ -104,14 +106,14 @@ def amounts(request: Request) -> tuple[int, int, int]:
     return request.cpus, request.memory_bytes or 0, request.gpus
 
 
-def watched(jobs: list[Coming], policy: Policy) -> Iterator[tuple[Pass, list[str]]]:
+def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, list[str]]]:
     """Yield each pass, with those that wait and were passed: worked out plainly from all that has ended before.
 
     That is who lacks a pool that later arrivals have used for 8 h in all, and 15 % of its wait.
     """
     asks = {each.name: amounts(each.spec.request) for each in jobs}
     whole = (BOX.cpus, BOX.memory_bytes, len(BOX.gpus))
-    ended: list[Coming] = []
+    ended: list[SimulatedJob] = []
     by_name = {each.name: each for each in jobs}
     for step in Simulation(jobs, BOX, policy).steps():
         if isinstance(step, Outcome):
@@ -180,7 +182,7 @@ def test_guesses_hold_back_a_tenth_of_a_wait_at_most(stated, data):
     jobs = data.draw(streams(PROCESSORS, stated))
     comes = NOW + data.draw(st.sampled_from([1, 5, 20])) * HOUR
     many = Spec("true", time_limit_ns=data.draw(st.sampled_from([None, LONGEST])))
-    jobs += [Coming(f"many{n}", many, comes + n, HOUR, "many") for n in range(data.draw(st.integers(0, 20)))]
+    jobs += [SimulatedJob(f"many{n}", many, comes + n, HOUR, "many") for n in range(data.draw(st.integers(0, 20)))]
     arrived = {each.name: each.submit_at_ns for each in jobs}
     held: dict[str, float] = {}
     holding: tuple[str, float, int] | None = None  # for whom, how much in a second, since when

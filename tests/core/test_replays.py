@@ -10,15 +10,15 @@ import pytest
 
 from core.planning import GIB, NOW, S, at, machine, spec
 from spool.core.model import Limits, Policy, Reservation
-from spool.core.simulation import Coming, Pass, Simulation
+from spool.core.simulation import Pass, SimulatedJob, Simulation
 
 PAGES = Path(__file__).parent / "golden"
 MINUTE = 60 * S
 
 
-def coming(name: str, clock: str, minutes: int, user: str = "alice", **asked: object) -> Coming:
+def coming(name: str, clock: str, minutes: int, user: str = "alice", **asked: object) -> SimulatedJob:
     """Return a job that comes when the clock shows *clock* and would run for *minutes*."""
-    return Coming(name, spec(**asked), at(clock), minutes * MINUTE, user)
+    return SimulatedJob(name, spec(**asked), at(clock), minutes * MINUTE, user)
 
 
 DAYS = {

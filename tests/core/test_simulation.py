@@ -15,10 +15,10 @@ from spool.core.backfill import as_run
 from spool.core.model import Dependencies, Grant, Limits, Machine, Policy, Request, Reservation, Spec, State
 from spool.core.resources import could_run
 from spool.core.simulation import (
-    Coming,
-    Discipline,
     Outcome,
     Pass,
+    SimulatedJob,
+    SimulatedPolicy,
     Simulation,
     curve,
     distribution,
@@ -126,7 +126,7 @@ def test_a_protected_job_is_not_delayed_by_those_behind_it(jobs, policy):
         assert undelayed == could_start_at(waits, runs, policy, now_ns) == plan.protected_until_ns
 
 
-def easy(jobs: list[Coming], cpus: int) -> dict[str, int]:
+def easy(jobs: list[SimulatedJob], cpus: int) -> dict[str, int]:
     """Return when each job starts under EASY backfilling: written as the papers have it, for processors only."""
     start: dict[str, int] = {}
     by_name = {each.name: each for each in jobs}
@@ -178,7 +178,7 @@ WIDER = st.lists(
 def wide(drawn):
     """Return jobs of processors only."""
     return [
-        Coming(f"j{n:02}", spec(cpus=cpus, time_limit_ns=(runs + slack) * S), NOW + at * S, runs * S)
+        SimulatedJob(f"j{n:02}", spec(cpus=cpus, time_limit_ns=(runs + slack) * S), NOW + at * S, runs * S)
         for n, (at, cpus, runs, slack) in enumerate(drawn)
     ]
 
@@ -188,7 +188,7 @@ def wide(drawn):
 def test_easy_is_easy_backfilling(drawn):
     """Without a threshold the planner makes the schedule of EASY backfilling, start by start."""
     jobs = wide(drawn)
-    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(4), Policy(), Discipline.EASY)}
+    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(4), Policy(), SimulatedPolicy.EASY)}
     assert found == easy(jobs, 4)
 
 
@@ -197,7 +197,7 @@ def test_easy_is_easy_backfilling(drawn):
 def test_easy_is_easy_backfilling_with_room_beside_the_first(drawn):
     """The same where several jobs fit beside the one that is protected."""
     jobs = wide(drawn)
-    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(9), Policy(), Discipline.EASY)}
+    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(9), Policy(), SimulatedPolicy.EASY)}
     assert found == easy(jobs, 9)
 
 
@@ -205,7 +205,7 @@ def test_easy_is_easy_backfilling_with_room_beside_the_first(drawn):
 @given(WIDE)
 def test_fifo_lets_nobody_overtake(drawn):
     """Under `fifo` jobs start in the order in which they came."""
-    found = sorted(simulate(wide(drawn), machine(4), Policy(), Discipline.FIFO), key=lambda each: each.name)
+    found = sorted(simulate(wide(drawn), machine(4), Policy(), SimulatedPolicy.FIFO), key=lambda each: each.name)
     found.sort(key=lambda each: each.submit_at_ns)
     starts = [each.started_at_ns for each in found]
     assert starts == sorted(starts)
@@ -213,9 +213,9 @@ def test_fifo_lets_nobody_overtake(drawn):
 
 def stream(limit_ns=None, wide_limit_ns=None, user="bob"):
     """Return a job of 4 GPUs among many of one GPU that come every 2.5 minutes and run for 10, for half a day."""
-    big = Coming("big", spec(cpus=1, gpus=4, time_limit_ns=wide_limit_ns), NOW + S, 600 * S)
+    big = SimulatedJob("big", spec(cpus=1, gpus=4, time_limit_ns=wide_limit_ns), NOW + S, 600 * S)
     small = spec(cpus=1, gpus=1, time_limit_ns=limit_ns)
-    return [big, *(Coming(f"s{n:03}", small, NOW + n * 150 * S, 600 * S, user) for n in range(300))]
+    return [big, *(SimulatedJob(f"s{n:03}", small, NOW + n * 150 * S, 600 * S, user) for n in range(300))]
 
 
 @pytest.mark.parametrize(("wide", "user", "at_most"), [(600, "user", 600), (7200, "bob", 1800), (7200, "user", 36_000)])
@@ -238,8 +238,8 @@ def test_a_large_job_starts_though_nobody_states_a_limit(user):
 
 def test_fair_share_lets_the_light_pass():
     """Of a long queue of one user another's job that came later takes the place of one that waited little longer."""
-    jobs = [Coming(f"a{n}", spec(time_limit_ns=3600 * S), NOW + n * S, 3600 * S, "alice") for n in range(5)]
-    jobs.append(Coming("b", spec(time_limit_ns=3600 * S), NOW + 1800 * S, 60 * S, "bob"))
+    jobs = [SimulatedJob(f"a{n}", spec(time_limit_ns=3600 * S), NOW + n * S, 3600 * S, "alice") for n in range(5)]
+    jobs.append(SimulatedJob("b", spec(time_limit_ns=3600 * S), NOW + 1800 * S, 60 * S, "bob"))
     found = {each.name: each for each in simulate(jobs, machine(1), Policy())}
     assert found["b"].waited_ns == 1800 * S
     unfair = {each.name: each for each in simulate(jobs, machine(1), Policy(fair_share=False))}
@@ -249,10 +249,10 @@ def test_fair_share_lets_the_light_pass():
 def test_higher_priority_is_not_held_back():
     """Priority is absolute: a job of higher priority is not held back for a protected one."""
     jobs = [
-        Coming("r", spec(cpus=3, time_limit_ns=3600 * S), NOW, 3600 * S),
-        Coming("big", spec(cpus=4), NOW + S, S),
-        Coming("low", spec(cpus=1, time_limit_ns=9000 * S), NOW + 2 * S, 9000 * S),
-        Coming("high", spec(cpus=1, priority=11, time_limit_ns=9000 * S), NOW + 3 * S, 9000 * S),
+        SimulatedJob("r", spec(cpus=3, time_limit_ns=3600 * S), NOW, 3600 * S),
+        SimulatedJob("big", spec(cpus=4), NOW + S, S),
+        SimulatedJob("low", spec(cpus=1, time_limit_ns=9000 * S), NOW + 2 * S, 9000 * S),
+        SimulatedJob("high", spec(cpus=1, priority=11, time_limit_ns=9000 * S), NOW + 3 * S, 9000 * S),
     ]
     found = {each.name: each for each in simulate(jobs, machine(4), Policy())}
     assert found["high"].waited_ns == 0
@@ -261,21 +261,21 @@ def test_higher_priority_is_not_held_back():
 
 def test_runs_end_at_their_limit():
     """A job that would run longer than its limit ends there, as a timeout."""
-    (found,) = simulate([Coming("j", spec(time_limit_ns=S), NOW, 5 * S)], machine(), Policy())
+    (found,) = simulate([SimulatedJob("j", spec(time_limit_ns=S), NOW, 5 * S)], machine(), Policy())
     assert (found.state, found.ended_at_ns) == (State.TIMEOUT, NOW + S)
 
 
 def test_dependencies_and_instants_hold_in_the_simulator():
     """What a job waits for happens there too, and what never happens leaves it waiting."""
     jobs = [
-        Coming("arr_0", spec(task=("arr", 0)), NOW, 5 * S),
-        Coming("b", spec(depends_on="arr"), NOW, S),
-        Coming("t", spec(time_limit_ns=S), NOW, 2 * S),
-        Coming("c", spec(depends_on=Dependencies(failed=("t",))), NOW, S),
-        Coming("d", spec(depends_on="t"), NOW, S),
-        Coming("e", spec(start_after_ns=NOW + 9 * S), NOW, S),
-        Coming("f", spec(depends_on="nobody"), NOW, S),
-        Coming("late", spec(cpus=9, scheduling_timeout_ns=S), NOW, S),
+        SimulatedJob("arr_0", spec(task=("arr", 0)), NOW, 5 * S),
+        SimulatedJob("b", spec(depends_on="arr"), NOW, S),
+        SimulatedJob("t", spec(time_limit_ns=S), NOW, 2 * S),
+        SimulatedJob("c", spec(depends_on=Dependencies(failed=("t",))), NOW, S),
+        SimulatedJob("d", spec(depends_on="t"), NOW, S),
+        SimulatedJob("e", spec(start_after_ns=NOW + 9 * S), NOW, S),
+        SimulatedJob("f", spec(depends_on="nobody"), NOW, S),
+        SimulatedJob("late", spec(cpus=9, scheduling_timeout_ns=S), NOW, S),
     ]
     found = {each.name: each for each in simulate(jobs, machine(), Policy())}
     starts = {name: each.waited_ns and each.waited_ns // S for name, each in found.items()}
@@ -288,7 +288,7 @@ def test_dependencies_and_instants_hold_in_the_simulator():
 def test_reservations_hold_in_the_simulator():
     """A job waits for the end of a reservation, and the simulator wakes for it."""
     kept = Reservation("r", "alice", None, NOW, NOW + 60 * S, 1)
-    jobs = [Coming("j", spec(gpus=1), NOW, S, "bob")]
+    jobs = [SimulatedJob("j", spec(gpus=1), NOW, S, "bob")]
     (found,) = simulate(jobs, machine(gpus=1), Policy(), reservations=[kept])
     assert found.started_at_ns == NOW + 60 * S
 
@@ -296,13 +296,13 @@ def test_reservations_hold_in_the_simulator():
 def test_nothing_comes_of_nothing():
     """Without jobs there are no outcomes."""
     assert list(simulate([], machine(), Policy())) == []
-    assert under(Discipline.SPOOL, Policy()) == Policy()
+    assert under(SimulatedPolicy.SPOOL, Policy()) == Policy()
 
 
 def test_shared_gpus_are_packed_in_time():
     """Two jobs of half a card run together, a third follows when one has ended."""
     half = spec(gpus=1, gpu_memory_bytes=4 * GIB)
-    jobs = [Coming(f"j{n}", half, NOW, (n + 1) * S) for n in range(3)]
+    jobs = [SimulatedJob(f"j{n}", half, NOW, (n + 1) * S) for n in range(3)]
     box = machine(gpus=gpus(1, total=8 * GIB))
     assert [each.started_at_ns - NOW for each in simulate(jobs, box, Policy())] == [0, 0, S]
 
@@ -311,9 +311,9 @@ def test_a_quota_holds_back_nobody_else():
     """A job that its user's quota keeps waiting holds nobody back."""
     policy = Policy(default_user_limits=Limits(max_running_cpus=2))
     jobs = [
-        Coming("r", spec(cpus=2), NOW, 60 * S, "alice"),
-        Coming("waits", spec(cpus=2), NOW + S, S, "alice"),
-        Coming("other", spec(cpus=2), NOW + 2 * S, S, "bob"),
+        SimulatedJob("r", spec(cpus=2), NOW, 60 * S, "alice"),
+        SimulatedJob("waits", spec(cpus=2), NOW + S, S, "alice"),
+        SimulatedJob("other", spec(cpus=2), NOW + 2 * S, S, "bob"),
     ]
     found = {each.name: each.waited_ns for each in simulate(jobs, machine(4), policy)}
     assert found == {"r": 0, "waits": 59 * S, "other": 0}
@@ -322,11 +322,11 @@ def test_a_quota_holds_back_nobody_else():
 def test_under_every_discipline_a_user_teaches_by_runs_with_a_limit():
     """How long a job without a limit is expected to run is learnt from all runs of its user, stated or not."""
     jobs = [
-        Coming("stated", spec(time_limit_ns=3600 * S), NOW, 600 * S, "alice"),
-        Coming("other", spec(time_limit_ns=3600 * S), NOW, 650 * S, "bob"),
-        Coming("last", spec(), NOW + 700 * S, S, "bob"),
+        SimulatedJob("stated", spec(time_limit_ns=3600 * S), NOW, 600 * S, "alice"),
+        SimulatedJob("other", spec(time_limit_ns=3600 * S), NOW, 650 * S, "bob"),
+        SimulatedJob("last", spec(), NOW + 700 * S, S, "bob"),
     ]
-    for discipline in (Discipline.EASY, Discipline.LXF, Discipline.SPOOL):
+    for discipline in (SimulatedPolicy.EASY, SimulatedPolicy.LXF, SimulatedPolicy.SPOOL):
         steps = Simulation(jobs, machine(4), under(discipline, Policy())).steps()
         views = [step.view for step in steps if isinstance(step, Pass)]
         assert views[-1].past.run_times.guess("bob", "x", spec().request).ns == (650 + 1) * S // 2
@@ -413,16 +413,18 @@ JOBS = st.lists(
 )  # submission, processors, run time
 
 
-def schedule(drawn: list[tuple[int, int, int]], discipline: Discipline) -> list[Outcome]:
+def schedule(drawn: list[tuple[int, int, int]], discipline: SimulatedPolicy) -> list[Outcome]:
     """Return what becomes of jobs on four processors."""
     coming = [
-        Coming(f"{at:03}", Spec("true", request=Request(cpus), time_limit_ns=max(runs, 1) * S), submit * S, runs * S)
+        SimulatedJob(
+            f"{at:03}", Spec("true", request=Request(cpus), time_limit_ns=max(runs, 1) * S), submit * S, runs * S
+        )
         for at, (submit, cpus, runs) in enumerate(drawn)
     ]
     return list(simulate(coming, Machine(4, 1 << 40), Policy(), discipline))
 
 
-@given(JOBS, st.sampled_from(Discipline), st.integers(1, 40))
+@given(JOBS, st.sampled_from(SimulatedPolicy), st.integers(1, 40))
 def test_a_curve_has_the_areas_of_the_figures(drawn, discipline, points):
     """However many points it has, a curve's mean is the mean of the figures, on its own stretch of time."""
     outcomes = schedule(drawn, discipline)
@@ -448,6 +450,6 @@ def test_fifo_is_what_the_book_says(drawn):
             now = min(end for end, _ in ends if end > now)
         began[f"{at:03}"] = last = now
         ends.append((now + runs, cpus))
-    assert {each.name: each.started_at_ns for each in schedule(drawn, Discipline.FIFO)} == {
+    assert {each.name: each.started_at_ns for each in schedule(drawn, SimulatedPolicy.FIFO)} == {
         name: start * S for name, start in began.items()
     }

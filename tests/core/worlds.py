@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, machine
 from spool.core.model import ArrayTask, Dependencies, Limits, Machine, Policy, Request, Running, Spec, Waiting
-from spool.core.simulation import Coming
+from spool.core.simulation import SimulatedJob
 
 BOX = machine(cpus=4, memory=8 * GIB, gpus=gpus(4, total=8 * GIB))
 
@@ -80,7 +80,7 @@ def waiting(draw: st.DrawFn, names: list[str] = NAMES) -> Waiting:
 
 
 @st.composite
-def comings(draw: st.DrawFn, **fixed: object) -> list[Coming]:
+def comings(draw: st.DrawFn, **fixed: object) -> list[SimulatedJob]:
     """Draw jobs that come over an hour and end within their limits."""
     jobs = []
     for number in range(draw(st.integers(1, 12))):
@@ -88,7 +88,7 @@ def comings(draw: st.DrawFn, **fixed: object) -> list[Coming]:
         limit = spec.time_limit_ns
         duration = draw(st.integers(1, 900)) * S
         jobs.append(
-            Coming(
+            SimulatedJob(
                 f"j{number:02}",
                 spec,
                 NOW + draw(st.sampled_from([0, 0, 5, 60, 700, 3600])) * S,

@@ -12,7 +12,7 @@ from spool.formats import csvtrace
 GIB = 1 << 30
 
 
-def one(header: str, line: str) -> csvtrace.Coming:
+def one(header: str, line: str) -> csvtrace.SimulatedJob:
     """Return the job of a trace of one line."""
     (job,) = csvtrace.parse(f"{header}\n{line}\n", "t").coming
     return job

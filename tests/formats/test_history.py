@@ -6,15 +6,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.accounting import Account
+from spool.core.accounting import EndedRun
 from spool.core.model import OUTCOMES, Grant, Request, Result
 from spool.formats import history
 from spool.formats.history import (
     HistoryLine,
     parse_history_line,
     parse_result,
-    read_accounts,
     read_end,
+    read_ended_runs,
     render_history,
 )
 
@@ -51,9 +51,9 @@ RESULTS = st.builds(
 )
 
 
-def read_account(line: bytes) -> Account | None:
+def read_account(line: bytes) -> EndedRun | None:
     """Return what one line of history says; None for one that cannot be understood."""
-    return next(iter(read_accounts(line)[0]), None)
+    return next(iter(read_ended_runs(line)[0]), None)
 
 
 @given(RESULTS)
@@ -104,7 +104,7 @@ def test_the_order_of_instants_stays(start: int, length: int) -> None:
 def test_the_fields_are_those_of_the_history() -> None:
     """But for those made of others, no field is read that no line has; a default, where there is one, is the same."""
     written = {field.name: field for field in msgspec.structs.fields(HistoryLine)}
-    for field in msgspec.structs.fields(history._AccountLine):
+    for field in msgspec.structs.fields(history._RunLine):
         if field.name.endswith("_ns"):
             continue
         assert field.encode_name in written

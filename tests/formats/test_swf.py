@@ -18,7 +18,7 @@ def line(**columns: int) -> str:
     return " ".join(str(values.get(name, -1)) for name in names)
 
 
-def one(**columns: int) -> swf.Coming:
+def one(**columns: int) -> swf.SimulatedJob:
     """Return the job of a trace of one line."""
     (job,) = swf.parse(line(**columns), "t").coming
     return job

@@ -7,19 +7,19 @@ import pytest
 from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Machine, Policy, Request, Spec
-from spool.core.simulation import Coming, Discipline
+from spool.core.simulation import SimulatedJob, SimulatedPolicy
 from spool.query.whatif import Scenario, Workload, gpus_like, load_of, prepare, simulate_policy, stating_limits
 
 BOX = Machine(4, 1 << 40)
 
 
-def job(name: str, submit: int = 0, runs: int = 100, cpus: int = 1, user: str = "ann", gpus: int = 0) -> Coming:
+def job(name: str, submit: int = 0, runs: int = 100, cpus: int = 1, user: str = "ann", gpus: int = 0) -> SimulatedJob:
     """Return a job with a limit, in seconds."""
     spec = Spec("true", request=Request(cpus, gpus=gpus), time_limit_ns=500 * S)
-    return Coming(name, spec, submit * S, runs * S, user)
+    return SimulatedJob(name, spec, submit * S, runs * S, user)
 
 
-def stating(coming: tuple[Coming, ...]) -> list[str]:
+def stating(coming: tuple[SimulatedJob, ...]) -> list[str]:
     """Return the users of the jobs that state a limit."""
     return [each.user for each in coming if each.spec.time_limit_ns is not None]
 
@@ -43,14 +43,14 @@ def test_jobs_of_one_user_or_of_nobody_known_are_drawn_one_by_one(user: str) -> 
 
 def test_jobs_without_their_limits_still_share_one_spec() -> None:
     """What differs in the limit alone is one shape once nobody states it."""
-    jobs = [job("a"), Coming("b", Spec("true", request=Request(1), time_limit_ns=9 * S), 0, S)]
+    jobs = [job("a"), SimulatedJob("b", Spec("true", request=Request(1), time_limit_ns=9 * S), 0, S)]
     assert len({id(each.spec) for each in stating_limits(jobs, 0.0)}) == 1
 
 
 def test_memory_that_is_not_counted_makes_no_shapes() -> None:
     """Jobs that differ in memory alone share one spec, and a job that asks for too much of it fits."""
     jobs = tuple(
-        Coming(str(size), Spec("true", request=Request(1, memory_bytes=size << 40)), 0, S) for size in (0, 1, 2)
+        SimulatedJob(str(size), Spec("true", request=Request(1, memory_bytes=size << 40)), 0, S) for size in (0, 1, 2)
     )
     assert len({id(each.spec) for each in prepare(Workload("t", jobs), BOX, Policy(), Scenario()).coming}) == 1
     assert prepare(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
@@ -91,7 +91,7 @@ def test_sizes_users_and_longest_waits_are_told() -> None:
     )
     told: list[tuple[int, int]] = []
     imagined = prepare(Workload("t", jobs), box, Policy(), Scenario())
-    found = simulate_policy(imagined, Policy(), Discipline.FIFO, lambda done, of: told.append((done, of)))
+    found = simulate_policy(imagined, Policy(), SimulatedPolicy.FIFO, lambda done, of: told.append((done, of)))
     assert [each.name for each in found.sizes] == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
     assert [each.name for each in found.users] == ["ann", "cem", "bob"]
     assert sum(each.figures.jobs for each in found.users) == found.figures.jobs == 5

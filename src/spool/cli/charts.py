@@ -14,7 +14,7 @@ from typing import Any
 
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.model import SECOND_NS, Result, State
-from spool.core.simulation import Curve, Discipline
+from spool.core.simulation import Curve, SimulatedPolicy
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*%#"
@@ -232,8 +232,8 @@ def figure_for(path: str) -> Any:
 def plot(
     figure: Any,
     path: str,
-    waits: Mapping[Discipline, Sequence[tuple[int, float]]],
-    curves: Mapping[Discipline, Curve],
+    waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]],
+    curves: Mapping[SimulatedPolicy, Curve],
     title: str,
 ) -> None:
     """Draw the distribution of waits, utilisation and queue length, a line for each policy, and save it."""
@@ -252,13 +252,13 @@ def plot(
         raise SpoolError(cannot("plot", path, error.strerror or str(error))) from None
 
 
-def _line_style(policy: Discipline) -> dict[str, Any]:
-    colour = _LINE_COLOURS[list(Discipline).index(policy) % len(_LINE_COLOURS)]
+def _line_style(policy: SimulatedPolicy) -> dict[str, Any]:
+    colour = _LINE_COLOURS[list(SimulatedPolicy).index(policy) % len(_LINE_COLOURS)]
     return {"label": policy.value, "color": colour, "linewidth": 1.4}
 
 
-def _plot_waits(axes: Any, waits: Mapping[Discipline, Sequence[tuple[int, float]]]) -> None:
-    """Draw what part of the jobs waited no longer than so long; no wait is told apart from less than a second."""
+def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
+    """Draw the share of jobs that waited no longer than a time; a wait below a second counts as none."""
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = max(longest, 10.0)
     for policy, points in waits.items():
@@ -277,7 +277,7 @@ def _plot_waits(axes: Any, waits: Mapping[Discipline, Sequence[tuple[int, float]
     axes.set_ylabel("share of jobs, %")
 
 
-def _plot_curves(over_time: Sequence[Any], curves: Mapping[Discipline, Curve]) -> None:
+def _plot_curves(over_time: Sequence[Any], curves: Mapping[SimulatedPolicy, Curve]) -> None:
     upper, *middle, lower = over_time
     length = max((each.step_ns * len(each.queue) for each in curves.values()), default=0) / SECOND_NS
     unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])

@@ -12,12 +12,11 @@ from click.shell_completion import CompletionItem
 
 from spool.cli import render
 from spool.cli.group import LAST, JobArgument, tell
-from spool.client.submit import default_root, make_spool
+from spool.client.submit import default_root, ensure_spool
 from spool.core import layout
-from spool.core.errors import ExitCode, NoSuchJob, SpoolError, SpoolUnusable, cannot
+from spool.core.errors import ExitCode, NoSuchJob, SpoolError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
-from spool.store.disk import remedy_for
 from spool.store.spool import Spool, TolerantSpool
 
 _MOST_NAMES = 500  # more to complete is of no use to anybody
@@ -43,18 +42,13 @@ def viewed(root: str) -> Spool:
 
 def made(root: str) -> Spool:
     """Return the spool at *root*, made if there was none. Raises SpoolUnusable."""
-    try:
-        if make_spool(root):
-            tell(f"made a new spool in {root}")
-    except OSError as error:
-        at = error.filename or root
-        why = error.strerror or str(error)
-        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
+    if ensure_spool(root):
+        tell(f"made a new spool in {root}")
     return Spool.open(root)
 
 
 def this_user() -> str:
-    """Return the login name of whoever runs this."""
+    """Return the login name of the user."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -12,7 +12,7 @@ from spool.cli import render
 from spool.cli.charts import Style, gantt
 from spool.cli.group import Verb, tell
 from spool.core.model import SECOND_NS, Result, State
-from spool.query.demo import Demonstration, Happened, went_well
+from spool.query.demo import DemoEvent, Demonstration, went_well
 
 
 @click.command(cls=Verb)
@@ -53,7 +53,7 @@ def command(keep: bool, quiet: bool) -> int:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _line(happened: Happened, begun_at_ns: int) -> str:
+def _line(happened: DemoEvent, begun_at_ns: int) -> str:
     seconds = max(0, happened.at_ns - begun_at_ns) / SECOND_NS
     result = happened.result
     if result is None:

@@ -17,9 +17,9 @@ from spool.core.model import Reservation
 from spool.core.names import is_pattern, natural
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY
-from spool.query import reserving
+from spool.query import reserve
 from spool.query.reservations import ReservationStatus
-from spool.query.reserving import ReservationList, ReservationRequest
+from spool.query.reserve import ReservationList, ReservationRequest
 from spool.store.spool import Spool
 
 _COLUMNS = (
@@ -93,7 +93,7 @@ def create(
     if project is None and user is None:
         user = NOBODY if nobody else this_user()
     name = name.removesuffix(layout.JOB_SUFFIX)
-    done = reserving.create(made(root), ReservationRequest(name, gpus, user, project, start, duration, end, comment))
+    done = reserve.create(made(root), ReservationRequest(name, gpus, user, project, start, duration, end, comment))
     for note in done.notes:
         tell(note)
     one = done.reservation
@@ -115,7 +115,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
 
     By hand: head reservations/*
     """
-    found = reserving.list_reservations(viewed(root), everything=everything)
+    found = reserve.list_reservations(viewed(root), everything=everything)
     if as_json:
         rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
@@ -152,7 +152,7 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
             tell(str(NoSuchJob(cannot("find", "a reservation", f"none matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)
         wanted += matches
-    return max(code, for_each(dict.fromkeys(wanted), lambda name: reserving.cancel(spool, name)))
+    return max(code, for_each(dict.fromkeys(wanted), lambda name: reserve.cancel(spool, name)))
 
 
 def _matching(spool: Spool, pattern: str) -> list[str]:

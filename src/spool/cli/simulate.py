@@ -17,12 +17,12 @@ from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
-from spool.core.simulation import Discipline, WaitSummary, distribution
+from spool.core.simulation import SimulatedPolicy, WaitSummary, distribution
 from spool.core.units import parse_size
 from spool.formats.config import Config
 from spool.query.whatif import (
     NO_LIMIT_BYTES,
-    Group,
+    GroupWaits,
     PolicyResult,
     Scenario,
     SimulationSetup,
@@ -156,16 +156,16 @@ def _plot(figure: Any, path: str, setup: SimulationSetup, done: Sequence[PolicyR
     tell(f"drew {path}")
 
 
-def _study(setup: SimulationSetup, rules: Policy, discipline: Discipline, *, quiet: bool) -> PolicyResult:
+def _study(setup: SimulationSetup, rules: Policy, discipline: SimulatedPolicy, *, quiet: bool) -> PolicyResult:
     if quiet:
         return simulate_policy(setup, rules, discipline)
     with render.progress(f"simulating {discipline.value}") as told:
         return simulate_policy(setup, rules, discipline, told)
 
 
-def _disciplines(text: str) -> list[Discipline]:
+def _disciplines(text: str) -> list[SimulatedPolicy]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    known = {each.value: each for each in Discipline}
+    known = {each.value: each for each in SimulatedPolicy}
     for word in words:
         if word not in known:
             raise UsageError(cannot("simulate", f"policy {word!r}", f"there are {', '.join(known)}"))
@@ -218,7 +218,7 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
 
 
 def _groups(
-    title: str, found: Mapping[Discipline, Sequence[Group]], names: Sequence[str], told: Sequence[_Told]
+    title: str, found: Mapping[SimulatedPolicy, Sequence[GroupWaits]], names: Sequence[str], told: Sequence[_Told]
 ) -> None:
     """Print a table with a row for each group under each policy, with as many figures as the terminal has room for."""
     by_name = {policy: {each.name: each.figures for each in groups} for policy, groups in found.items()}

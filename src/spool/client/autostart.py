@@ -1,4 +1,4 @@
-"""Starting a dispatcher behind a user's back, for `spool submit` and `spool run`.
+"""Starting a dispatcher in the background, for whoever submits or releases a job.
 
 Where our systemd unit is installed for the user, systemd starts it and keeps it; elsewhere it is a process of its
 own session that outlives the terminal and leaves after ten idle minutes. Imports next to nothing.

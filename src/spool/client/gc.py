@@ -1,4 +1,4 @@
-"""Removing what is old: metadirs of ended runs, and the records in `done/` of jobs of which nothing else is left.
+"""Garbage collection: the metadirs of old runs, and the records in `done/` of jobs that have nothing else left.
 
 Safe while a dispatcher lives. Only jobs are touched that have no file but in `done/`, whose newest run has ended for
 good, and that no waiting job depends on. A job's newest run goes last, and only when nothing else of it stays. Before
@@ -60,7 +60,7 @@ class ExpiredRun:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes: runs, and the jobs of which nothing stays, with the number of their newest run."""
+    """What is removed: runs, and jobs that keep none, each with the number of its newest run."""
 
     runs: tuple[ExpiredRun, ...]
     jobs: tuple[tuple[str, int], ...]
@@ -224,7 +224,7 @@ class _Collector:
             self._stays.discard(name)
 
     def remove_record(self, name: str) -> bool:
-        """Remove the file of a job of which no run has stayed; return whether it is gone."""
+        """Remove the file of a job that has no run left; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, ()):
             return False
         try:

@@ -1,4 +1,4 @@
-"""The outputs of a job: where they are, those of the tasks of an array, and following them until the job has ended."""
+"""The output of a job, and of the tasks of an array: where it is, reading it, and following it to the end."""
 
 from __future__ import annotations
 

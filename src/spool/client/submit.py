@@ -1,6 +1,6 @@
 """Making a spool and putting job files into it: all that a submission needs, and no import that it does not.
 
-A submitting program runs for a few hundredths of a second, most of which would be spent on importing.
+A submission takes a few hundredths of a second, and imports would take most of that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RUNNING, Layout
-from spool.store.disk import Disk
+from spool.store.disk import Disk, remedy_for
 
 README_TEXT = """\
 This directory is a spool: the whole interface of the job scheduler `spool`.
@@ -74,6 +74,18 @@ def make_spool(root: str) -> bool:
     if changed:
         disk.sync_directories((place.root, os.path.dirname(place.root)))
     return made
+
+
+def ensure_spool(root: str) -> bool:
+    """Do as `make_spool`, for a command. Raises SpoolUnusable."""
+    try:
+        return make_spool(root)
+    except OSError as error:
+        from spool.core.errors import SpoolUnusable, cannot
+
+        at = error.filename or root
+        why = error.strerror or str(error)
+        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
 
 
 def where_taken(root: str, name: str) -> str | None:

@@ -109,7 +109,7 @@ class Awaited:
         return result
 
     def _patience_is_over(self) -> bool:
-        """Whether the job has looked ended for so long that no record of how will follow."""
+        """Whether the job has looked ended for long enough that no record of its end will follow."""
         now = time.monotonic_ns()
         if self._absent_since_ns is None:
             self._absent_since_ns = now

@@ -54,7 +54,7 @@ class Intervals:
         return len(self._starts)
 
     def add(self, start_at_ns: int, end_at_ns: int, cpus: int, gpus: tuple[str, ...] = ()) -> None:
-        """Take note of a run. Equal *gpus* had best be one object, for there may be a million of them."""
+        """Take note of a run. Pass equal *gpus* as one object: there may be a million of them."""
         if start_at_ns < end_at_ns and (cpus or gpus):
             if gpus and self._gpus is None:
                 self._gpus = [()] * len(self._starts)
@@ -184,7 +184,7 @@ def utc_day(at_ns: int) -> Day:
     return (_EPOCH + timedelta(microseconds=start // 1000)).date().isoformat(), start, start + _DAY_NS
 
 
-class Account(Protocol):
+class EndedRun(Protocol):
     """One ended run: what the accounting needs of its line of history.
 
     A protocol, for of millions it is the copying that takes the time: what read the line has these already.
@@ -232,8 +232,8 @@ class Totals:
     run_time_p90_ns: int | None
     run_time_sum_ns: int
     cpu_hours: float  # CPUs given, times run time
-    cpu_used_hours: float | None  # CPU time, of the runs of which it is known
-    cpu_used_runs: int  # so many
+    cpu_used_hours: float | None  # CPU time of the runs where it is known
+    cpu_used_runs: int  # the number of those runs
     cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
     gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
     resource_hours: dict[str, float]  # named resources given, times run time
@@ -245,7 +245,7 @@ class Totals:
     peak_memory_job: str | None
 
 
-class Tally:
+class GroupSums:
     """The sums of one group, while they grow."""
 
     __slots__ = (
@@ -269,7 +269,7 @@ class Tally:
         self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # what runs were given within the period, whenever they ended
 
-    def count(self, run: Account, waited_ns: int | None, ran_ns: int | None) -> None:
+    def count(self, run: EndedRun, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
         kind = run.outcome, run.again
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
@@ -286,11 +286,11 @@ class Tally:
             self._largest = peak, run.job
 
     def give(self, resources: dict[str, int], given_ns: int) -> None:
-        """Count named resources that a run was given for so long within the period."""
+        """Count named resources that a run held for *given_ns* within the period."""
         for name, count in resources.items():
             self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: GroupSums) -> None:
         """Count all that *other*, which has none of the same runs, has counted."""
         for kind, count in other._kinds.items():
             self._kinds[kind] = self._kinds.get(kind, 0) + count
@@ -355,7 +355,7 @@ def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the smallest of *ordered* that so many in a hundred do not exceed (the nearest rank)."""
+    """Return the smallest of *ordered* that *percent* of them do not exceed (the nearest rank)."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
@@ -406,9 +406,9 @@ class Ledger:
         self._days = Days(look)
         self._since = wanted.since_at_ns if wanted.since_at_ns is not None else -LARGEST
         self._until = wanted.until_at_ns if wanted.until_at_ns is not None else LARGEST
-        self._total = Tally()
-        self._groups: defaultdict[str | None, Tally] = defaultdict(Tally)
-        self._tallies_of = self._counted_in()
+        self._total = GroupSums()
+        self._groups: defaultdict[str | None, GroupSums] = defaultdict(GroupSums)
+        self._sums_of = self._counted_in()
         self._seen: set[int] = set()
         self._going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
         self._gpus: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -417,13 +417,13 @@ class Ledger:
         self._duplicates = 0
         self._clock_set = 0
 
-    def add(self, runs: Iterable[Account]) -> None:
+    def add(self, runs: Iterable[EndedRun]) -> None:
         """Count those of the *runs* that are wanted. In one loop: its million turns are what takes the time."""
         wanted, since, until = self._wanted, self._since, self._until
         anyone = wanted.user is None and wanted.project is None
         always = wanted.since_at_ns is None and wanted.until_at_ns is None
         seen, going_on, gpu_sets = self._seen, self._going_on, self._gpus
-        by_day, tallies_of = self._by is By.DAY, self._tallies_of
+        by_day, sums_of = self._by is By.DAY, self._sums_of
         for run in runs:
             if not anyone and not _is_of(run, wanted):
                 continue
@@ -454,8 +454,8 @@ class Ledger:
                         self._last = end
                     if end < self._first:
                         self._first = end
-                for tally in tallies_of(run):
-                    tally.count(run, waited_ns, ran_ns)
+                for sums in sums_of(run):
+                    sums.count(run, waited_ns, ran_ns)
             if given_from < given_until:
                 gpus = gpu_sets.setdefault(run.gpus, run.gpus)
                 if by_day:
@@ -464,19 +464,19 @@ class Ledger:
                         if run.resources:
                             self._groups[day].give(run.resources, finish - begin)
                 else:
-                    for tally in tallies_of(run):
-                        tally.given.add(given_from, given_until, run.cpus, gpus)
+                    for sums in sums_of(run):
+                        sums.given.add(given_from, given_until, run.cpus, gpus)
                         if run.resources:
-                            tally.give(run.resources, given_until - given_from)
+                            sums.give(run.resources, given_until - given_from)
 
     def statistics(self) -> Statistics:
         """Return the sums. Groups are in the order of their days, of the states, or of what they have used."""
         total = self._total
         if self._by not in (None, By.TAG):  # every run is in one group, and the total is their sum
-            total = Tally()
-            for tally in self._groups.values():
-                total.merge(tally)
-        groups = [(key, tally.totals()) for key, tally in self._groups.items()]
+            total = GroupSums()
+            for sums in self._groups.values():
+                total.merge(sums)
+        groups = [(key, sums.totals()) for key, sums in self._groups.items()]
         groups.sort(key=self._rank)
         first, last = (self._first, self._last) if self._first <= self._last else (None, None)
         return Statistics(total.totals(), tuple(groups), first, last, self._duplicates, self._clock_set)
@@ -489,7 +489,7 @@ class Ledger:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
-    def _ready(self, run: Account) -> int | None:
+    def _ready(self, run: EndedRun) -> int | None:
         """Return since when a run waits that is one of several of its submission: since the end of the one before.
 
         None if the run before is not known.
@@ -503,8 +503,8 @@ class Ledger:
             self._going_on[run.job] = run.ended_at_ns
         return ready
 
-    def _counted_in(self) -> Callable[[Account], Sequence[Tally]]:
-        """Return what tells which tallies a run is counted in."""
+    def _counted_in(self) -> Callable[[EndedRun], Sequence[GroupSums]]:
+        """Return what tells which sums a run is counted in."""
         groups, total, days = self._groups, self._total, self._days
         match self._by:
             case None:
@@ -519,11 +519,11 @@ class Ledger:
                 return lambda run: (groups[key(run)],)
 
 
-def _is_of(run: Account, wanted: RunFilter) -> bool:
+def _is_of(run: EndedRun, wanted: RunFilter) -> bool:
     return wanted.user in (None, run.user) and wanted.project in (None, run.project)
 
 
-_KEY: dict[By, Callable[[Account], str | None]] = {
+_KEY: dict[By, Callable[[EndedRun], str | None]] = {
     By.USER: attrgetter("user"),
     By.PROJECT: attrgetter("project"),
     By.STATE: attrgetter("outcome"),

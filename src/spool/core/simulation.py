@@ -35,7 +35,7 @@ TAU_NS = 10 * SECOND_NS
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Discipline(StrEnum):
+class SimulatedPolicy(StrEnum):
     """How waiting jobs are picked."""
 
     FIFO = "fifo"  # first come, first served: nobody overtakes
@@ -47,7 +47,7 @@ class Discipline(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class SimulatedJob:
     """A job of the future: what it asks for, when it comes, how long it would run if it were let."""
 
     name: str
@@ -74,18 +74,18 @@ class Outcome:
         return None if self.started_at_ns is None else self.started_at_ns - self.submit_at_ns
 
 
-def under(discipline: Discipline, policy: Policy) -> Policy:
+def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
     """Return *policy* changed to that discipline; priorities count under all of them."""
-    if discipline is Discipline.SPOOL:
+    if discipline is SimulatedPolicy.SPOOL:
         return policy
-    order = {Discipline.SJF: SHORTEST, Discipline.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
+    order = {SimulatedPolicy.SJF: SHORTEST, SimulatedPolicy.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
     return replace(
         policy,
         order=order,
         promotes=False,
         fair_share=False,
-        protects=discipline is not Discipline.SKIP,
-        strict_order=discipline is Discipline.FIFO,
+        protects=discipline is not SimulatedPolicy.SKIP,
+        strict_order=discipline is SimulatedPolicy.FIFO,
     )
 
 
@@ -103,7 +103,7 @@ class Simulation:
 
     def __init__(
         self,
-        coming: Iterable[Coming],
+        coming: Iterable[SimulatedJob],
         machine: Machine,
         policy: Policy,
         *,
@@ -170,7 +170,7 @@ class Simulation:
         for name in self._queue:
             yield self._outcome(name, None, None, State.QUEUED, NOTHING)
 
-    def _waiting(self, new: Coming) -> Waiting:
+    def _waiting(self, new: SimulatedJob) -> Waiting:
         spec = new.spec
         user = new.user
         if not self._reservations and not self._quotas:  # what no rule asks for makes no shapes to look at
@@ -217,10 +217,10 @@ class Simulation:
 
 
 def simulate(
-    coming: Iterable[Coming],
+    coming: Iterable[SimulatedJob],
     machine: Machine,
     policy: Policy,
-    discipline: Discipline = Discipline.SPOOL,
+    discipline: SimulatedPolicy = SimulatedPolicy.SPOOL,
     *,
     reservations: Sequence[Reservation] = (),
 ) -> Iterator[Outcome]:

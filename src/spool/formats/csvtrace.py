@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from spool.core.errors import InvalidFile, InvalidValue, Problem
 from spool.core.model import SECOND_NS
-from spool.core.simulation import Coming
+from spool.core.simulation import SimulatedJob
 from spool.core.units import parse_duration, parse_size
 from spool.formats.swf import (
     LARGEST,
@@ -47,7 +47,7 @@ def parse(text: str, what: str) -> Trace:
     places = [names.index(name) if name in names else None for name in COLUMNS]
     specs, unique = Specs(), UniqueNames()
     odd = OddLines(len(names))
-    coming: list[Coming] = []
+    coming: list[SimulatedJob] = []
     problems: list[Problem] = []
     incomplete = 0
     for number, row in _rows(lines, what):
@@ -103,7 +103,7 @@ def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
     return (f"columns that mean nothing here are ignored: {', '.join(strange)}{asked}",)
 
 
-def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> Coming | None:
+def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> SimulatedJob | None:
     """Return the job of a line, None if it never ran. Raises InvalidValue."""
     submit, run_time, cpus, gpus, memory, limit, user, name = cells
     submit_at = _read("submit", submit, _instant)
@@ -117,7 +117,7 @@ def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> Coming |
         _read("time_limit", limit, _duration) or None,
         _read("gpus", gpus, _number) or 0,
     )
-    return Coming(unique.of(name), spec, submit_at, ran, user or UNKNOWN_USER)
+    return SimulatedJob(unique.of(name), spec, submit_at, ran, user or UNKNOWN_USER)
 
 
 def _read(column: str, cell: str, parse: Callable[[str], int]) -> int | None:

@@ -34,7 +34,7 @@ from spool.formats.run_records import (
 from spool.formats.timestamps import at_lines, parse_instant, read_at, render_instant
 
 if TYPE_CHECKING:
-    from spool.core.accounting import Account
+    from spool.core.accounting import EndedRun
 
 
 V = TypeVar("V")
@@ -313,8 +313,8 @@ def read_history(data: bytes) -> Iterator[Result]:
                 continue
 
 
-class _AccountLine(msgspec.Struct, gc=False):
-    """The fields of `HistoryLine` that are counted, and what is made of them: an `Account`.
+class _RunLine(msgspec.Struct, gc=False):
+    """The fields of `HistoryLine` that are counted, and what is made of them: an `EndedRun`.
 
     Here `null` is as good as absent.
     """
@@ -348,38 +348,38 @@ class _End(msgspec.Struct, gc=False):
     ended_at: _Moment | None = None
 
 
-_decode_account = msgspec.json.Decoder(_AccountLine).decode
+_decode_run = msgspec.json.Decoder(_RunLine).decode
 _decode_end = msgspec.json.Decoder(_End).decode
 
 
-def read_accounts(text: bytes) -> tuple[Sequence[Account], int]:
+def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
     """Return what lines of history say, and how many of them cannot be understood: torn, of a later version.
 
     A last line without its newline may be half written: it is no such line.
     """
     *lines, last = text.split(b"\n")
     try:
-        read = [_decode_account(line) for line in lines]
+        read = [_decode_run(line) for line in lines]
     except _ERRORS:
         lines = [line for line in lines if line.strip(b"\0 \r")]
-        read = [each for each in map(_read_account, lines) if each is not None]
+        read = [each for each in map(_read_run, lines) if each is not None]
     known = [line for line in read if line.outcome in _OUTCOMES]
     unreadable = len(lines) - len(known)
-    half = _read_account(last) if last else None
+    half = _read_run(last) if last else None
     if half is not None and half.outcome in _OUTCOMES:
         known.append(half)
     _to_nanoseconds(known)
     return known, unreadable
 
 
-def _read_account(line: bytes) -> _AccountLine | None:
+def _read_run(line: bytes) -> _RunLine | None:
     try:
-        return _decode_account(line)
+        return _decode_run(line)
     except _ERRORS:
         return None
 
 
-def _to_nanoseconds(lines: list[_AccountLine]) -> None:
+def _to_nanoseconds(lines: list[_RunLine]) -> None:
     submitted = _instants([line.submitted_at for line in lines])
     started = _instants([line.started_at for line in lines])
     ended = _instants([line.ended_at for line in lines])

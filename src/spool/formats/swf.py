@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from spool.core.errors import InvalidFile, Problem
 from spool.core.model import SECOND_NS, Request, Spec
-from spool.core.simulation import Coming
+from spool.core.simulation import SimulatedJob
 
 COLUMNS = 18
 # Columns of a job's line, from 0.
@@ -44,7 +44,7 @@ class Trace:
     where no line can say how many processors a job wants.
     """
 
-    coming: tuple[Coming, ...]
+    coming: tuple[SimulatedJob, ...]
     cpus: int | None = None
     incomplete: int = 0
     warnings: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
     return specs.of(cpus, memory * _KIB * cpus if memory > 0 else None, limit * SECOND_NS if limit > 0 else None)
 
 
-def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[Coming, ...]:
+def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[SimulatedJob, ...]:
     """Return the jobs, named so that they sort as the file does: by their numbers where these ascend, else by place."""
     numbers = [job[0] for job in jobs]
     if any(number <= before for number, before in zip(numbers, [0, *numbers], strict=False)):
@@ -205,7 +205,7 @@ def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[Coming, .
     width = max(7, len(str(numbers[-1])))
     users = {user: f"user{user}" if user >= 0 else UNKNOWN_USER for user in {job[3] for job in jobs}}
     return tuple(
-        Coming(f"{number:0{width}}", spec, submit * SECOND_NS, run_time * SECOND_NS, users[user])
+        SimulatedJob(f"{number:0{width}}", spec, submit * SECOND_NS, run_time * SECOND_NS, users[user])
         for number, (_, submit, run_time, user, spec) in zip(numbers, jobs, strict=True)
     )
 

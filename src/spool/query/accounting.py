@@ -51,7 +51,7 @@ def local_day(at_ns: int) -> Day:
 
 
 def moment(text: str, now_ns: int) -> int:
-    """Return the instant that *text* means: "7d" (so long ago), "today", "yesterday", a date, a date and time.
+    """Return the instant that *text* means: "7d" (that long ago), "today", "yesterday", a date, a date and time.
 
     What has no offset is local time. Raises InvalidValue.
     """

@@ -80,7 +80,7 @@ def job_files(workdir: str) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class DemoEvent:
     """One thing that happened: a run began (`result` is None) or ended."""
 
     at_ns: int
@@ -117,7 +117,7 @@ class Demonstration:
             )
         return list(jobs)
 
-    def happenings(self) -> Iterator[Happened]:
+    def happenings(self) -> Iterator[DemoEvent]:
         """Yield what happens, as it does, until the dispatcher has left."""
         assert self._dispatcher is not None
         spool = Spool(self.root)
@@ -129,10 +129,10 @@ class Demonstration:
                 run = spool.latest_run(name)
                 if run is not None and (name, run) not in began:
                     began.add((name, run))
-                    yield Happened(time.time_ns(), name)
+                    yield DemoEvent(time.time_ns(), name)
             results = self.results()
             for result in results[ended:]:
-                yield Happened(result.ended_at_ns or time.time_ns(), result.job, result)
+                yield DemoEvent(result.ended_at_ns or time.time_ns(), result.job, result)
             ended = len(results)
             if over:
                 return

@@ -1,4 +1,4 @@
-"""Why a job does not run, and what would start now: the planner, asked about a fresh look at the files."""
+"""Why a job does not run, and what would start now: the answers of the planner to a snapshot of the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs of a spool as a list for people: what the files say, and what the dispatcher last said beside it.
+"""The jobs of a spool as a list: what the files say, and what the dispatcher last said of them.
 
 Where a job's file lies is the truth. `state.json` saves reading ten thousand files and knows why each job waits; an
 entry of it that the files contradict is passed over.
@@ -49,7 +49,7 @@ _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 @dataclass(frozen=True, slots=True)
 class JobList:
-    """The jobs, and what is to be known about the list itself."""
+    """The jobs, and how far the list can be trusted."""
 
     rows: tuple[JobRow, ...]
     dispatcher: bool  # one lives
@@ -102,7 +102,7 @@ def list_jobs(
 
 
 class JobLister:
-    """One look at a spool."""
+    """Reads the jobs of a spool at one moment."""
 
     def __init__(self, spool: Spool, now_ns: int | None = None) -> None:
         self._spool = spool
@@ -299,7 +299,7 @@ class JobLister:
         return rows
 
     def _ended_array(self, task: Result, names: Collection[str], known: dict[str, Result | None]) -> Result | None:
-        """Return how the array among *names* ended of which this is the run of a task."""
+        """Return how the array of this task has ended, if it is among *names* and the task did not run again since."""
         name = array_of(task.job)
         if name not in known:
             run = self._spool.latest_run(name) if name in names else None

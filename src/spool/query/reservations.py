@@ -1,4 +1,4 @@
-"""The reservations of a spool as anybody may see them, each with its state and what is wrong with it."""
+"""The reservations of a spool, each with its state and what is wrong with it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, re
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
 _LONG_PATIENCE_NS = LIMIT_NS  # for who asks for the GPUs: as long as it takes to say that NVML hangs
-_LARGE = 1 << 16  # bytes: a file of more, of which a dispatcher has said what is wrong, is not read again to find that
+_LARGE = 1 << 16  # bytes: a larger file that a dispatcher has found invalid is not read again
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Snapshot:
-    """Look at the spool and the machine, and decide what would happen at this moment.
+    """Read the spool and the machine, and decide what would happen at this moment.
 
     The GPUs are looked at where a job wants one, and *with_gpus* in any case; a dispatcher that watches them is
     believed, so that there is one truth.

@@ -1,4 +1,4 @@
-"""What if: the jobs of a trace or of our own history on an imagined machine, under one policy and another."""
+"""What if: the jobs of a trace or of the spool's own history on an imagined machine, under several policies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
 from spool.core.simulation import (
-    Coming,
     Curve,
-    Discipline,
     Figures,
     Outcome,
+    SimulatedJob,
+    SimulatedPolicy,
     WaitSummary,
     curve,
     figures,
@@ -48,13 +48,13 @@ _LONGEST_WAITS = 5
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs to imagine. `cpus` is the machine that they ran on, where that is known."""
+    """Jobs to simulate. `cpus` is the machine that they ran on, where that is known."""
 
     source: str
-    coming: tuple[Coming, ...]
+    coming: tuple[SimulatedJob, ...]
     cpus: int | None = None
     incomplete: int = 0  # lines that say nothing which could be run again
-    guessed_limits: int = 0  # jobs of our own history whose file is gone, and their limit with it
+    guessed_limits: int = 0  # jobs of the history whose file is gone, and their limit with it
     warnings: tuple[str, ...] = ()
     counts_cpus: bool = True  # False: nothing says how many processors a job wants
     is_history: bool = False
@@ -73,7 +73,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupWaits:
     """The figures of one user's jobs, or of the jobs of one size."""
 
     name: str
@@ -99,10 +99,10 @@ class PolicyResult:
     Users are in the order of what they had of the machine, sizes from small to large.
     """
 
-    policy: Discipline
+    policy: SimulatedPolicy
     figures: Figures
-    sizes: tuple[Group, ...]
-    users: tuple[Group, ...]
+    sizes: tuple[GroupWaits, ...]
+    users: tuple[GroupWaits, ...]
     longest_waits: tuple[LongWait, ...]
     seconds: float
     outcomes: tuple[Outcome, ...]
@@ -118,7 +118,7 @@ class SimulationSetup:
 
     workload: Workload
     machine: Machine
-    coming: tuple[Coming, ...]
+    coming: tuple[SimulatedJob, ...]
     never_fit: int
     load: float | None
     load_of_source: float | None
@@ -165,7 +165,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
     A run comes when it was submitted; a retry or a requeue when the run before had ended. What it asked for is in the
     history; its time limit and its priority are in its metadir, and where that is gone there is no limit.
     """
-    coming: list[Coming] = []
+    coming: list[SimulatedJob] = []
     again: dict[str, int] = {}  # job -> when its next run could begin
     specs: dict[Spec, Spec] = {}
     names = UniqueNames()
@@ -189,7 +189,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
         guessed += said is None
         spec = _wanted(result, said if said is not None else _UNSAID)
         spec = specs.setdefault(spec, spec)
-        coming.append(Coming(names.of(result.job), spec, submitted, ended - began, result.user or UNKNOWN_USER))
+        coming.append(SimulatedJob(names.of(result.job), spec, submitted, ended - began, result.user or UNKNOWN_USER))
     if not coming:
         why = "no run of it has both begun and ended"
         raise InvalidFile(source if source == "the history" else f"the history {source}", [Problem(None, None, why)])
@@ -217,8 +217,8 @@ def _wanted(result: Result, said: Spec) -> Spec:
     )
 
 
-def gpus_like(number: int, coming: Iterable[Coming]) -> tuple[Gpu, ...]:
-    """Return so many imagined GPUs, each with memory for whatever one of the jobs asks for."""
+def gpus_like(number: int, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
+    """Return *number* imagined GPUs, each with enough memory for any of the jobs."""
     asked = (each.spec.request.gpu_memory_bytes or 0 for each in coming)
     size = max(_LEAST_GPU_BYTES, max(asked, default=0))
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
@@ -268,7 +268,7 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
     return SimulationSetup(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
 
 
-def _respecified(coming: Iterable[Coming], change: Callable[[Spec], Spec]) -> tuple[Coming, ...]:
+def _respecified(coming: Iterable[SimulatedJob], change: Callable[[Spec], Spec]) -> tuple[SimulatedJob, ...]:
     """Return the jobs with their specs changed; those whose specs are equal then share one."""
     known: dict[int, Spec] = {}  # by id, because a spec takes longer to hash than a job to read
     equal: dict[Spec, Spec] = {}
@@ -280,12 +280,12 @@ def _respecified(coming: Iterable[Coming], change: Callable[[Spec], Spec]) -> tu
             spec = equal.setdefault(spec, each.spec if spec == each.spec else spec)
             known[id(each.spec)] = spec
         if spec is not each.spec:
-            each = Coming(each.name, spec, each.submit_at_ns, each.duration_ns, each.user)
+            each = SimulatedJob(each.name, spec, each.submit_at_ns, each.duration_ns, each.user)
         changed.append(each)
     return tuple(changed)
 
 
-def load_of(coming: Sequence[Coming], machine: Machine) -> float | None:
+def load_of(coming: Sequence[SimulatedJob], machine: Machine) -> float | None:
     """Return the load that jobs are for a machine: of its processors, or of its GPUs where that is larger."""
     submitted = [each.submit_at_ns for each in coming]
     span_ns = max(submitted, default=0) - min(submitted, default=0)
@@ -299,19 +299,21 @@ def load_of(coming: Sequence[Coming], machine: Machine) -> float | None:
     return max(load, gpu_work / (len(machine.gpus) * span_ns))
 
 
-def _scaled(coming: Sequence[Coming], factor: float) -> list[Coming]:
+def _scaled(coming: Sequence[SimulatedJob], factor: float) -> list[SimulatedJob]:
     """Return the jobs with the times between their submissions stretched by *factor*."""
     first = min(each.submit_at_ns for each in coming)
     return [
-        Coming(each.name, each.spec, first + round((each.submit_at_ns - first) * factor), each.duration_ns, each.user)
+        SimulatedJob(
+            each.name, each.spec, first + round((each.submit_at_ns - first) * factor), each.duration_ns, each.user
+        )
         for each in coming
     ]
 
 
-def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]:
+def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:
     """Return the jobs where only that part of the users states time limits: always the same users.
 
-    Where all jobs are one user's, or nobody knows whose a job is, it is drawn by itself.
+    If all jobs are one user's, or a job's user is unknown, each job is drawn by itself.
     """
     if share >= 1:
         return tuple(coming)
@@ -331,7 +333,7 @@ def stating_limits(coming: Sequence[Coming], share: float) -> tuple[Coming, ...]
 def simulate_policy(
     setup: SimulationSetup,
     policy: Policy,
-    discipline: Discipline,
+    discipline: SimulatedPolicy,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> PolicyResult:
     """Return the schedule of one policy. *told* hears now and then how many of the jobs are done."""
@@ -351,8 +353,8 @@ def simulate_policy(
     return PolicyResult(
         discipline,
         figures(outcomes, cpus, gpus),
-        sizes=tuple(Group(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
-        users=tuple(Group(user, found) for user, found in heaviest),
+        sizes=tuple(GroupWaits(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
+        users=tuple(GroupWaits(user, found) for user, found in heaviest),
         longest_waits=tuple(
             _long_wait(each, jobs[each.name], first) for each in longest_waits(outcomes, _LONGEST_WAITS)
         ),
@@ -381,13 +383,13 @@ def _part(waits: WaitSummary) -> float:
     return max(waits.utilisation or 0.0, waits.gpu_utilisation or 0.0)
 
 
-def _long_wait(outcome: Outcome, job: Coming, first_at_ns: int) -> LongWait:
+def _long_wait(outcome: Outcome, job: SimulatedJob, first_at_ns: int) -> LongWait:
     request = job.spec.request
     submitted = outcome.submit_at_ns - first_at_ns
     return LongWait(job.name, job.user, request.cpus, request.gpus, submitted, outcome.waited_ns or 0)
 
 
-def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[Discipline, Curve]:
+def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[SimulatedPolicy, Curve]:
     """Return the curve of each schedule, all on one scale of time."""
     listed = list(studied)
     end = max((span(each.outcomes)[1] for each in listed), default=0)

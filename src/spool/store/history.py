@@ -1,4 +1,4 @@
-"""The accounting as it lies on the disk: `history.jsonl`, and beside it what was rotated away."""
+"""Reading the history from its oldest run on: `history.jsonl`, and the files beside it that were rotated away."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
-from spool.core.accounting import Account
+from spool.core.accounting import EndedRun
 from spool.core.model import SECOND_NS
-from spool.formats.history import read_accounts, read_end
+from spool.formats.history import read_end, read_ended_runs
 
 _SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 _STEP = 1 << 20
@@ -33,7 +33,7 @@ class History:
         self.unreadable = 0  # lines so far that could not be understood
         self.problems: list[str] = []  # files so far that could not be read to their end
 
-    def since(self, since_ns: int | None) -> Iterator[Account]:
+    def since(self, since_ns: int | None) -> Iterator[EndedRun]:
         """Yield the runs that ended from *since_ns* on, and some before, oldest first. Looks no further back."""
         files = [*self._rotated(), self._current]
         firsts = [self._first_end(path) for path in files]
@@ -53,15 +53,15 @@ class History:
             return []
         return sorted(f"{folder}/{file}" for file in listed if file.startswith((f"{name}.", f"{name}-")))
 
-    def _read(self, path: str, since_ns: int | None) -> Iterator[Account]:
+    def _read(self, path: str, since_ns: int | None) -> Iterator[EndedRun]:
         try:
             with _opened(path) as file:
                 if since_ns is not None and not path.endswith(_PACKED):
                     file.seek(_place_of(file.fileno(), since_ns - _SLACK_NS))
                 for text in _texts(file):
-                    accounts, unreadable = read_accounts(text)
+                    runs, unreadable = read_ended_runs(text)
                     self.unreadable += unreadable
-                    yield from accounts
+                    yield from runs
         except FileNotFoundError:
             return
         except (OSError, EOFError, zlib.error) as error:

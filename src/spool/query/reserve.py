@@ -23,7 +23,7 @@ from spool.store.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class ReservationRequest:
-    """A reservation as it is asked for, in words. One of `user` and `project`; one of `duration` and `end`."""
+    """What is asked for, in words. One of `user` and `project`; one of `duration` and `end`."""
 
     name: str
     gpus: str  # "2", or indices: "0,2"
@@ -54,20 +54,20 @@ class ReservationList:
     at_ns: int
 
 
-def create(spool: Spool, wish: ReservationRequest) -> CreatedReservation:
+def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
     """Write `reservations/NAME.toml`. Raises SpoolError, and writes nothing, if it cannot stand."""
-    name, thing = wish.name, f"reservation {wish.name}"
+    name, thing = request.name, f"reservation {request.name}"
     if not layout.valid_name(name):
         raise UsageError(cannot("make", thing, f"nothing can have that name: {why_not_name(name)}"))
     now_ns = time.time_ns()
     keys = {
-        "user": wish.user,
-        "project": wish.project,
-        "gpus": _gpus(wish.gpus),
-        "start": reservation.local_time(_instant(wish.start, now_ns, "--start")),
-        "duration": wish.duration,
-        "end": None if wish.end is None else reservation.local_time(_instant(wish.end, now_ns, "--end")),
-        "comment": wish.comment,
+        "user": request.user,
+        "project": request.project,
+        "gpus": _gpus(request.gpus),
+        "start": reservation.local_time(_instant(request.start, now_ns, "--start")),
+        "duration": request.duration,
+        "end": None if request.end is None else reservation.local_time(_instant(request.end, now_ns, "--end")),
+        "comment": request.comment,
     }
     data = reservation.dump(keys)
     new = reservation.parse(data, name=name, created_at_ns=now_ns)
@@ -78,11 +78,11 @@ def create(spool: Spool, wish: ReservationRequest) -> CreatedReservation:
     if machine.gpu_problem is not None:
         notes.append(f"whether there are so many GPUs is unknown: {machine.gpu_problem}")
     gpus = known_gpus(machine)
-    shelf = read_reservations(spool, gpus, now_ns)
+    files = read_reservations(spool, gpus, now_ns)
     notes += [
-        f"whether it conflicts with {row.name} is unknown: that {row.problem}" for row in shelf.rows if row.unread
+        f"whether it conflicts with {row.name} is unknown: that {row.problem}" for row in files.rows if row.unread
     ]
-    why_not = conflict(new, shelf.standing, gpus, local_zone())
+    why_not = conflict(new, files.standing, gpus, local_zone())
     if why_not is not None:
         raise SpoolError(cannot("make", thing, why_not, remedy="`spool reserve list` shows what is kept"))
     if new.user is not None and new.user != NOBODY and not _exists(new.user):
