@@ -149,4 +149,7 @@ names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAM
 states_option = click.option(
     "-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )
+strict_option = click.option(
+    "--strict", is_flag=True, help="Refuse a job that can never run, or that depends on what is not there."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

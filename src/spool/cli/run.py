@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import made, this_user
+from spool.cli.common import made, strict_option, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
 from spool.cli.submit import asked
@@ -33,6 +33,7 @@ from spool.store.spool import Spool
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
+@strict_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
@@ -43,6 +44,7 @@ def command(
     shell_command: str | None,
     replace: bool,
     quiet: bool,
+    strict: bool,
     words: tuple[str, ...],
     **_: Any,
 ) -> int:
@@ -60,6 +62,7 @@ def command(
     """
     job, text = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
     spool = made(ctx.obj)
+    submission.tell_doubts(spool.root, [(job, text)], strict=strict)
     before = spool.latest_run(job)
     submission.publish(spool.root, [(job, text)], held=False, replace=replace)
     if not quiet:

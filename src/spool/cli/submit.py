@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from spool.cli import render, submission
-from spool.cli.common import made
+from spool.cli.common import made, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
@@ -36,6 +36,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
+@strict_option
 @click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -49,6 +50,7 @@ def command(
     hold: bool,
     replace: bool,
     wait_for_it: bool,
+    strict: bool,
     dry_run: bool,
     words: tuple[str, ...],
     **_: Any,
@@ -78,11 +80,12 @@ def command(
             raise UsageError("cannot submit two job files of the same name at once")
     else:
         jobs = [submission.job_of(request, ctx.obj)]
+    root = ctx.obj if dry_run or is_spool(ctx.obj) else made(ctx.obj).root
+    submission.tell_doubts(root, jobs, strict=strict)
     if dry_run:
         for _name, text in jobs:
             render.say_text(text.decode("utf-8", "replace"))
         return 0
-    root = ctx.obj if is_spool(ctx.obj) else made(ctx.obj).root
     submission.publish(root, jobs, held=hold, replace=replace)
     for job, _text in jobs:
         render.say(job, at_once=True)

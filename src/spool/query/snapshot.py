@@ -258,12 +258,15 @@ def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
     return "; ".join(line.removeprefix("- ") for line in lines if line.startswith("- "))
 
 
-def machine_now(spool: Spool, now_ns: int) -> Machine:
-    """Return the machine and its GPUs, as they are apart from all jobs."""
+def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_ns: int = _LONG_PATIENCE_NS) -> Machine:
+    """Return the machine, and *with_gpus* its GPUs, as they are apart from all jobs.
+
+    NVML is waited for no longer than *patience_ns*.
+    """
     world = MachineMonitor(
-        spool, SchedulerState(), Settings(spool), with_gpus=True, told=lambda: gpus_told(spool, now_ns)
+        spool, SchedulerState(), Settings(spool), with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
     )
     try:
-        return world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS)
+        return world.machine(now_ns, patience_ns=patience_ns)
     finally:
         world.close()
