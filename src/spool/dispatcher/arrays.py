@@ -26,7 +26,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.filemoves import MISSING_NS
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.stop_orders import StopOrders
+from spool.dispatcher.terminator import StopOrders
 from spool.formats import jobfile, journal, run_records
 from spool.formats.history import render_result
 from spool.formats.jobfile import TaskFiles

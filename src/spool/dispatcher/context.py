@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from spool.dispatcher.changes import Changes
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal
@@ -29,3 +29,47 @@ class Context:
     confinement: Confinement
     timers: Timers
     clock: Clock  # the wall clock, nanoseconds since the epoch
+
+
+class WorkQueue:
+    """Names to be seen to, each once, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def add(self, name: str) -> None:
+        """Have *name* seen to."""
+        self._names[name] = None
+
+    def update(self, names: Iterable[str]) -> None:
+        """Have all of *names* seen to."""
+        self._names.update(dict.fromkeys(names))
+
+    def take(self) -> list[str]:
+        """Return all names; they are the caller's to see to from now on."""
+        names, self._names = list(self._names), {}
+        return names
+
+    def done(self, name: str) -> None:
+        """Take note that *name* was seen to."""
+        self._names.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over what is there now; what comes meanwhile waits for the next time."""
+        return iter(list(self._names))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What users may have done to files, found by the scanner."""
+
+    runs: WorkQueue = field(default_factory=WorkQueue)  # live runs whose file in running/ changed
+    strays: WorkQueue = field(default_factory=WorkQueue)  # files in running/ that belong to no live run
+    vanished: WorkQueue = field(default_factory=WorkQueue)  # waiting jobs whose files went away
+    arrays: WorkQueue = field(default_factory=WorkQueue)  # arrays in progress whose file may have changed

@@ -13,7 +13,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.stop_orders import StopOrders
+from spool.dispatcher.terminator import StopOrders
 from spool.machine.host import this_user
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion

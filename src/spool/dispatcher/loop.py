@@ -18,9 +18,8 @@ from spool.core.model import State
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.changes import Changes
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Changes, Context
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
@@ -34,9 +33,8 @@ from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.stop_orders import StopOrders
 from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
-from spool.dispatcher.terminator import Terminator
+from spool.dispatcher.terminator import StopOrders, Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
