@@ -374,5 +374,5 @@ class Policy:
     user_limits: dict[str, Limits] = field(default_factory=dict)
     project_limits: dict[str, Limits] = field(default_factory=dict)
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
-    on_failure: str = "continue"  # or "pause"
+    on_failure: str = "continue"  # or "pause", "halt"
     strict_order: bool = False  # nobody overtakes a job that does not fit; for comparison in the simulator

@@ -78,7 +78,7 @@ class Arrays:
         self._stops = stops
         self.store = ArrayStore(context.spool)
         self.expander = Expander(context, self.store, scanner, why_no_room)
-        self.files = ArrayFiles(context, self._cancel)
+        self.files = ArrayFiles(context, self.cancel)
         self.names = ArrayNames(context.spool, context.state)
 
     # One pass.
@@ -206,7 +206,8 @@ class Arrays:
 
     # Cancelling.
 
-    def _cancel(self, array: Array, stop: Stop) -> None:
+    def cancel(self, array: Array, stop: Stop) -> None:
+        """Cancel an array: nothing more of it is issued, and its tasks are cancelled one after the other."""
         words = array.cancel(stop)
         log.info("array %s run %d: %s", array.name, array.run, words)
         self._state.changed()
