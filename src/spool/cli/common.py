@@ -138,7 +138,7 @@ _COMPLETED = {
     "hold": ("queued", "running"),
     "release": ("held",),
     "requeue": ("running", "done"),
-    "edit": ("queued", "held"),
+    "edit": ("queued", "held", "running"),
     "attach": ("running",),
     "why": ("queued", "held"),
 }

@@ -16,7 +16,8 @@ from spool.cli.group import Verb, tell
 from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
-from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
 from spool.store.spool import Spool
@@ -36,13 +37,15 @@ def command(
     unset: tuple[str, ...],
     **_: Any,
 ) -> int:
-    """Change a job that waits or is held.
+    """Change a job that waits or is held, or the time limit and priority of one that runs.
 
     Without options in $VISUAL or $EDITOR. The text takes the place of the file only if it is valid. Comments and
-    order stay, and so does the job's place in the queue.
+    order stay, and so does the job's place in the queue. A new time limit counts from the start of the run; a run that
+    is beyond it already is stopped at once.
 
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
+      spool edit train --time-limit 12h  # also while it runs
 
     By hand: vim queued/train.toml
     """
@@ -57,6 +60,8 @@ def command(
         jobfile.parse(new, name=name)
     else:
         new = _in_editor(name, text)
+    if place == RUNNING:
+        _check_running(name, text, new)
     if new == text:
         render.say(f"{name} is as it was")
         return 0
@@ -73,15 +78,28 @@ def command(
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:
-    for place in (QUEUED, HELD):
+    for place in (QUEUED, HELD, RUNNING):
         text = spool.job_text(place, name)
         if text is not None:
             return place, text
     places = spool.places(name)
     if not places:
         raise NoSuchJob(cannot("edit", f"job {name}", "no job of that name is in the spool"))
-    why = "it runs" if "running" in places else "it has ended"
-    raise SpoolError(cannot("edit", f"job {name}", f"{why}; only a job that waits or is held can be changed"))
+    remedy = f"`spool requeue {name} --with KEY=VALUE` changes it and runs it again"
+    raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
+
+
+def _check_running(name: str, old: bytes, new: bytes) -> None:
+    """Raise SpoolError if more is changed of a job that runs than can be."""
+    try:
+        before = jobfile.parse(old, name=name)
+    except InvalidJob:
+        return  # it was changed by hand, and is mended now
+    after = jobfile.parse(new, name=name)
+    if before.is_array or in_force(before, after) != after:
+        why = "it is an array" if before.is_array else "it runs; only its time limit and priority can be changed"
+        remedy = f"`spool requeue {name} --with KEY=VALUE` stops it and runs it again with other keys"
+        raise SpoolError(cannot("edit", f"job {name}", why, remedy="" if before.is_array else remedy))
 
 
 def _in_editor(name: str, text: bytes) -> bytes:

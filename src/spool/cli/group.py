@@ -35,7 +35,7 @@ SECTIONS = (
             "hold": "Keep jobs from running until they are released.",
             "release": "Let held jobs run.",
             "requeue": "Run jobs again: those that run, and those that have ended.",
-            "edit": "Change a job that waits.",
+            "edit": "Change a job that waits, or the limit of one that runs.",
             "check": "Tell whether job files are valid.",
         },
     ),

@@ -172,7 +172,7 @@ class Requests:
         return self._disk.discard(self._layout.at(layout.PAUSED))
 
     def replace(self, name: str, place: str, old: bytes, new: bytes) -> None:
-        """Put *new* in the place of the file of a waiting job that reads *old*: `mv .tmp/NAME.toml queued/`.
+        """Put *new* in the place of the file of a job that reads *old*: `mv .tmp/NAME.toml queued/`.
 
         Raises SpoolError, and changes nothing, if the file is another by now, or the job has started meanwhile.
         """
@@ -180,6 +180,9 @@ class Requests:
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
             raise SpoolError(cannot("change", f"job {name}", why))
+        if place == RUNNING:
+            self._exchange(name, path, old, new)
+            return
         inode = os.lstat(path).st_ino
         self._disk.put(path, new, durable=True)
         # A dispatcher may have claimed the old file between the look and the move. The new one, which could not have
@@ -188,6 +191,21 @@ class Requests:
         if os.path.lexists(running) and os.lstat(running).st_ino == inode:
             self._disk.discard(path)
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
+
+    def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
+        """Put *new* in the place of a file in `running/`, which may go at any moment and must not come back."""
+        staged, thing = self._disk.staged(new, durable=True), ("change", f"job {name}")
+        try:
+            if not self._disk.exchange(staged, path):
+                why = "this file system cannot swap two files"
+                raise SpoolError(cannot(*thing, why, remedy=f"change it in an editor: {path}"))
+            if read_bytes(staged) != old:  # somebody else's newer text
+                self._disk.exchange(staged, path)
+                raise SpoolError(cannot(*thing, "the file was changed meanwhile"))
+        except FileNotFoundError:
+            raise SpoolError(cannot(*thing, "it has ended meanwhile")) from None
+        finally:
+            self._disk.discard(staged)
 
     def _is_array(self, name: str) -> bool:
         """Whether the newest run of a job is no run but an array's expansion."""

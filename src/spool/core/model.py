@@ -6,7 +6,7 @@ nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 SECOND_NS = 1_000_000_000
@@ -210,6 +210,11 @@ class Stop:
     by: str
     at_ns: int
     reason: str = ""
+
+
+def in_force(spec: Spec, edited: Spec) -> Spec:
+    """Return what counts for a run that began with *spec*, now that its job file says what *edited* does."""
+    return replace(spec, time_limit_ns=edited.time_limit_ns, priority=edited.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Dispatcher:
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = LimitEnforcer(context, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
-        self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
+        self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)

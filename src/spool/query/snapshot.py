@@ -149,7 +149,9 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, grace_n
     if run is None or proof is None or proof.verdict in _OVER:
         return None
     record = spool.grant(name, run)
-    spec = spool.spec(name, run, kill_grace_ns=grace_ns) or spool.job_spec(RUNNING, name, kill_grace_ns=grace_ns)
+    spec = spool.spec_in_force(name, run, kill_grace_ns=grace_ns) or spool.job_spec(
+        RUNNING, name, kill_grace_ns=grace_ns
+    )
     if spec is None:
         return None
     record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
