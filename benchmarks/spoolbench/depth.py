@@ -70,8 +70,8 @@ dispatcher.turn()
 for everything in (False, True):
     times = []
     for _ in range(int(sys.argv[2])):
-        dispatcher.watch.hints.append(("queued", "notes.txt~"))
-        dispatcher.watch.lost = everything
+        dispatcher.watcher._hints.append(("queued", "notes.txt~"))
+        dispatcher.watcher._lost = everything
         begun = time.perf_counter()
         dispatcher.turn()
         times.append((time.perf_counter() - begun) * 1e3)

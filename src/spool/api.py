@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spool.client import autostart
+from spool.client.exports import exports
 from spool.client.output import read_output, run_of
 from spool.client.requests import Change, ChangeKind, Requests
 from spool.client.submit import default_root, ensure_spool, submit, where_taken
@@ -58,13 +59,17 @@ class Client:
 
         *command* is a text for the shell, or a program with its arguments. *keys* are those of a job file, with its
         values: `cpus=2, memory="4G", time_limit="1h"`. The job runs in the current directory unless `workdir` says
-        otherwise. With *replace* it takes the place of a job of that name that waits or is held, and waits for the end
-        of one that runs.
+        otherwise, and finds the PATH, the virtual environment and the like of this process, as from `spool submit`,
+        unless `env` says otherwise. With *replace* it takes the place of a job of that name that waits or is held, and
+        waits for the end of one that runs.
         """
         why_not = why_not_name(name)
         if why_not is not None:
             raise InvalidValue(cannot("name", f"a job {name!r}", why_not))
         program = command if isinstance(command, str) else list(command)
+        variables = keys.get("env", {})
+        if isinstance(variables, Mapping) and (exported := exports(self.root).taken):
+            keys["env"] = {**exported, **variables}
         text = jobfile.dump({"command": program, "workdir": os.getcwd(), **keys})
         jobfile.parse(text, name=name)
         taken = where_taken(self.root, name)

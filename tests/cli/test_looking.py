@@ -369,3 +369,73 @@ def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, sp
         case _:
             result.write_text("nonsense")
     assert spool("wait", "--timeout", "5s", "a").code == 7
+
+
+def test_an_invalid_job_says_what_is_wrong_with_its_file(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a dispatcher lives that only knows that it is invalid; in the list of all jobs, too."""
+    put_job(spool_root, "a", "comand = 1\n")
+    (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
+    jobs = {"a": JobView(state="invalid", reason="invalid")}
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    for words in ((), ("--all",), ("a",)):
+        [row] = asked(spool, "ls", *words)["jobs"]
+        assert (row["state"], row["reason"]) == ("invalid", 'unknown key "comand"')
+
+
+def test_why_of_a_held_job_promises_no_time(spool: Command, spool_root: Path) -> None:
+    """It says what lets it start; with what else is in its way, and also where a hook has held it."""
+    put_job(spool_root, "free", 'command = "true"\ncpus = 0\n', "held")
+    put_job(spool_root, "large", 'command = "true"\ncpus = 100000\n', "held")
+    vetoed = put_job(spool_root, "vetoed", 'command = "true"\ncpus = 0\n', "held")
+    Path(f"{vetoed}.reason").write_text("hook submitting: not on a Friday\n")
+    os.utime(f"{vetoed}.reason", (time.time() + 5, time.time() + 5))
+    for name in ("free", "large", "vetoed"):
+        said = spool("why", name).out
+        assert f"could start: not before `spool release {name}`" in said
+        assert "start: now" not in said
+        assert asked(spool, "why", name)["start_at"] is None
+    assert "never fits" in spool("why", "large").out
+
+
+def test_why_of_a_job_that_a_hook_keeps_promises_no_time(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a hook is asked about a start, or has refused it, nobody knows when it will be."""
+    put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
+    jobs = {"a": JobView(state="queued", reason="hook submitting: asked")}
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    assert asked(spool, "why", "a")["start_at"] is None
+    assert "could start: not before the hook allows it" in spool("why", "a").out
+
+
+def test_log_of_a_job_that_has_not_begun_says_why(spool: Command, spool_root: Path) -> None:
+    """One that waits, is held, is invalid, or was cancelled before it began; one without output says that alone."""
+    put_job(spool_root, "waits")
+    put_job(spool_root, "parked", place="held")
+    put_job(spool_root, "bad", "comand = 1\n")
+    (spool_root / "queued" / "bad.toml.error").write_text('- unknown key "comand"\n')
+    put_job(spool_root, "after", place="done")
+    metadir = spool_root / "jobs" / "after" / "1"
+    metadir.mkdir(parents=True)
+    result = Result("after", 1, 1, State.CANCELLED, "dependency: x ended as failed", 1, None, time.time_ns())
+    (metadir / "result.toml").write_bytes(render_result(result))
+    ended(spool_root, "silent", State.FAILED, time.time_ns(), code=3)
+    expected = {
+        "waits": "it has not run yet: queued, no dispatcher runs",
+        "parked": "it has not run yet: held",
+        "bad": 'it has not run yet: invalid, unknown key "comand"',
+        "after": "it never began: dependency: x ended as failed",
+        "silent": "run 1 has left no such file",
+    }
+    for name, why in expected.items():
+        said = spool("log", name)
+        assert said.code == 1
+        assert why in said.err
+    assert "spool why waits" in spool("log", "waits").err
+    assert spool("log", "nosuch").code == 3

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from calling import Command, put_job
 from spool.cli import fastsubmit, joboptions, main, submission
 from spool.cli.joboptions import OPTIONS, UnclearError
+from spool.client.exports import exports
 from spool.core import layout
 from spool.core.errors import UsageError
 from spool.formats import jobfile
@@ -27,8 +28,16 @@ from support import ROOT
 
 
 def queued(root: Path, name: str) -> dict[str, object]:
-    """Return the keys of a job file in `queued/`."""
-    return tomllib.loads((root / "queued" / f"{name}.toml").read_text())
+    """Return the keys of a job file in `queued/`, but for what was taken of our environment."""
+    keys = tomllib.loads((root / "queued" / f"{name}.toml").read_text())
+    keys["env"] = {key: value for key, value in keys.pop("env", {}).items() if key not in exports(str(root)).taken}
+    return {key: value for key, value in keys.items() if value != {}}
+
+
+def env_of(root: Path, name: str) -> dict[str, str]:
+    """Return the whole `env` of a job file in `queued/`."""
+    found: dict[str, str] = tomllib.loads((root / "queued" / f"{name}.toml").read_text()).get("env", {})
+    return found
 
 
 def test_a_command_after_two_dashes_becomes_a_list_and_the_name_is_printed(spool: Command, spool_root: Path) -> None:
@@ -330,11 +339,11 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     arguments = [word for option in chosen for word in option]
     values, _, _ = joboptions.read(arguments)
     command = fastsubmit.command_of(words)
-    text = fastsubmit.job_text(command, values)
+    text = fastsubmit.job_text(command, values, {"PATH": "/bin"})
     if text is None:
         return
     spec = jobfile.parse(text.encode(), name="a")
-    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
+    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values), "env": {"PATH": "/bin"}}
     assert spec == jobfile.parse(jobfile.dump(keys), name="a")
 
 
@@ -451,3 +460,205 @@ def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> No
     with pytest.raises(UsageError) as error:
         submission.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
     assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")
+
+
+@pytest.fixture
+def caller(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Be a caller in a virtual environment, with secrets; return what goes along by itself."""
+    for name in list(os.environ):
+        if name.startswith(("LC_", "CONDA_")):
+            monkeypatch.delenv(name)
+    goes = {
+        "CONDA_PREFIX": "/conda", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "LD_LIBRARY_PATH": "/lib",
+        "PATH": "/venv/bin:/bin", "PYTHONPATH": "/lib/\"a\"", "TZ": "UTC", "VIRTUAL_ENV": "/venv",
+    }  # fmt: skip
+    stays = {"API_KEY": "1", "CONDA_TOKEN": "2", "AWS_SECRET_ACCESS_KEY": "3", "FOO": "4", "BAR_{index}": "5"}
+    for name, value in (goes | stays).items():
+        monkeypatch.setenv(name, value)
+    return goes
+
+
+WAYS = pytest.mark.parametrize("way", [("-n", "a"), ("-n", "a", "--comment", "full")])
+
+
+@WAYS
+def test_a_submission_takes_the_callers_programs_along_and_no_secrets(
+    spool: Command, spool_root: Path, caller: dict[str, str], way: tuple[str, ...]
+) -> None:
+    """Both ways to submit write what finds the caller's programs into `env`, in the same order, and nothing else."""
+    assert spool("submit", *way, "--", "true").code == 0
+    assert list(env_of(spool_root, "a").items()) == list(caller.items())
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("NONE",), {}),
+        (("nil",), {}),
+        (("",), {}),
+        (("FOO",), {"FOO": "4"}),
+        (("FOO,B=1=2", "C="), {"FOO": "4", "B": "1=2", "C": ""}),
+        (("CONDA_*",), {"CONDA_PREFIX": "/conda"}),
+        (("CONDA_TOKEN, ?OO",), {"CONDA_TOKEN": "2", "FOO": "4"}),
+        (("NONE,FOO",), {"FOO": "4"}),
+    ],
+)
+def test_export_says_what_goes_along(
+    spool: Command, spool_root: Path, caller: dict[str, str], way: tuple[str, ...], words: tuple[str, ...], env: object
+) -> None:
+    """As in sbatch: what is named goes along instead of the usual. A pattern takes no secret; its full name does."""
+    said = spool("submit", *way, *(part for word in words for part in ("--export", word)), "--", "true")
+    assert (said.code, said.err) == (0, "")
+    assert env_of(spool_root, "a") == env
+
+
+@WAYS
+def test_all_takes_all_that_means_something_elsewhere(
+    spool: Command, spool_root: Path, caller: dict[str, str], way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ALL is all, as in sbatch, but for what spool or a shell sets itself; assignments come on top."""
+    for name in ("CUDA_VISIBLE_DEVICES", "SPOOL_JOB", "PWD", "SHLVL", "BASH_ENV", "BASH_FUNC_f%%"):
+        monkeypatch.setenv(name, "of-the-caller")
+    assert spool("submit", *way, "--export", "ALL,FOO=own", "--", "true").code == 0
+    found = env_of(spool_root, "a")
+    assert caller.items() <= found.items()
+    assert (found["API_KEY"], found["FOO"]) == ("1", "own")
+    assert "of-the-caller" not in found.values()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set here"),
+        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it means something in this process alone"),
+        (("--export", "LATIN"), "LATIN is not passed on: it is not UTF-8"),
+    ],
+)
+def test_what_cannot_go_along_is_told(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+) -> None:
+    """The job is submitted without it, and a line on stderr says so."""
+    monkeypatch.setenv("LATIN", "\udce4")
+    said = spool("submit", "-n", "a", *words, "--", "true")
+    assert said.code == 0
+    assert why in said.err
+    assert env_of(spool_root, "a") == {}
+
+
+def test_a_path_that_is_not_utf8_keeps_nobody_from_submitting(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not asked for by name is left out as well, and told."""
+    monkeypatch.setenv("PYTHONPATH", "/\udce4")
+    said = spool("submit", "-n", "a", "--", "true")
+    assert said.code == 0
+    assert "PYTHONPATH is not passed on" in said.err
+    assert "PATH" in env_of(spool_root, "a")
+
+
+@pytest.mark.parametrize("word", ["A B=1", "=1", "CUDA_VISIBLE_DEVICES=0"])
+def test_an_assignment_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, word: str) -> None:
+    """As with `--env`, and nothing is submitted."""
+    said = spool("submit", "-n", "a", "--export", word, "--", "true")
+    assert said.code == 4
+    assert "env" in said.err
+    assert not list((spool_root / "queued").iterdir())
+
+
+def test_what_is_stated_wins_over_what_is_taken(
+    spool: Command, spool_root: Path, caller: dict[str, str], tmp_path: Path
+) -> None:
+    """`--env` is last; a script may say `#SPOOL --export`, and the command line wins over that."""
+    assert spool("submit", "-n", "a", "-e", "PATH=/own", "--export", "PATH,FOO", "--", "true").code == 0
+    assert env_of(spool_root, "a") == {"PATH": "/own", "FOO": "4"}
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SPOOL --export NONE\ntrue\n")
+    assert spool("submit", "-n", "b", script).code == 0
+    assert env_of(spool_root, "b") == {}
+    assert spool("submit", "-n", "c", "--export", "FOO", script).code == 0
+    assert env_of(spool_root, "c") == {"FOO": "4"}
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("config", "goes"),
+    [
+        ('export = ["FOO", "API_KEY"]', {"API_KEY", "FOO"}),
+        ("export = []", set()),
+        ('export = ["CONDA_*"]', {"CONDA_PREFIX"}),
+        ('prolog = "export X=1"', None),
+    ],
+)
+def test_the_configuration_says_what_goes_along(
+    spool: Command, spool_root: Path, caller: dict[str, str], way: tuple[str, ...], config: str, goes: set[str] | None
+) -> None:
+    """`export` in the configuration replaces the usual list."""
+    (spool_root / "config.toml").write_text(f"autostart = false\n{config}\n")
+    assert spool("submit", *way, "--", "true").code == 0
+    assert set(env_of(spool_root, "a")) == (set(caller) if goes is None else goes)
+
+
+def test_a_configuration_that_is_wrong_leaves_the_usual(spool_root: Path, caller: dict[str, str]) -> None:
+    """The dispatcher tells of it; a submission goes on."""
+    (spool_root / "config.toml").write_text("export = 3\n")
+    assert exports(str(spool_root)).taken == caller
+
+
+def test_braces_of_what_is_taken_mean_nothing_to_an_array(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that happens to have `{lr}` in it reaches each task as it is; one that was assigned is replaced."""
+    monkeypatch.setenv("TZ", "{lr}-${lr}-{{lr}}-{index}-{array}")
+    words = ("--export", "TZ,MINE={lr}", "--matrix", "lr=7,8")
+    assert spool("submit", "-n", "a", *words, "--", "true", "{lr}").code == 0
+    plain = spool_root.parent / "b.toml"
+    plain.write_text('command = "true {lr}"\n[matrix]\nlr = [7, 8]\n')
+    assert spool("submit", "-f", plain, "--export", "TZ,MINE={lr}").code == 0
+    for name in ("a", "b"):
+        data = (spool_root / "queued" / f"{name}.toml").read_bytes()
+        task = jobfile.parse(jobfile.TaskFiles(name, data, jobfile.parse(data, name=name)).text(0), name=f"{name}_0")
+        assert dict(task.env) == {"TZ": "{lr}-${lr}-{{lr}}-{index}-{array}", "MINE": "7"}
+
+
+def test_a_job_file_stays_as_it_is_unless_export_is_given(
+    spool: Command, spool_root: Path, caller: dict[str, str], tmp_path: Path
+) -> None:
+    """`-f` is what `cp` is; with `--export` its own variables stay, assignments win, and comments are kept."""
+    text = '# mine\ncommand = "true" # yes\nenv = { PATH = "/own", B = "0" }\n'
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    assert spool("submit", "-n", "a", "-f", file).code == 0
+    assert (spool_root / "queued" / "a.toml").read_text() == text
+    assert spool("submit", "-n", "b", "-f", file, "--export", "NONE").code == 0
+    assert (spool_root / "queued" / "b.toml").read_text() == text
+    assert spool("submit", "-n", "c", "-f", file, "--export", "PATH,FOO,B=1").code == 0
+    assert env_of(spool_root, "c") == {"PATH": "/own", "FOO": "4", "B": "1"}
+    assert "# mine\n" in (spool_root / "queued" / "c.toml").read_text()
+    assert file.read_text() == text
+
+
+@WAYS
+def test_a_workdir_is_taken_from_where_one_stands(spool: Command, spool_root: Path, way: tuple[str, ...]) -> None:
+    """`--workdir sub` is a directory below this one; `~`, variables and absolute paths stay as they are."""
+    here = spool_root.parent
+    given = {"sub": f"{here}/sub", ".": str(here), "..": str(here.parent), "./a b/": f"{here}/a b"}
+    given |= {"/abs/x": "/abs/x", "~/x": "~/x", "$HOME/x": "$HOME/x"}
+    for word, expected in given.items():
+        assert spool("submit", *way, "--replace", "--workdir", word, "--", "true").code == 0
+        assert queued(spool_root, "a")["workdir"] == expected
+
+
+def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a directory that was removed an absolute workdir does, and a relative one is told."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = spool("submit", "-n", "a", "--workdir", "sub", "--", "true")
+    assert said.code == 2
+    assert "the current directory was removed; give --workdir an absolute path" in said.err
+    assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
+    assert queued(spool_root, "a")["workdir"] == "/tmp"

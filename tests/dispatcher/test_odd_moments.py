@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
-from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
-from spool.core.model import Jid
-from spool.dispatcher import filemoves, reservations, scanner
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.model import SECOND_NS, Jid
+from spool.dispatcher import arrays, filemoves, reservations, scanner
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.stable_read import FileText, ReadFailure, read_stable
+from support import wait_for
 
 
 @pytest.fixture
@@ -178,3 +179,20 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
     session.looks_at_everything = True
     session.settle()
     assert ends_of(session.world).outcomes == {"first": ("finished 1.0",), "second": ("finished 1.0",)}
+
+
+def test_the_deadline_of_an_array_that_is_over_wakes_nobody_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array may end while its file is missing: when that would have counted as deleted matters no more."""
+    monkeypatch.setattr(arrays, "MISSING_NS", SECOND_NS // 5)
+    session.users.submit("sweep", "ok", 'array = "0"')
+    session.turns(2)
+    now = session.now
+    assert now is not None
+    session.users.path(RUNNING, "sweep").unlink()
+    wait_for(lambda: (session.turns(1), not now.state.arrays)[1])
+    wait_for(lambda: (session.turns(1), now.due_in_ns() != 0)[1])
+    now.arrays.files._timer.set(0)
+    session.turns(1)
+    assert now.due_in_ns() != 0

@@ -181,9 +181,9 @@ def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(
     [
         (
             'workdir = "$SPOOL_TEST_UNSET/x"',
-            '"workdir" on line 2: $SPOOL_TEST_UNSET is not set where the dispatcher runs',
+            '"workdir" on line 2: $SPOOL_TEST_UNSET is not set for this job; set it in `env`',
         ),
-        ('stdout = "a.${SPOOL_TEST_UNSET}"', '"stdout" on line 2: ${SPOOL_TEST_UNSET} is not set where'),
+        ('stdout = "a.${SPOOL_TEST_UNSET}"', '"stdout" on line 2: ${SPOOL_TEST_UNSET} is not set for this job'),
         ('stderr = "~no such user/err"', '"stderr" on line 2: there is no user no such user on this machine'),
         ('workdir = "$1/a"', '"workdir" on line 2: $1 is not set'),
         (
@@ -204,11 +204,10 @@ def test_a_path_that_cannot_be_expanded_is_told_and_fails_no_run(session: Sessio
     assert why in survey_says or "array" in line or "rows" in line
 
 
-def test_a_path_is_expanded_by_what_the_dispatcher_has(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_expanded_by_what_the_job_has(session: Session) -> None:
     """A variable that is set, `~`, and a dollar sign that begins no variable are no mistakes."""
-    monkeypatch.setenv("SPOOL_TEST_SET", "/tmp")
     for at, given in enumerate(("$SPOOL_TEST_SET/a", "${SPOOL_TEST_SET}", "~/a", "/tmp/a$", "$HOME")):
-        put(session, f"j{at}", f"command = \"ok\"\nworkdir = '{given}'\n")
+        put(session, f"j{at}", f'command = "ok"\nworkdir = \'{given}\'\nenv.SPOOL_TEST_SET = "/tmp"\n')
     look(session)
     session.settle()
     assert {name for name, _ in session.world.begun} == {"j0", "j1", "j2", "j3", "j4"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from served import Served
+from spool.machine.host import login_environment
 
 EXECUTORS = ("process", "tmux")
 
@@ -108,6 +109,8 @@ def test_the_environment_of_a_job_is_complete(shared: Served) -> None:
     assert not [key for key in found if key.startswith(("SLURM", "spool_"))]
     assert "SPOOL_ARRAY_INDEX" not in found
     assert "SPOOL_EXIT_CODE" not in found
+    shells = {"PWD", "OLDPWD", "SHLVL", "_", "TERM", "LC_CTYPE"}  # the last is set by Python for itself
+    assert found.keys() <= expected.keys() | login_environment().keys() | shells  # nothing of the starter's
 
 
 def test_a_job_may_set_its_thread_count_but_not_who_it_is(shared: Served) -> None:

@@ -23,11 +23,11 @@ _BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
 _BLIND = """
 import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]
-from spool.dispatcher import watch
+from spool.dispatcher import inotify
 class Blind:
     def __init__(self):
         raise OSError(errno.EMFILE, "inotify instance limit reached")
-watch._Inotify = Blind
+inotify._Inotify = Blind
 from spool.cli.main import main
 main()
 """
@@ -315,7 +315,7 @@ def test_what_is_no_job_keeps_no_dispatcher(served: Served, until: tuple[str, ..
 
 _RELEASED_TOO_LATE = """
 import os, sys
-from spool.dispatcher import loop, main
+from spool.dispatcher import loop, service
 close = loop.Dispatcher.close
 def release_and_close(self):
     if os.path.exists(f"{sys.argv[1]}/held/x.toml"):
@@ -323,7 +323,7 @@ def release_and_close(self):
         os.replace(f"{sys.argv[1]}/mended", f"{sys.argv[1]}/queued/broken.toml")
     close(self)
 loop.Dispatcher.close = release_and_close
-main.serve(sys.argv[1], until_idle=True)
+service.serve(sys.argv[1], until_idle=True)
 """
 
 

@@ -14,13 +14,14 @@ import pytest
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.names import EXECUTORS
 from spool.executors import NAMES, Launch, by_name
-from spool.executors.base import own_environment
 from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, render
-from spool.machine import identity
+from spool.machine import host, identity
 from support import wait_for
+
+MARKS = {"SPOOL_DIR", "SPOOL_JOB", "SPOOL_RUN"}
 
 
 class Starter:
@@ -32,7 +33,7 @@ class Starter:
         self.started: list[LocalRun] = []
 
     def __call__(self, command: str | tuple[str, ...], **environment: str) -> LocalRun:
-        """Write a wrapper and start it; *environment* is put into the dispatcher's."""
+        """Write a wrapper and start it; *environment* is put over ours."""
         metadir = self.root / str(len(self.started))
         metadir.mkdir()
         script = metadir / "run.sh"
@@ -125,7 +126,6 @@ def test_a_job_can_be_interrupted_although_the_dispatcher_cannot(start: Starter)
 
 def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
-    own_environment.cache_clear()
     started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
     # A program that has just begun has no environment to show for a moment.
     environ = wait_for(Path(f"/proc/{started.pid}/environ").read_bytes).split(b"\0")
@@ -133,6 +133,29 @@ def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     assert marks == [f"SPOOL_DIR={start.root}".encode(), b"SPOOL_JOB=job", b"SPOOL_RUN=3"]
     assert b"KEPT=x" in environ
     assert b"BASH_VERSION=5" not in environ
+
+
+@pytest.mark.parametrize("prespawned", [False, True])
+def test_a_job_begins_with_the_environment_of_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, prespawned: bool
+) -> None:
+    """Nothing that this process was started with goes on to a job, whether its shell is up already or not."""
+    for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
+        monkeypatch.setenv(name, "of-the-starter")
+    executor = ProcessExecutor()
+    if prespawned:
+        executor.get_ready()
+    (tmp_path / "1").mkdir()
+    text = render(Assignments(str(tmp_path / "1"), ("/usr/bin/env",), executor.surroundings()))
+    (tmp_path / "run.sh").write_bytes(text)
+    run = executor.start(Launch("job", 1, str(tmp_path), str(tmp_path / "1"), str(tmp_path / "run.sh"), text))
+    assert run.pid is not None
+    os.waitpid(run.pid, 0)
+    executor.close()
+    found = dict(line.split("=", 1) for line in (tmp_path / "1/log").read_text().splitlines())
+    assert {key: found.get(key) for key in host.login_environment()} == host.login_environment()
+    assert "of-the-starter" not in found.values()
+    assert found.keys() - host.login_environment().keys() <= {"PWD", "OLDPWD", "SHLVL", "_"} | MARKS
 
 
 def test_a_wrapper_has_no_descriptor_of_the_dispatchers(start: Starter) -> None:

@@ -253,3 +253,28 @@ def test_a_reservation_that_cannot_be_meant_is_refused(text: str, why: str) -> N
     with pytest.raises(InvalidReservation) as error:
         reserved(text)
     assert why in error.value.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('export = "PATH"', "must be a list"),
+        ("export = [1]", "must be a text in quotes"),
+        ('export = ["A B"]', "fits no variable; write a name or a pattern"),
+        ('export = ["A=1"]', "fits no variable"),
+        ('export = [""]', "fits no variable"),
+        ('export = [" A"]', "white space"),
+        ('export = ["A", "A"]', "twice"),
+    ],
+)
+def test_what_is_exported_is_names_and_patterns(line: str, why: str) -> None:
+    """What fits no variable is a mistake."""
+    with pytest.raises(InvalidConfig, match=why):
+        config.parse(line.encode())
+
+
+def test_exports_are_read() -> None:
+    """Names and patterns stay as they are; without the key they are the usual ones."""
+    assert config.parse(b'export = ["FOO", "WANDB_*", "[A-C]?"]').export == ("FOO", "WANDB_*", "[A-C]?")
+    assert config.parse(b"export = []").export == ()
+    assert "VIRTUAL_ENV" in config.parse(b"").export

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from spool.machine import cgroups
+from spool.machine import cgroups, host
 from spool.machine.host import Host, HostMemory, disk_free_bytes, less_reserve
 
 MIB = 1 << 20
@@ -215,3 +216,54 @@ def test_the_real_machine_answers() -> None:
     memory = Host().memory()
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert cgroups.find().memory.version in (1, 2)
+
+
+def test_the_environment_of_a_login_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PATH and LANG come from the files of the system, USER and SHELL from the account, and none from the starter."""
+    for name in ("USER", "LOGNAME", "SHELL", "LANG", "PATH"):
+        monkeypatch.setenv(name, "of-the-starter")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    account = pwd.getpwuid(os.getuid())
+    bare = host.login_environment(str(tmp_path / "nothing"))
+    assert bare == {
+        "HOME": str(tmp_path),
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
+        "SHELL": account.pw_shell,
+        "LANG": "C.UTF-8",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    (tmp_path / "default").mkdir()
+    (tmp_path / "default/locale").write_text("# LANG=no\nLANG='de_DE.UTF-8'\n")
+    (tmp_path / "login.defs").write_text(
+        "# ENV_PATH PATH=/no\nENV_PATH\tPATH=/of/users:/bin\nENV_SUPATH PATH=/of/root:/bin\n"
+    )
+    found = host.login_environment(str(tmp_path))
+    assert found["LANG"] == "de_DE.UTF-8"
+    assert found["PATH"] == ("/of/users:/bin" if os.getuid() else "/of/root:/bin")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('PATH="/opt/bin:/bin"\n', "/opt/bin:/bin"),
+        ("export PATH=/opt/bin\n", "/opt/bin"),
+        ("PATH=$HOME/bin:/bin\n", None),
+        ("=x\n \n\0\nPATH\nPATH=\n", None),
+        ("PATH=/a\x1b[31m\n", None),
+    ],
+)
+def test_odd_lines_of_the_system_give_no_odd_path(tmp_path: Path, text: str, path: str | None) -> None:
+    """What nobody can read as a plain setting is passed over."""
+    (tmp_path / "environment").write_text(text)
+    expected = path or host.login_environment(str(tmp_path / "nothing"))["PATH"]
+    assert host.login_environment(str(tmp_path))["PATH"] == expected
+
+
+def test_variables_of_a_path_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env` counts, and so does what every job begins with; what the starter has does not."""
+    monkeypatch.setenv("SCRATCH", "/of/the/starter")
+    assert "$SCRATCH is not set for this job" in (host.why_not_expanded("$SCRATCH/x", {}) or "")
+    assert host.why_not_expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) is None
+    assert host.expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) == f"/s/{host.this_user()}"
+    assert host.expanded("~/$1", {}) == os.path.expanduser("~/")

@@ -326,6 +326,27 @@ def test_an_environment_that_cannot_be_read_is_skipped(proc: FakeProc) -> None:
     assert pids(proc) == [50, 51]
 
 
+def test_a_process_that_forks_and_ends_before_it_is_asked_hides_nobody(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that forks without end has processes in every list, and each is gone when its environment is read."""
+    for pid in (50, 51):
+        proc.end(pid)
+    proc.process(60, environment=MARK)
+    read = processes.read_bytes
+
+    def reads(path: str) -> bytes:
+        pid = int(path.split("/")[-2])
+        if pid in (60, 61, 62):
+            proc.end(pid)
+            proc.process(pid + 1, environment=MARK)
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), path)
+        return read(path)
+
+    monkeypatch.setattr(processes, "read_bytes", reads)
+    assert pids(proc, jid=None) == [63]
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
     """Make runs under one shell."""

@@ -14,6 +14,7 @@ from itertools import count
 
 from spool.cli import joboptions
 from spool.client import submit as submitting
+from spool.client.exports import exports
 from spool.core import layout
 from spool.formats.keys import BY_OPTION
 
@@ -41,7 +42,8 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     try:
         values, words, dashes = joboptions.read(
-            arguments[1:], {"-n": ("name", True), "--name": ("name", True), "-c": ("text", True)}
+            arguments[1:],
+            {"-n": ("name", True), "--name": ("name", True), "-c": ("text", True), "--export": ("export", True)},
         )
     except joboptions.UnclearError:
         return None
@@ -57,11 +59,14 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     names = values.pop("name", [])
     name = names[-1] if names else None
+    root = os.path.abspath(root) if root else submitting.default_root()
+    exported = exports(root, values.pop("export", []))
+    if exported.assigned or exported.left_out:
+        return None
     try:
-        text = job_text(command, values)
+        text = job_text(command, values, exported.taken)
     except OSError:  # the working directory is gone
         return None
-    root = os.path.abspath(root) if root else submitting.default_root()
     if text is None or (name is not None and not _usable(name)) or not _certainly_fits(root, values):
         return None
     if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
@@ -128,14 +133,14 @@ def _complain(message: str) -> None:
     print(f"spool: {shown(message)}", file=sys.stderr)
 
 
-def job_text(command: str | list[str], values: joboptions.Values) -> str | None:
-    """Return the job file, None if a value might be wrong."""
+def job_text(command: str | list[str], values: joboptions.Values, env: Mapping[str, str]) -> str | None:
+    """Return the job file with *env*, which is right; None if a value might be wrong."""
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
     keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
     if not all(_is_right(key, value, keys) for key, value in keys.items()):
         return None
-    text = laid_out(keys)
+    text = laid_out({**keys, "env": env} if env else keys)
     return text if text is not None and len(text) < _MAX_BYTES else None
 
 

@@ -12,14 +12,14 @@ from spool.query.machine import GpuHolder, GpuStatus, gpus
 
 _COLUMNS = (
     render.Column("GPU", right=True),
-    render.Column("NAME"),
+    render.Column("NAME", cut="middle", drop=2),
     render.Column("FREE", right=True),
-    render.Column("TOTAL", right=True),
-    render.Column("BUSY", right=True),
-    render.Column("MEM BUSY", right=True),
+    render.Column("TOTAL", right=True, drop=3),
+    render.Column("BUSY", right=True, drop=4),
+    render.Column("MEM BUSY", right=True, drop=5),
     render.Column("STATE"),
-    render.Column("WHO", wide=True),
-    render.Column("UUID"),
+    render.Column("WHO", cut="words"),
+    render.Column("UUID", drop=6),
 )
 STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unused": "dim", "problem": "red"}
 
@@ -50,9 +50,9 @@ def command(root: str, as_json: bool) -> int:
         tell("there are no GPUs: no NVML, or nothing that it shows")
     for each in found.gpus:
         if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
-            render.say(f"GPU {each.index} is not given: {each.why_not}")
+            render.prose(f"GPU {each.index} is not given: {each.why_not}")
     for line in found.reserved:
-        render.say(f"reserved: {line}")
+        render.prose(f"reserved: {line}")
     if found.problem is not None:
         tell(f"what is free is unknown, and unknown is not free: {found.problem}")
     return 0

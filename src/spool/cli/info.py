@@ -12,12 +12,12 @@ from spool.core.units import show_duration, show_size
 from spool.query.machine import MachineStatus, machine_status
 
 _COLUMNS = (
-    render.Column("JOB"),
-    render.Column("USER"),
+    render.Column("JOB", cut="middle"),
+    render.Column("USER", cut="middle", drop=3),
     render.Column("CPU", right=True),
-    render.Column("MEM", right=True),
-    render.Column("GPU"),
-    render.Column("RESOURCES"),
+    render.Column("MEM", right=True, drop=2),
+    render.Column("GPU", cut="words"),
+    render.Column("RESOURCES", cut="words", drop=1),
     render.Column("FOR", right=True),
     render.Column(""),
 )
@@ -60,7 +60,7 @@ def _print(found: MachineStatus) -> None:
     ]
     render.pairs(lines)
     for problem in found.problems:
-        render.say(f"problem: {problem}")
+        render.prose(f"problem: {problem}")
     if found.runs:
         render.say()
         rows = [

@@ -139,6 +139,12 @@ def _resources(given: list[str]) -> dict[str, object]:
     return {name: _count([count]) if equals else 1 for name, equals, count in pairs}
 
 
+def _directory(given: list[str]) -> str:
+    """Return a directory as a job file has it: a relative one is taken from where we stand. Raises OSError."""
+    path = given[-1]
+    return os.path.abspath(path) if path.strip() and path[0] not in "/~${" else path
+
+
 def _choices(given: list[str]) -> dict[str, object]:
     pairs = (pair.partition("=") for pair in given)
     return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
@@ -205,6 +211,7 @@ _READERS = _REPEATED | {
     "flag": lambda given: given[-1] == "true",
     "number": lambda given: _number(given[-1]),
     "rows": _rows,
+    "workdir": _directory,
 }
 
 OPTIONS = tuple(_options(BY_OPTION))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -11,8 +12,11 @@ from spool.cli import render
 from spool.cli.common import name_argument, one_job, opened
 from spool.cli.group import Verb, tell
 from spool.cli.wait import POLL_S, told
-from spool.client.output import Follower, Stream, output_paths, read_output, run_of
+from spool.client.output import Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.core.errors import SpoolError, cannot
 from spool.core.model import State
+from spool.query.explain import why_never_begun
+from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
@@ -38,16 +42,30 @@ def command(
     name = one_job(spool, name)
     stream = Stream.ERR if errors else Stream.OUT
     waits = follow and run is None and spool.latest_run(name) is None
-    its_run = None if waits else run_of(spool, name, run)
+    its_run = None if waits else _run_of(spool, name, run)
     if only_path and its_run is not None:
         for path in output_paths(spool, name, its_run, stream):
             render.say(path)
     elif follow:
         _follow(Follower(spool, name, only=run, lines=lines), name, stream)
     elif its_run is not None:
+        why = why_never_begun(spool, name, its_run)
+        if why and not os.path.exists(outputs(spool, name, its_run).stdout or ""):
+            raise _no_output(name, why, f"`spool show {name}` says more")
         for data in read_output(spool, name, its_run, stream, lines=lines):
             sys.stdout.buffer.write(data)
     return 0
+
+
+def _run_of(spool: Spool, name: str, run: int | None) -> int:
+    """Return the run that is meant. Raises SpoolError, of a job that has not begun with the reason."""
+    if run is None and spool.latest_run(name) is None and (why := why_never_begun(spool, name)):
+        raise _no_output(name, why, f"`spool why {name}` says more, -f waits for it")
+    return run_of(spool, name, run)
+
+
+def _no_output(name: str, why: str, remedy: str) -> SpoolError:
+    return SpoolError(cannot("show", f"the output of job {name}", why, remedy=remedy))
 
 
 def _follow(follower: Follower, name: str, stream: Stream) -> None:

@@ -2,40 +2,103 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
 import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import click
 
 from spool.cli import render
 from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
-from spool.core.errors import ExitCode, NoSuchJob, cannot
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
 from spool.core.names import is_pattern
+from spool.core.pools import in_words
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
+from spool.query.accounting import moment
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
+from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of
+from spool.store.spool import Spool
 
-_COLUMNS = (
-    render.Column("NAME"),
-    render.Column("STATE"),
-    render.Column("PRIO", right=True),
-    render.Column("CPU", right=True),
-    render.Column("MEM", right=True),
-    render.Column("GPU", right=True),
-    render.Column("USER"),
-    render.Column("TIME", right=True),
-    render.Column("REASON", wide=True),
-)
+_WATCH_S = 2.0
+_MARGIN = 6  # lines of the terminal for the head of the table and for remarks
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A column that may be asked for: how it is drawn, and what it says of a job at an instant."""
+
+    column: render.Column
+    text: Callable[[ListedJob, int], str]
+
+
+def _reason(one: ListedJob, now_ns: int) -> str:
+    row = one.row
+    head = f"{one.count} tasks" if one.count > 1 else ""
+    if row.ended_at_ns is None:
+        again = f"attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
+        said = "; ".join(part for part in (row.reason, again) if part)
+        return ": ".join(part for part in (head, said) if part)
+    ago = f"{show_duration(max(0, now_ns - row.ended_at_ns))} ago"
+    return ", ".join(part for part in (head, row.reason, ago) if part)
+
+
+_FIELDS = {
+    "name": _Field(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
+    "state": _Field(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
+    "priority": _Field(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
+    "cpus": _Field(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
+    "memory": _Field(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
+    "gpus": _Field(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
+    "user": _Field(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
+    "time": _Field(
+        render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
+    ),
+    "progress": _Field(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
+    "reason": _Field(render.Column("REASON", cut="end"), _reason),
+    "project": _Field(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
+    "tags": _Field(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
+    "resources": _Field(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
+    "run": _Field(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
+    "attempt": _Field(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
+    "exit": _Field(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),
+    "submitted": _Field(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
+    "started": _Field(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
+    "ended": _Field(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
+}
+_USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
+
+
+def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Return the columns that --columns names."""
+    if text is None:
+        return ()
+    words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in _FIELDS:
+            raise click.UsageError(f"there is no column {shown(word)!r}; the columns are {', '.join(_FIELDS)}")
+    if not words:
+        raise click.UsageError(f"--columns names no column; the columns are {', '.join(_FIELDS)}")
+    return words
 
 
 @click.command(cls=Verb)
 @click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
 @click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
+@click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N that ended, instead of ten.")
+@click.option("--since", metavar="TIME", help='Those that ended since then: "2h" (ago), "today", a date, a time.')
 @states_option
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
 @click.option("--project", metavar="NAME", help="Only jobs of this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--sort", type=click.Choice(sorted(ORDERS)), help="The order. Default: ended, running, waiting.")
+@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns, of {', '.join(_FIELDS)}.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for spreadsheets: every column, or those of --columns.")
+@click.option("--watch", is_flag=True, help="Show the list again every two seconds, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names, one a line.")
 @json_option
 @click.pass_obj
@@ -43,34 +106,75 @@ def command(
     root: str,
     names: tuple[str, ...],
     everything: bool,
+    recent: int | None,
+    since: str | None,
     states: tuple[str, ...],
     user: str | None,
     project: str | None,
     tag: str | None,
     sort: str | None,
+    columns: tuple[str, ...],
+    as_csv: bool,
+    watch: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """List the jobs that wait, run, or ended a short while ago. An array that has ended stands for its tasks.
 
-    TIME is how long a job has waited, has run, or ran. NAMES may be globs.
+    TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
+    terminal gets one line for each job, one for the tasks of an array that wait, and the progress of runs that tell it
+    (the last percentage of tqdm, or the file `progress` in their metadir); a pipe gets everything.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
+      spool ls --since today --columns name,state,exit,ended
 
     By hand: ls queued held running done
     """
-    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag)
-    found = list_jobs(viewed(root), wanted, everything=everything, order=sort)
-    rows = found.rows
-    if as_json:
-        render.as_json({"version": 1, "at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
-                        "paused": found.paused, "problems": found.problems, "jobs": rows})  # fmt: skip
-    elif quiet:
-        sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in rows))
-    else:
-        cells = [_cells(row, found.at_ns) for row in rows]
-        render.table(_COLUMNS, cells, [render.STATE_STYLES[row.state] for row in rows])
+    if sum((as_csv, as_json, quiet)) > 1:
+        raise click.UsageError("--csv, --json and --quiet exclude each other")
+    if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
+        raise click.UsageError("--watch is for a terminal; elsewhere call `spool ls` as often as you want")
+    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, _since(since))
+    form = "json" if as_json else "names" if quiet else "csv" if as_csv else "table"
+    asked = _Asked(wanted, everything, sort, columns, form, watch)
+    spool = viewed(root)
+    while watch:
+        _show(spool, asked)
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+    return _show(spool, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a list is to have, and in which form."""
+
+    wanted: JobFilter
+    everything: bool
+    order: str | None
+    columns: tuple[str, ...]
+    form: str
+    watch: bool
+
+
+def _show(spool: Spool, asked: _Asked) -> int:
+    """Look at the spool, print the list once, and return the exit code."""
+    wanted = asked.wanted
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order)
+    arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
+    rows = _rows(found, arrays, wanted)
+    match asked.form:
+        case "json":
+            _print_json(found, arrays)
+        case "names":
+            sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
+        case "csv":
+            _print_csv(rows, asked.columns or tuple(_FIELDS), found.at_ns)
+        case _:
+            fold = not asked.everything and sys.stdout.isatty()
+            lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
+            _print_table(lines, asked, found.at_ns)
     _remark(found)
     for name in found.unknown:
         tell(str(NoSuchJob(cannot("list", f"job {name}", "no job of that name is in the spool"))))
@@ -81,26 +185,47 @@ def _name(text: str) -> str:
     return text if is_pattern(text) else job_name(text)
 
 
-def _cells(row: JobRow, now_ns: int) -> tuple[str, ...]:
-    return (
-        row.name,
-        row.state.value,
-        render.count(row.priority),
-        render.count(row.cpus),
-        render.size(row.memory_bytes),
-        render.count(row.gpus or None),
-        row.user or "",
-        render.duration(row.time_ns(now_ns)),
-        _reason(row, now_ns),
-    )
+def _since(text: str | None) -> int | None:
+    try:
+        return moment(text, time.time_ns()) if text is not None else None
+    except InvalidValue as error:
+        raise UsageError(f"cannot understand --since: {error}") from None
 
 
-def _reason(row: JobRow, now_ns: int) -> str:
-    if row.ended_at_ns is None:
-        again = f"attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
-        return "; ".join(part for part in (row.reason, again) if part)
-    ago = f"{show_duration(max(0, now_ns - row.ended_at_ns))} ago"
-    return f"{row.reason}, {ago}" if row.reason else ago
+def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> list[JobRow]:
+    """Return the jobs, after them the tasks of the arrays that were named."""
+    listed = {row.name for row in found.rows}
+    tasks = [row for one in arrays.values() for row in one.rows if wanted.wants(row) and row.name not in listed]
+    return [*found.rows, *tasks]
+
+
+def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
+    """Print the table; one that is watched in no more lines than the terminal has."""
+    on_terminal = sys.stdout.isatty()
+    progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
+    kept = [_FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
+    room = len(lines)
+    if asked.watch:
+        room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
+        render.clear()
+    cells = [[field.text(one, now_ns) for field in kept] for one in lines[:room]]
+    render.table([field.column for field in kept], cells, [render.STATE_STYLES[one.row.state] for one in lines[:room]])
+    if len(lines) > room:
+        render.say(f"… and {len(lines) - room} more")
+
+
+def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:
+    """Print CSV as RFC 4180 has it, but for the ends of its lines."""
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(columns)
+    for row in rows:
+        out.writerow([shown(_FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
+
+
+def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:
+    tasks = {"tasks": {name: one.rows for name, one in arrays.items()}} if arrays else {}
+    render.as_json({"version": 1, "at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
+                    "paused": found.paused, "problems": found.problems, "jobs": found.rows, **tasks})  # fmt: skip
 
 
 def _remark(found: JobList) -> None:

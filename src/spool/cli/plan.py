@@ -15,12 +15,12 @@ from spool.query.explain import Preview, StartingJob, WaitingJob, preview
 
 _COLUMNS = (
     render.Column("#", right=True),
-    render.Column("NAME"),
-    render.Column("USER"),
-    render.Column("PRIO", right=True),
+    render.Column("NAME", cut="middle"),
+    render.Column("USER", cut="middle", drop=3),
+    render.Column("PRIO", right=True, drop=2),
     render.Column("START", right=True),
-    render.Column("RUNS", right=True),
-    render.Column("WHY", wide=True),
+    render.Column("RUNS", right=True, drop=1),
+    render.Column("WHY", cut="words"),
 )
 
 
@@ -71,20 +71,20 @@ def _print(found: Preview) -> None:
     if rows:
         render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
     for ended in found.ends:
-        render.say(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
+        render.prose(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
     for name, why in sorted(found.left_out.items()):
-        render.say(f"{name}: left out: {why}")
+        render.prose(f"{name}: left out: {why}")
     others = [count_of(found.running, "run") + " going on" if found.running else "", f"{found.held} held"]
     told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} wait", *others]))
-    render.say(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
+    render.prose(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:
             about = "about " if found.protected_by_guess else ""
             until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
-        render.say(f"room is left for {found.protected}{until}")
+        render.prose(f"room is left for {found.protected}{until}")
     if not found.dispatcher:
-        render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.prose("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
 
 
 def _start(each: WaitingJob, found: Preview) -> str:

@@ -6,19 +6,23 @@ Numbers and instants arrive as integers with their unit in the name; here they b
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
 from spool.core.model import State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
-_LONG = 400  # rows; a drawn table of more takes longer to draw than to read
+_GAP = "  "
+_LEAST = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column keeps before others are left out
+_NARROW = 5  # cells: no column is made narrower than that
 
 STATE_STYLES = {
     State.RUNNING: "green",
@@ -39,11 +43,16 @@ STATE_STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table. *wide* is the one that is cut short where there is no room."""
+    """One column of a table, and what a terminal without room for it does.
+
+    *cut*: it is shortened in the "middle" or at its "end", or goes on below, broken between "words". *drop*: columns
+    with a higher number are left out first; those with 0 stay.
+    """
 
     title: str
     right: bool = False
-    wide: bool = False
+    cut: Literal["", "middle", "end", "words"] = ""
+    drop: int = 0
 
 
 def say(line: str = "", *, drawn: str = "", at_once: bool = False) -> None:
@@ -56,12 +65,18 @@ def say_text(text: str) -> None:
     sys.stdout.write(shown(text, "\n\t"))
 
 
+def terminal_width() -> int | None:
+    """Return how many cells a line of the terminal has that stdout is; None if it is none."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+
+
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
     """Print a table; *styles* has one for each row, for terminals."""
-    if sys.stdout.isatty() and len(rows) <= _LONG:
-        _drawn(columns, rows, styles)
-    else:
+    width = terminal_width()
+    if width is None:
         sys.stdout.write(aligned(columns, rows))
+    else:
+        _draw(fitted(columns, rows, width), styles)
 
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
@@ -79,29 +94,152 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     return "".join(text)
 
 
-def _drawn(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """Return a table as text whose lines have at most *width* cells: for its head and for each row its lines."""
+    from rich.cells import cell_len
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        drawn.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=not column.wide,
-            overflow="fold" if column.wide else "ellipsis",
-            ratio=None,
+    cells = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
+    natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
+    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
+    kept = _kept(columns, natural, filled, width)
+    widths = _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
+    found = []
+    for line in cells:
+        parts = [
+            wrapped(line[at], room) if columns[at].cut == "words" else [line[at]]
+            for at, room in zip(kept, widths, strict=True)
+        ]
+        found.append(
+            [
+                _GAP.join(
+                    _cell(part[at] if at < len(part) else "", columns[column], room)
+                    for part, column, room in zip(parts, kept, widths, strict=True)
+                ).rstrip()
+                for at in range(max(1, *map(len, parts)))
+            ]
         )
+    return found
+
+
+def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
+    """Return which columns there is room for: empty ones go first, then the least important."""
+    kept = list(range(len(columns)))
+    going = sorted((at for at in kept if columns[at].drop), key=lambda at: (at in filled, -columns[at].drop))
+
+    def least() -> int:
+        return sum(min(natural[at], _LEAST[columns[at].cut]) for at in kept) + len(_GAP) * (len(kept) - 1)
+
+    for at in going:
+        if least() <= width:
+            break
+        kept.remove(at)
+    return kept
+
+
+def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+    """Return how wide the columns become that are kept: a name up to a third of the line, then the text, then names."""
+    widths = [min(cells, _LEAST[column.cut]) for cells, column in zip(natural, columns, strict=True)]
+    room = width - sum(widths) - len(_GAP) * (len(widths) - 1)
+    names = [at for at, column in enumerate(columns) if column.cut == "middle"]
+    texts = [at for at, column in enumerate(columns) if column.cut in ("end", "words")]
+    wishes = [(at, min(natural[at], width // 3)) for at in names] + [(at, natural[at]) for at in (*texts, *names)]
+    for at, wish in wishes:
+        more = max(0, min(room, wish - widths[at]))
+        widths[at] += more
+        room -= more
+    while room < 0 and max(widths) > _NARROW:
+        widest = max(range(len(widths)), key=lambda at: (columns[at].cut != "", widths[at] > _NARROW, widths[at]))
+        if widths[widest] <= _NARROW:
+            widest = max(range(len(widths)), key=lambda at: widths[at])
+        widths[widest] -= 1
+        room += 1
+    return widths
+
+
+def _cell(text: str, column: Column, width: int) -> str:
+    from rich.cells import cell_len
+
+    text = short(text, width, middle=column.cut in ("middle", "words"))
+    space = " " * (width - cell_len(text))
+    return space + text if column.right else text + space
+
+
+def short(text: str, width: int, *, middle: bool = False) -> str:
+    """Return *text* in at most *width* cells, with … for what is left out at its end, or in its *middle*."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    if width <= 1:
+        return "…"[:width]
+    tail = (width - 1) // 2 if middle else 0
+    head = set_cell_size(text, width - 1 - tail).rstrip()
+    return f"{head}…{set_cell_size(text[::-1], tail)[::-1].lstrip() if tail else ''}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return *text* in lines of at most *width* cells, broken between words; a longer word has a line of its own."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
+    """Write the lines of a table with the colours that the terminal has."""
+    from rich.console import COLOR_SYSTEMS, Console
+    from rich.style import Style
+
+    console = Console()
+    system = COLOR_SYSTEMS[console.color_system] if console.color_system is not None else None
+
+    def coloured(style: str, text: str) -> str:
+        found = Style.parse(style)
+        if console.no_color:
+            found = found.without_color
+        return found.render(text, color_system=system) if style else text
+
+    head, *rows = lines
+    text = [coloured("bold", line) for line in head]
     for at, row in enumerate(rows):
-        drawn.add_row(*(Text(shown(cell)) for cell in row), style=styles[at] if styles else None)
-    Console(highlight=False, emoji=False).print(drawn)
+        text += [coloured(styles[at] if styles else "", line) for line in row]
+    sys.stdout.write("".join(f"{line}\n" for line in text))
+
+
+def prose(line: str, indent: str = "  ") -> None:
+    """Print a sentence; on a terminal broken between words, what goes on after *indent*."""
+    width = terminal_width()
+    text = shown(line)
+    if width is None:
+        say(text)
+        return
+    first, *more = wrapped(text, width)
+    say(first)
+    for each in wrapped(" ".join(more), max(width - len(indent), _NARROW)) if more else ():
+        say(f"{indent}{each}")
+
+
+def clear() -> None:
+    """Begin anew at the top of the terminal; on one that cannot do that, after an empty line."""
+    sys.stdout.write("\x1b[H\x1b[2J\x1b[3J" if os.environ.get("TERM") != "dumb" else "\n")
+
+
+def lively(stream: TextIO) -> bool:
+    """Whether *stream* is a terminal on which a line may be drawn again, by somebody who wants that."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show on the terminal that stderr is, if it is one, how much of something is done; it goes when that is over."""
-    if not sys.stderr.isatty():
+    if not lively(sys.stderr):
         yield lambda done, of: None
         return
     from rich.console import Console
@@ -117,8 +255,12 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
     """Print names and values, one pair a line, the values below each other; longer ones are indented."""
     listed = list(lines)
     width = max((len(name) for name, _ in listed), default=0)
+    room = terminal_width()
     for name, value in listed:
-        first, *more = value.splitlines() or [""]
+        parts = value.splitlines() or [""]
+        if room is not None:
+            parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(_GAP), _NARROW))]
+        first, *more = parts
         say(f"{name.ljust(width)}  {first}".rstrip())
         for line in more:
             say(f"{'':{width}}  {line}")

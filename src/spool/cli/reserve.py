@@ -23,13 +23,13 @@ from spool.query.reserve import ReservationList, ReservationRequest
 from spool.store.spool import Spool
 
 _COLUMNS = (
-    render.Column("NAME"),
+    render.Column("NAME", cut="middle"),
     render.Column("STATE"),
-    render.Column("FOR"),
-    render.Column("GPUS"),
-    render.Column("FROM"),
-    render.Column("UNTIL"),
-    render.Column("COMMENT", wide=True),
+    render.Column("FOR", cut="middle", drop=1),
+    render.Column("GPUS", cut="words"),
+    render.Column("FROM", cut="words"),
+    render.Column("UNTIL", cut="words"),
+    render.Column("COMMENT", cut="words"),
 )
 _STYLES = {"active": "green", "pending": "", "completed": "dim", "invalid": "red"}
 

@@ -17,7 +17,7 @@ from spool.cli import submission
 from spool.cli.common import made, strict_option, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
-from spool.cli.submit import asked
+from spool.cli.submit import asked, export_option
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
@@ -34,6 +34,7 @@ from spool.store.spool import Spool
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
 @strict_option
+@export_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
@@ -45,6 +46,7 @@ def command(
     replace: bool,
     quiet: bool,
     strict: bool,
+    export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
 ) -> int:

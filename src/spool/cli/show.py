@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import click
 
@@ -13,6 +14,14 @@ from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 from spool.query.details import JobDetails, RunDetails, job_details
+from spool.query.tasks import ListedJob, folded
+
+_TASK_COLUMNS = (
+    render.Column("TASK", cut="middle"),
+    render.Column("STATE"),
+    render.Column("TIME", right=True, drop=1),
+    render.Column("REASON", cut="end"),
+)
 
 
 @click.command(cls=Verb)
@@ -24,7 +33,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     """Show everything about a job.
 
     Where it is, what it does and why; its file; each of its runs with the outcome, the times, what it was given, and
-    where its output is.
+    where its output is; of an array its tasks, and which of them failed.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -34,6 +43,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
         render.as_json({"version": 1, **render.plain(found)})
     else:
         _print(found)
+        _print_tasks(folded(spool, found.tasks))
     return 0
 
 
@@ -52,6 +62,8 @@ def _print(found: JobDetails) -> None:
         ("asks for", _asks(found)),
         ("expected to run", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
+        ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
+        ("failed tasks", ", ".join(found.failed_tasks)),
     ]
     render.pairs((key, value) for key, value in lines if value)
     if found.problem:
@@ -60,9 +72,9 @@ def _print(found: JobDetails) -> None:
         _say_indented("the file", found.file)
     for other in found.others:
         render.say()
-        render.say(f"another job of this name, {other.row.state}: {other.path}")
+        render.prose(f"another job of this name, {other.row.state}: {other.path}")
         if other.row.reason:
-            render.say(f"  {other.row.reason}")
+            render.prose(f"  {other.row.reason}")
         if other.file is not None:
             _say_indented("its file", other.file)
     if not found.runs:
@@ -70,10 +82,23 @@ def _print(found: JobDetails) -> None:
     *earlier, newest = found.runs
     for run in earlier:
         render.say()
-        render.say(f"run {run.run}: {_summary(run)}")
+        render.prose(f"run {run.run}: {_summary(run)}")
     render.say()
     render.say(f"run {newest.run}:")
     render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
+
+
+def _print_tasks(tasks: Sequence[ListedJob]) -> None:
+    """Print the tasks of an array; those that wait or have finished alike have one line."""
+    if not tasks:
+        return
+    now_ns = time.time_ns()
+    rows = []
+    for one in tasks:
+        reason = ", ".join(filter(None, (f"{one.count} tasks" if one.count > 1 else "", one.row.reason)))
+        rows.append([one.name, one.row.state.value, render.duration(one.row.time_ns(now_ns)), reason])
+    render.say()
+    render.table(_TASK_COLUMNS, rows, [render.STATE_STYLES[one.row.state] for one in tasks])
 
 
 def _asks(found: JobDetails) -> str:
@@ -105,6 +130,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         again = run.again + (f" not before {render.moment(run.again_at_ns)}" if run.again_at_ns is not None else "")
     return [
         ("state", run.state.value if run.state is not None else "void"),
+        ("progress", run.progress),
         ("reason", run.reason),
         ("attempt", str(run.attempt) if run.attempt > 1 or run.again else ""),
         ("requeued", f"{run.requeues} times" if run.requeues else ""),

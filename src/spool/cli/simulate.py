@@ -224,7 +224,7 @@ def _groups(
     by_name = {policy: {each.name: each.figures for each in groups} for policy, groups in found.items()}
     for left_out in range(len(_SPARED) + 1):
         kept = [each for each in told if each[0] not in _SPARED[:left_out]]
-        columns = [render.Column(title, wide=True), render.Column("JOBS", right=True), render.Column("POLICY")]
+        columns = [render.Column(title, cut="middle"), render.Column("JOBS", right=True), render.Column("POLICY")]
         columns += [render.Column(name.removesuffix(" wait").upper(), right=True) for name, _ in kept]
         rows = []
         for name in names:
@@ -242,8 +242,8 @@ def _print_longest(done: Sequence[PolicyResult]) -> None:
     columns = [
         render.Column("LONGEST WAITS"),
         render.Column("WAIT", right=True),
-        render.Column("JOB", wide=True),
-        render.Column("USER", wide=True),
+        render.Column("JOB", cut="middle"),
+        render.Column("USER", cut="middle"),
         render.Column("ASKED FOR"),
         render.Column("SUBMITTED AFTER", right=True),
     ]

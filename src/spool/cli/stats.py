@@ -225,7 +225,7 @@ def _print_table(statistics: Statistics, by: By) -> None:
     columns = [(cell, texts) for cell, texts in columns if any(texts)]
     if sys.stdout.isatty():
         columns = _fitting(columns, max(map(len, (by, *keys))), shutil.get_terminal_size((80, 24)).columns)
-    heads = [render.Column(by.upper(), wide=True), *(render.Column(cell.title, right=True) for cell, _ in columns)]
+    heads = [render.Column(by.upper(), cut="middle"), *(render.Column(cell.title, right=True) for cell, _ in columns)]
     lines = [[key, *(texts[at] for _, texts in columns)] for at, key in enumerate(keys)]
     render.table(heads, lines, [""] * len(statistics.groups) + ["bold"] * (len(lines) - len(statistics.groups)))
 

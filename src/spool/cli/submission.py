@@ -7,13 +7,15 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions
 from spool.cli.group import tell
 from spool.client import autostart, submit
+from spool.client.exports import Exports, exports
 from spool.core import layout
+from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
@@ -28,6 +30,7 @@ class Asked:
     """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them."""
 
     values: joboptions.Values = field(default_factory=dict)
+    export: Sequence[str] = ()
     name: str | None = None
     shell_command: str | None = None
     plain: Sequence[str] = ()
@@ -52,10 +55,21 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> tuple[str,
         command, directive_values, stem = _loose(asked.loose)
         values = {**directive_values, **values}
         if "name" in directive_values:
-            asked = Asked(values, asked.name or directive_values["name"][-1])
+            asked = replace(asked, name=asked.name or directive_values["name"][-1])
+        if "export" in directive_values and not asked.export:
+            asked = replace(asked, export=directive_values["export"])
     else:
         raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
-    keys: dict[str, object] = {"command": command, "workdir": _here(), **joboptions.keys_of(values)}
+    try:
+        given = joboptions.keys_of(values)
+        keys: dict[str, object] = {"command": command, "workdir": given.get("workdir") or os.getcwd(), **given}
+    except FileNotFoundError:
+        why = "the current directory was removed; give --workdir an absolute path"
+        raise UsageError(f"cannot submit a job: {why}") from None
+    exported = exports(root, asked.export)
+    _tell_left_out(exported)
+    if env := exported.env(_table(given.get("env")), _placeholders(given)):
+        keys["env"] = env
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
@@ -83,8 +97,30 @@ def checked(name: str, keys: dict[str, object]) -> bytes:
     return text
 
 
-def file_job(path: str, name: str | None) -> tuple[str, bytes]:
-    """Return the job in the file *path*, byte for byte, if it is valid. Raises SpoolError."""
+def _tell_left_out(exported: Exports) -> None:
+    for why in exported.left_out:
+        tell(why)
+
+
+def _table(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _placeholders(keys: Mapping[str, object]) -> set[str]:
+    """Return the keys of which an array with *keys* replaces `{key}`."""
+    makers = [key for key in ("array", "matrix", "rows") if key in keys]
+    if not makers:
+        return set()
+    rows = keys.get("rows")
+    found = {INDEX, *_table(keys.get("matrix")), *(_table(rows[0]) if isinstance(rows, list) and rows else ())}
+    return found | {ARRAY} if "array" in makers and len(makers) > 1 else found
+
+
+def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> tuple[str, bytes]:
+    """Return the job in the file *path*, byte for byte, if it is valid; with *export* its `env` has more in it.
+
+    What is taken of our environment changes nothing that the file sets itself. Raises SpoolError.
+    """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
     try:
         with open(path, "rb") as file:
@@ -92,7 +128,15 @@ def file_job(path: str, name: str | None) -> tuple[str, bytes]:
     except OSError as error:
         raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
     name = checked_name(name or stem)
-    jobfile.parse(text, name=name)
+    spec = jobfile.parse(text, name=name)
+    exported = exports(root, export) if export else Exports()
+    _tell_left_out(exported)
+    before = dict(spec.env)
+    own = {key: value for key, value in before.items() if key not in exported.assigned}
+    after = exported.env(own, Tasks(name, spec).keys if spec.is_array else ())
+    if changed := {key: value for key, value in after.items() if before.get(key) != value}:
+        text = jobfile.edited(text, {"env": changed}, name=name)
+        jobfile.parse(text, name=name)
     return name, text
 
 
@@ -141,13 +185,6 @@ def _taken(root: str, name: str, place: str) -> SpoolError:
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))
 
 
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise UsageError("cannot submit a job: the current directory was removed; give --workdir") from None
-
-
 def _loose(words: Sequence[str]) -> tuple[str | list[str], joboptions.Values, str | None]:
     """Return what to run for words without `--` before them: a script, its `#SPOOL` lines read; `-`; or a program."""
     first, *rest = words
@@ -179,7 +216,9 @@ def _loose(words: Sequence[str]) -> tuple[str | list[str], joboptions.Values, st
 def _directives(script: bytes, what: str) -> joboptions.Values:
     words = spool_lines(script, what)
     try:
-        values, rest, _ = joboptions.read(words, {"-n": ("name", True), "--name": ("name", True)})
+        values, rest, _ = joboptions.read(
+            words, {"-n": ("name", True), "--name": ("name", True), "--export": ("export", True)}
+        )
     except joboptions.UnclearError as error:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
     if rest:

@@ -13,13 +13,23 @@ from spool.cli.group import WordsVerb
 from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError
+from spool.formats.keys import EXPORTED
+
+export_option = click.option(
+    "--export",
+    multiple=True,
+    metavar="ALL|NONE|NAME[=VALUE],…",
+    help="Which variables of this environment go into the job's env: all, none, or these; a NAME may be a pattern. "
+    f"Default: {', '.join(EXPORTED)}, or what the configuration says.",
+)
 
 
 def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> submission.Asked:
-    """Return what a command line with `key_options` asks for."""
+    """Return what a command line with `key_options` and `export_option` asks for."""
     dashes = ctx.meta.get("spool.dashes", False)
     return submission.Asked(
         values=values_of(ctx.params),
+        export=ctx.params["export"],
         name=name,
         shell_command=shell_command,
         plain=words if dashes else (),
@@ -38,6 +48,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
 @strict_option
 @click.option("--dry-run", is_flag=True, help="Print the job file and submit nothing.")
+@export_option
 @key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
@@ -52,6 +63,7 @@ def command(
     wait_for_it: bool,
     strict: bool,
     dry_run: bool,
+    export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
 ) -> int:
@@ -64,6 +76,7 @@ def command(
       spool submit -c 'sort words | uniq -c > counts'
       spool submit script.sh      its `#SPOOL --gpus 1` lines; options here win
       spool submit -f train.toml  a job file, copied byte for byte
+      spool submit --export NONE -- make  with the PATH of a login, not this one
 
     By hand:
       cp train.toml ~/.spool/.tmp/
@@ -75,7 +88,7 @@ def command(
             raise UsageError("cannot submit a job file with other options: it says all itself; edit a copy of it")
         if name is not None and len(files) > 1:
             raise UsageError("cannot give one name to several job files; leave --name out")
-        jobs = [submission.file_job(path, name) for path in files]
+        jobs = [submission.file_job(path, name, ctx.obj, export) for path in files]
         if len({job for job, _ in jobs}) < len(jobs):
             raise UsageError("cannot submit two job files of the same name at once")
     else:

@@ -35,30 +35,35 @@ def command(root: str, name: str, as_json: bool) -> int:
 
 def _print(answer: Explanation) -> None:
     if not answer.reasons:
-        render.say(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
+        render.prose(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
     for at, reason in enumerate(answer.reasons):
-        render.say(f"{answer.name}: {reason.text}" if at == 0 else f"{'':{len(answer.name)}}  {reason.text}")
+        head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
+        render.prose(f"{head} {reason.text}")
     for place in answer.beside:
-        render.say(f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/")
+        render.prose(f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/")
     if answer.must_end:
-        render.say(f"has to wait for the end of: {', '.join(answer.must_end)}")
+        render.prose(f"has to wait for the end of: {', '.join(answer.must_end)}")
+    if answer.place == "held":
+        render.prose(f"could start: not before `spool release {answer.name}`")
+    elif any(reason.code == "hook" for reason in answer.reasons):
+        render.prose("could start: not before the hook allows it")
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
         on = "what runs ends as expected" if answer.start_is_guess else "the time limits hold"
         about = "about " if answer.start_is_guess and wait > 0 else ""
-        render.say(f"could start: {about}{when}, if {on} and nobody else is first")
+        render.prose(f"could start: {about}{when}, if {on} and nobody else is first")
     if answer.expected:
-        render.say(f"expected to run: {answer.expected}")
+        render.prose(f"expected to run: {answer.expected}")
     if answer.standing and answer.place == "queued":
         behind = ""
         if answer.behind is not None:
             score = f", {answer.behind_score:.1f}" if answer.behind_score is not None else ""
             behind = f"; behind {answer.behind}{score}"
-        render.say(f"order: {answer.standing}{behind}")
+        render.prose(f"order: {answer.standing}{behind}")
     if answer.ahead and answer.place == "queued":
         render.say(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
-        render.say(f"the dispatcher last said: {answer.last_said}")
+        render.prose(f"the dispatcher last said: {answer.last_said}")
     if not answer.dispatcher:
-        render.say("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.prose("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")

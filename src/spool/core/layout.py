@@ -58,6 +58,7 @@ REFUSED = "refused"
 SIGNAL = "signal"
 KEPT = "kept"
 LAUNCH = "launch"
+PROGRESS = "progress"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"

@@ -87,7 +87,7 @@ class Arrays:
         """Do what there is to do, for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
         more = False
-        if self._state.arrays or self._state.array_files or self.expander.is_busy:
+        if self._state.arrays or self._state.array_files or self.expander.is_busy or self.files.is_due:
             more = self._work_on_all(until_ns, now_ns, paused=paused)
         if self.store.has_rubbish:
             with self._confinement.service("clean up", "the staging directory"):
@@ -348,6 +348,11 @@ class ArrayFiles:
         self._state = context.state
         self._changes = context.changes
         self._cancel = cancel
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a timer is set, which only :meth:`see` takes back."""
+        return self._timer.at_ns is not None
 
     def see(self, now_ns: int) -> None:
         """See to every array in progress whose file may have changed."""

@@ -18,7 +18,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Liveness
-from spool.core.model import Grant
+from spool.core.model import Grant, Spec
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -28,7 +28,7 @@ from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import umask, user_name
+from spool.machine.host import expanded, umask, user_name
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
@@ -404,7 +404,7 @@ class WrapperWriter:
                 surroundings=executor.surroundings(),
                 environment=environment,
                 shell=spec.shell,
-                workdir=expanded(spec.workdir) if spec.workdir else home(),
+                workdir=workdir_of(spec),
                 stdout=output_path(spec.stdout, live),
                 stderr=output_path(spec.stderr, live),
                 init=texts.init if texts is not None else None,
@@ -422,14 +422,10 @@ def _both(first: str | None, second: str | None) -> str | None:
     return "\n".join(text for text in (first, second) if text) or None
 
 
-def home() -> str:
-    """Return the home directory of whoever runs this process."""
-    return os.path.expanduser("~")
-
-
-def expanded(path: str) -> str:
-    """Return *path* with `~` and variables expanded; a relative one is taken from the home directory."""
-    return os.path.join(home(), os.path.expanduser(os.path.expandvars(path)))
+def workdir_of(spec: Spec) -> str:
+    """Return where a job runs: the home directory if it does not say; a relative path is taken from there."""
+    home = os.path.expanduser("~")
+    return os.path.join(home, expanded(spec.workdir, dict(spec.env))) if spec.workdir else home
 
 
 def output_path(template: str | None, live: ActiveRun) -> str | None:
@@ -448,5 +444,4 @@ def output_path(template: str | None, live: ActiveRun) -> str | None:
         out.append(before + values.get(word, word))
         rest = after[1:]
     path = "".join(out) + rest
-    workdir = expanded(live.spec.workdir) if live.spec.workdir else home()
-    return os.path.normpath(os.path.join(workdir, os.path.expanduser(os.path.expandvars(path))))
+    return os.path.normpath(os.path.join(workdir_of(live.spec), expanded(path, dict(live.spec.env))))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 from spool.core.errors import SHORTAGES
@@ -18,6 +17,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine
 from spool.formats.wrapper import Surroundings
 from spool.machine.cgroups import RunGroup
+from spool.machine.host import login_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Launch:
     script: str
     text: bytes  # of the script
     environment: Mapping[str, str] | None = None
-    """What the wrapper inherits; None is the environment of this process as it was first asked for."""
+    """What the wrapper inherits; None is the defined environment of every job."""
 
     keep: bool = False
     """Whether what shows the run on a terminal stays after its end, to be read, where there is such a thing."""
@@ -45,7 +45,7 @@ class Launch:
         The marks of an outer run are taken away. Those of this one are set, so that the wrapper can be found by
         them from its first moment on.
         """
-        environment = dict(own_environment()) if self.environment is None else _without_marks(self.environment)
+        environment = login_environment() if self.environment is None else _without_marks(self.environment)
         environment["SPOOL_DIR"] = self.spool_dir
         environment["SPOOL_JOB"] = self.job
         environment["SPOOL_RUN"] = str(self.run)
@@ -58,12 +58,6 @@ def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
         for key, value in environment.items()
         if not key.startswith(("SPOOL_", "spool_")) and key not in _SHELLS_OWN
     }
-
-
-@cache
-def own_environment() -> dict[str, str]:
-    """Return what a dispatcher hands on; it does not change in its life, and asking costs as much as a small file."""
-    return _without_marks(os.environ)
 
 
 # The wrapper knows bash by the first; the others would turn options such as errexit on in it.

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.executors.base import Launch, own_environment, refused
+from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
+from spool.machine.host import login_environment
 from spool.machine.processes import SpawnThread
 
 SHELL = "/bin/sh"
@@ -38,7 +39,7 @@ Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
 
 
 class ProcessExecutor:
-    """Start `/bin/sh run.sh` in a session of its own, with nothing of the dispatcher's but its environment.
+    """Start `/bin/sh run.sh` in a session of its own, with the defined environment and nothing of the dispatcher's.
 
     Every signal has its default effect in it again, and none is blocked: a dispatcher that was started in the
     background has SIGINT ignored (under nohup SIGHUP too), and its jobs would ignore them for ever.
@@ -112,7 +113,7 @@ class ProcessExecutor:
             self._dismiss_prespawned()
         if self._prespawned is None:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
-                self._prespawned = PrespawnedShell(self._spawn, own_environment())
+                self._prespawned = PrespawnedShell(self._spawn, login_environment())
                 self._prespawned.reads(text)
         return self._prespawned.pid if self._prespawned is not None and not self._prespawned.gone else None
 

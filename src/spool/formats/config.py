@@ -19,7 +19,7 @@ from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Limits, Policy, P
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size
 from spool.formats import toml
-from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.keys import EXPORTED, MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
@@ -45,6 +45,7 @@ SHORTEST_NS = SECOND_NS // 10  # what comes again and again does so no more ofte
 
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
+_EXPORT = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
 # A row stays a row of a table.
@@ -143,6 +144,10 @@ CONFIG = KeyTable(
     Key("autostart", "flag",
         "Whether commands after which jobs may start or have to end (`submit`, `run`, `release`, `requeue`, "
         "`resume`, `hold`, `cancel`) start a dispatcher if none lives.", default=True),
+    Key("export", "exports",
+        "Which variables of the caller `submit` and `run` write into a job's `env`, unless `--export` says: names, and "
+        "patterns as `CONDA_*`. What may be a secret (`*TOKEN*`, `*KEY*` and the like) goes only by its full name.",
+        default=EXPORTED),
     Key("idle_exit", "timeout", "A dispatcher that was so started leaves after so long without jobs. 0s is never.",
         default="10m"),
     Key("look_every", "duration", "How often the directories are read even if no event was seen.", default="5s",
@@ -243,6 +248,7 @@ class Config:
     keep_session: bool = False
     durability: str = "grouped"  # or "strict"
     autostart: bool = True
+    export: tuple[str, ...] = EXPORTED
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
     look_every_ns: int = 5 * SECOND_NS
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
@@ -357,6 +363,13 @@ def _events(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
     return events
 
 
+def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in words(listed):
+        if _EXPORT.fullmatch(pattern) is None:
+            raise InvalidValue(f'{toml.show(pattern)} fits no variable; write a name or a pattern, as in "CONDA_*"')
+    return listed
+
+
 def _metrics(path: str) -> str:
     if not trimmed(path).startswith(("/", "~")):
         raise InvalidValue(f"{toml.show(path)} must be an absolute path")
@@ -397,6 +410,7 @@ _KINDS: Kinds = {
     "contacts": lambda key: Kind(dict[str, Names], read=_contacts),
     "addresses": lambda key: Kind(Names, read=_addresses),
     "events": lambda key: Kind(Names, read=_events),
+    "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
     "anything": lambda key: Kind(Duration),

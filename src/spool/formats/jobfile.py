@@ -40,20 +40,21 @@ def parse(
     *,
     name: str,
     default_kill_grace_ns: int = DEFAULT_KILL_GRACE_NS,
-    why_no_path: Callable[[str], str | None] | None = None,
+    why_no_path: Callable[[str, Mapping[str, str]], str | None] | None = None,
 ) -> Spec:
     """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem.
 
     *default_kill_grace_ns* is the configuration's, for a job that does not say. *why_no_path* says why a path cannot be
-    expanded where the job would run; None if nobody knows that here.
+    expanded for a job with that `env` where it would run; None if nobody knows that here.
     """
     what = f"job {name}"
     reading = FORMAT.read(data, what, name)
     _check_together(reading)
     if why_no_path is not None:
+        env = dict(reading.found[""].get("env", ()))
         for key in ("workdir", "stdout", "stderr"):
             path = reading.found[""].get(key)
-            if path and (why := why_no_path(path)) is not None:
+            if path and (why := why_no_path(path, env)) is not None:
                 reading.problems.add((key,), why)
     FORMAT.judge(reading, data, what)
     return _spec(reading, default_kill_grace_ns)
@@ -184,7 +185,8 @@ def _env(env: dict[str, str], at: Path, reading: Reading) -> tuple[tuple[str, st
             values.variable(key, value)
         except InvalidValue as error:
             reading.problems.add((*at, key), str(error))
-    return tuple([(intern(key), value) for key, value in env.items()])
+    variables: tuple[tuple[str, str], ...] = _shared(tuple([(intern(key), value) for key, value in env.items()]))
+    return variables
 
 
 def _jobs(listed: Names, at: Path, reading: Reading) -> tuple[str, ...]:

@@ -23,6 +23,12 @@ MAX_INDEX = 9_999_999
 """No index of an array is larger."""
 
 
+EXPORTED = (
+    "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
+)  # fmt: skip
+"""The variables that a submission takes along unless the configuration names others."""
+
+
 class KeyTable:
     """The keys of a file, or of a table in it. *short* is the key that a value means that is no table."""
 
@@ -147,10 +153,10 @@ _COMMAND = (
     Key("workdir", "workdir",
         "Where the command runs: an absolute path, or one that begins with `~` or an environment variable. The home "
         "directory if absent; `spool submit` records its own.", option="--workdir DIR",
-        help="Where the command runs. Default: here."),
-    Key("env", "variables", "Environment variables, added to the dispatcher's environment.", default={},
+        help="Where the command runs; a relative one is taken from here. Default: here."),
+    Key("env", "variables", "Environment variables, added to those that every job begins with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
-        help="An environment variable; without =VALUE it is passed on as it is now. May be repeated."),
+        help="Set an environment variable; without =VALUE it is passed on as it is now. May be repeated."),
 )
 
 _MACHINE = (

@@ -83,7 +83,7 @@ _MEBIBYTE = 1 << 20
 _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
 _MOST_BYTES = 6 << 20  # of all of them together, however large the stack may be
 _POINTER_BYTES = 8  # which the kernel counts for each
-_SLACK_BYTES = 4 << 10  # for what the wrapper and env add
+_SLACK_BYTES = 4 << 10  # for what every job begins with, and the wrapper and env add
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
@@ -129,7 +129,7 @@ class Assignments:
 def job_environment(
     spec: Spec, grant: Grant, *, spool_dir: str, job: str, run: int, attempt: int, metadir: str
 ) -> dict[str, str]:
-    """Return what a run finds in its environment, over what the dispatcher has: docs/FORMAT.md, "Environment".
+    """Return what a run finds in its environment, over what every job begins with: docs/FORMAT.md, "Environment".
 
     The `env` table comes first and cannot replace what tells a run who it is and which GPUs it has.
     `SPOOL_GPUS` is how many, `SPOOL_MEMORY_MB` whole MiB; it is absent where no memory was asked for.
@@ -235,12 +235,9 @@ def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     own = _bytes_of(f"{key}={value}" for key, value in a.environment.items())
     if longest + own <= _SLACK_BYTES:
         return
-    inherited = _bytes_of(f"{key}={value}" for key, value in os.environ.items() if key not in a.environment)
     most = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES)
-    if longest + own + inherited + _SLACK_BYTES > most:
-        why = (
-            f"its arguments and environment take {longest + own + inherited} bytes, and the kernel takes {most} at most"
-        )
+    if longest + own + _SLACK_BYTES > most:
+        why = f"its arguments and environment take {longest + own} bytes, and the kernel takes {most} at most"
         raise InvalidValue(cannot("run", f"the {name}", why, remedy="put them into a file"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -174,17 +174,80 @@ def this_user() -> str:
     return user_name(os.getuid())
 
 
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_DEFAULT_LANG = "C.UTF-8"
+_MOST_SETTINGS = 1 << 16  # no file of settings is larger
+
+
+def login_environment(etc: str = "/etc") -> dict[str, str]:
+    """Return the environment that every job begins with: that of a login, whoever has started this process and how.
+
+    PATH and LANG are what the files in *etc* give to a login. HOME is what `~` means to this process.
+    """
+    return {"HOME": os.path.expanduser("~"), **_login(etc, os.getuid())}
+
+
+@lru_cache(maxsize=4)
+def _login(etc: str, uid: int) -> dict[str, str]:
+    user, shell = user_name(uid), ""
+    with suppress(KeyError):  # a container may run under a number that no account has
+        shell = pwd.getpwuid(uid).pw_shell
+    if not shell or os.path.basename(shell) in ("nologin", "false"):
+        shell = "/bin/sh"
+    said = _settings_of(f"{etc}/environment")
+    locale = _settings_of(f"{etc}/locale.conf") | _settings_of(f"{etc}/default/locale")
+    path = _settings_of(f"{etc}/login.defs").get("ENV_PATH" if uid else "ENV_SUPATH")
+    return {
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": shell,
+        "LANG": locale.get("LANG") or said.get("LANG") or _DEFAULT_LANG,
+        "PATH": said.get("PATH") or path or _DEFAULT_PATH,
+    }
+
+
+def _settings_of(path: str) -> dict[str, str]:
+    """Return the lines `KEY=VALUE` of a file of the system, and those like `ENV_PATH PATH=VALUE`.
+
+    A value may stand in quotes. One that speaks of other variables is left out: nothing expands it.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MOST_SETTINGS).splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        before, equals, value = line.strip().partition("=")
+        words = before.split()
+        value = value.strip().strip("\"'")
+        if equals and words and value.isprintable() and not line.lstrip().startswith("#") and "$" not in value:
+            found[words[1] if words[0] == "export" and len(words) == 2 else words[0]] = value
+    return found
+
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as `os.path.expandvars` reads it
 
 
-def why_not_expanded(path: str) -> str | None:
-    """Return why *path*, as a job file has it, names no place here: it speaks of a variable or a user there is not."""
+def expanded(path: str, env: Mapping[str, str]) -> str:
+    """Return *path*, as a job file has it, with `~` and the variables of a job with that *env* in their places."""
+    return os.path.expanduser(_VARIABLE.sub(lambda found: _value_of(found, env) or "", path))
+
+
+def why_not_expanded(path: str, env: Mapping[str, str]) -> str | None:
+    """Return why *path*, as a job file has it, names no place here: it speaks of a variable or a user there is not.
+
+    The variables are those of a job with that *env*.
+    """
     for match in _VARIABLE.finditer(path):
-        name = match[1] or match[2] or ""
-        if name not in os.environ:
-            where = "where the dispatcher runs, and the job's own `env` does not count here"
-            return f"{shown(match[0])} is not set {where}; set it there, or write the path out"
-    place = os.path.expandvars(path)
+        if _value_of(match, env) is None:
+            return f"{shown(match[0])} is not set for this job; set it in `env`, or write the path out"
+    place = _VARIABLE.sub(lambda found: _value_of(found, env) or "", path)
     if place.startswith("~") and os.path.expanduser(place).startswith("~"):
         return f"there is no user {shown(place.partition('/')[0][1:])} on this machine; write the path out"
     return None
+
+
+def _value_of(variable: re.Match[str], env: Mapping[str, str]) -> str | None:
+    name = variable[1] or variable[2] or ""
+    return env[name] if name in env else login_environment().get(name)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 _MOST_LISTS = 20
+_MOST_WALKS = 8
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers whoever asks of one run after the other
 _INIT = 1
@@ -93,7 +94,13 @@ def scan(
     runs = list(wanted)
     if not runs:
         return {}
-    return _Walk(runs, proc, os.getpid() if me is None else me).members()
+    for _ in range(_MOST_WALKS):
+        walk = _Walk(runs, proc, os.getpid() if me is None else me)
+        found = walk.members()
+        # Who forks and ends before it is asked whose it is leaves a child that no list had: another walk finds that.
+        if not walk.lost_sight or all(found.values()):
+            break
+    return found
 
 
 class ProcessCache:
@@ -172,6 +179,7 @@ class _Walk:
     ) -> None:
         """Look at every process but those in *asked*: of them it is known to whom they belong."""
         self._proc, self._me = proc, me
+        self.lost_sight = False  # whether a process ended before it was known whose it is
         self._uid = os.getuid()
         self._alive: dict[int, Stat] = {}
         self._owners = asked if asked is not None else {}
@@ -289,6 +297,7 @@ class _Walk:
         except OSError as error:
             if is_shortage(error):
                 raise
+            self.lost_sight |= error.errno in (errno.ENOENT, errno.ESRCH)
             return None
         if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None

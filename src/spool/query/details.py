@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
@@ -15,6 +15,8 @@ from spool.core.model import Grant, Result, State, Stop
 from spool.core.runtimes import Expected, Source, stem
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
+from spool.query.progress import progress_of
+from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.spool import Spool
@@ -44,6 +46,7 @@ class RunDetails:
     again_at_ns: int | None
     grant: Grant | None
     stop: Stop | None
+    progress: str = ""  # how far it says that it is, while it runs
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return how long it has run, or ran; None if it has not begun."""
@@ -74,6 +77,9 @@ class JobDetails:
     others: tuple[OtherFile, ...] = ()
     expected_run_ns: int | None = None  # how long it is expected to run; None: it has ended, or is an array
     expected: str = ""  # … in words, and what says so
+    tasks: tuple[JobRow, ...] = ()  # of an array that has been expanded
+    task_counts: dict[str, int] = field(default_factory=dict)  # how many of them are in each state
+    failed_tasks: tuple[str, ...] = ()
 
 
 def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
@@ -101,6 +107,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         found = [JobRow(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
+    tasks = tasks_of(spool, name) or ArrayTasks(())
     return JobDetails(
         name=name,
         row=found[0],
@@ -113,6 +120,9 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         others=tuple(_other(spool, row) for row in found[1:]),
         expected_run_ns=expected.ns if expected is not None else None,
         expected=expected.words(name, found[0].user or "") if expected is not None else "",
+        tasks=tasks.rows,
+        task_counts=tasks.counts(),
+        failed_tasks=tasks.failed(),
     )
 
 
@@ -150,6 +160,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         if spool.array(name, run) is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
+    elif spool.array(name, run) is not None:
+        state = State.RUNNING
     elif state in (State.STARTING, State.RUNNING) and (kept := spool.cancel_denial(name, run)):
         reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
@@ -180,4 +192,5 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,
         stop=stop,
+        progress=progress_of(spool, name, run) if state is State.RUNNING else "",
     )

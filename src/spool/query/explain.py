@@ -16,6 +16,8 @@ from spool.query.jobs import JobLister
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
 
+_KEPT = frozenset({"held", "hook"})
+
 
 @dataclass(frozen=True, slots=True)
 class PendingReason:
@@ -70,7 +72,8 @@ def why(spool: Spool, name: str) -> Explanation:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
         noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
-    expected = seen.plan.expected_start(name) if job is not None else None
+    kept = any(reason.code in _KEPT for reason in reasons)  # until somebody does something: no time can be told
+    expected = seen.plan.expected_start(name) if job is not None and not kept else None
     order = seen.plan.in_order()
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
     standing = next((standing for other, standing in order if other is job), None)
@@ -106,6 +109,28 @@ def _what_it_does(spool: Spool, name: str) -> str:
     run = spool.latest_run(name)
     kept = spool.cancel_denial(name, run) if run is not None else ""
     return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
+
+
+def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
+    """Return why a job has not begun, or ended before it did, so that it has no output; "" if it has begun."""
+    newest = spool.latest_run(name)
+    run = newest if run is None else run
+    if run is not None:
+        result = spool.result(name, run)
+        if result is None or result.outcome is State.FINISHED or spool.array(name, run) is not None:
+            return ""
+        if result.started_at_ns is not None or result.exit_code is not None:
+            return ""
+        return f"it never began: {result.reason or result.outcome}"
+    row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
+    if row is None:
+        return ""
+    if row.state.ended:
+        return f"it never began: {row.reason or row.state}"
+    said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
+    if said.startswith(row.state):
+        return f"it has not run yet: {said}"
+    return f"it has not run yet: {row.state}{f', {said}' if said else ''}"
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:

@@ -27,6 +27,7 @@ from spool.formats.history import parse_history_line
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import user_name
 from spool.machine.processes import MachineProber
+from spool.query.progress import progress_of
 from spool.store.disk import same_file
 from spool.store.lock import Service
 from spool.store.spool import Spool, unreadable
@@ -64,13 +65,18 @@ class JobList:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs of a list are wanted; what is empty or None says nothing. `names` may be globs."""
+    """Which jobs of a list are wanted; what is empty or None says nothing. `names` may be globs.
+
+    Of the jobs that have ended the last `recent`, and those that ended since `since_at_ns`.
+    """
 
     names: tuple[str, ...] = ()
     states: frozenset[State] = frozenset()
     user: str | None = None
     project: str | None = None
     tag: str | None = None
+    recent: int | None = None
+    since_at_ns: int | None = None
 
     def wants(self, row: JobRow) -> bool:
         """Whether a job is wanted, whatever its name."""
@@ -79,6 +85,7 @@ class JobFilter:
             and self.user in (None, row.user)
             and self.project in (None, row.project)
             and (self.tag is None or self.tag in row.tags)
+            and (self.since_at_ns is None or row.ended_at_ns is None or row.ended_at_ns >= self.since_at_ns)
         )
 
 
@@ -95,10 +102,22 @@ def list_jobs(
     names = wanted.names
     only = (lambda name: any(fnmatch.fnmatchcase(name, each) for each in names)) if names else None
     ended = bool(wanted.states) and all(state.ended for state in wanted.states)
-    found = JobLister(spool).listing(everything=everything or ended, only=only)
+    picky = wanted.recent is not None and wanted != JobFilter(recent=wanted.recent)
+    everything = everything or ended or picky or wanted.since_at_ns is not None
+    found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
     there = {row.name for row in found.rows}
     rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else _usual_order)
+    if wanted.recent is not None:
+        last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
+        rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
+    rows = [_with_progress(spool, row) for row in rows]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
+
+
+def _with_progress(spool: Spool, row: JobRow) -> JobRow:
+    if row.state is not State.RUNNING or row.run is None:
+        return row
+    return replace(row, progress=progress_of(spool, row.name, row.run))
 
 
 class JobLister:
@@ -115,9 +134,12 @@ class JobLister:
         self._complaints: dict[str, set[str]] = {}
 
     def listing(
-        self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int = RECENT
+        self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int | None = None
     ) -> JobList:
-        """Return the jobs whose name *only* accepts: those that go on, and the *recent* last ended or *everything*."""
+        """Return the jobs whose name *only* accepts: those that go on, and of those that have ended *everything*.
+
+        Or the last *recent* of these; without, the last few of a day.
+        """
         active: dict[str, list[str]] = {}
         for place in (RUNNING, QUEUED, HELD):
             for name in self._spool.names(place):
@@ -128,7 +150,9 @@ class JobLister:
                 active.setdefault(name, []).insert(0, RUNNING)
         rows = [row for name, places in active.items() for row in self._of_name(name, places)]
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
-        ended = self._ended(done, None if everything or only is not None else recent)
+        since_ns = self._now_ns - RECENT_NS if recent is None else 0
+        most = None if everything or only is not None else RECENT if recent is None else recent
+        ended = self._ended(done, most, since_ns) if most != 0 else ()
         rows += [replace(row, place=DONE) for row in ended]
         goes_on = any(not row.state.ended and row.state is not State.HELD for row in rows)
         return JobList(
@@ -211,7 +235,9 @@ class JobLister:
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
-                return row_of_view(name, state, view)
+                row = row_of_view(name, state, view)
+                complaint = _first_complaint(self._spool.problem_text(name)) if state is State.INVALID else ""
+                return replace(row, reason=complaint) if complaint else row
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> JobRow | None:
@@ -270,8 +296,8 @@ class JobLister:
             self._complaints[place] = {file.removesuffix(tail) for file in listed if file.endswith(tail)}
         return self._complaints[place]
 
-    def _ended(self, names: Collection[str], most: int | None) -> Iterable[JobRow]:
-        """Return the jobs of *names*, last ended first; with *most*, no more than that and only recent ones."""
+    def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
+        """Return the jobs of *names*, last ended first; with *most*, no more than that and those since *since_ns*."""
         left = set(names)
         rows: list[JobRow] = []
         newest: dict[str, int] = {}  # when the last task of each array ended
@@ -282,7 +308,7 @@ class JobLister:
             except InvalidRecord:
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
-            if most is not None and result.ended_at_ns is not None and self._now_ns - result.ended_at_ns > RECENT_NS:
+            if most is not None and result.ended_at_ns is not None and result.ended_at_ns < since_ns:
                 return rows
             if most is not None and (array := self._ended_array(result, left, arrays)) is not None:
                 left.discard(result.job)  # its array stands for it
@@ -385,6 +411,7 @@ class JobRow:
     exit_code: int | None = None
     reason: str = ""
     place: str | None = None  # the state directory in which its file lies; a name may have one in several
+    progress: str = ""  # how far it says that it is
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None where that is unknown."""

@@ -1,0 +1,122 @@
+"""What a submission takes along of the caller's environment, so that the job finds the programs that the caller finds.
+
+It goes into the job file's `env`, where everybody can see and edit it. Imports next to nothing: every submission asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from spool.core import layout
+from spool.formats.keys import EXPORTED
+from spool.store.disk import read_file
+
+# What spool sets itself, and what a shell or tmux says of itself alone.
+_NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
+_NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
+_SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
+
+
+class Exports:
+    """Variables for a job: `taken` from the caller, `assigned` on the command line; `left_out` says what, and why."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, str] = {}
+        self.assigned: dict[str, str] = {}
+        self.left_out: list[str] = []
+
+    def env(self, own: Mapping[str, object], placeholders: Iterable[str] = ()) -> dict[str, object]:
+        """Return the `env` of a job that *own* is for already, which wins over what was taken.
+
+        *placeholders* are the `{key}` that mean something in the file, and nothing in what was taken.
+        """
+        taken = self.taken
+        for key in placeholders:
+            taken = {name: value.replace(f"{{{key}}}", f"{{{{{key}}}}}") for name, value in taken.items()}
+        return {**taken, **self.assigned, **own}
+
+    def take(self, names: Iterable[str], environment: Mapping[str, str]) -> None:
+        """Take the variables *names* of *environment*, as far as a file can hold them."""
+        for name in sorted(names):
+            value = environment[name]
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                self.left_out.append(f"{name} is not passed on: it is not UTF-8, and a job file is")
+            else:
+                self.taken[name] = value
+
+
+def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
+    """Return what the words of `--export` take of *environment*; without any, what the configuration of *root* says.
+
+    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. What is named and is not
+    there is in `left_out`.
+    """
+    found = Exports()
+    if not asked:
+        found.take(_matching(patterns(root), environment), environment)
+        return found
+    wanted, everything = list[str](), False
+    for word in ",".join(asked).split(","):
+        name, equals, value = word.strip().partition("=")
+        if equals:
+            found.assigned[name] = value
+        elif name.upper() == "ALL":
+            everything = True
+        elif name and name.upper() not in ("NONE", "NIL"):
+            wanted.append(name)
+            if not _is_pattern(name) and name not in environment:
+                found.left_out.append(f"{name} is not passed on: it is not set here")
+            elif not _is_pattern(name) and not may_go(name):
+                found.left_out.append(f"{name} is not passed on: it means something in this process alone")
+    names = {name for name in environment if may_go(name)} if everything else set()
+    found.take(names | _matching(wanted, environment), environment)
+    return found
+
+
+def may_go(name: str) -> bool:
+    """Whether a variable of that name can stand in a job file, and says something that is true elsewhere."""
+    return name.isascii() and name.isidentifier() and name not in _NEVER and not name.startswith(_NEVER_BEGIN)
+
+
+def _matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
+    """Return the names of *environment* that fit. What may be a secret goes only where its full name stands."""
+    found = set()
+    for pattern in patterns:
+        if not _is_pattern(pattern):
+            found |= {pattern} & environment.keys()
+        elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
+            from fnmatch import fnmatchcase  # here, for most need it not
+
+            found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
+        else:
+            head = pattern[:-1]
+            found |= {name for name in environment if name.startswith(head) and not _may_be_secret(name)}
+    return {name for name in found if may_go(name)}
+
+
+def _is_pattern(word: str) -> bool:
+    return any(char in word for char in "*?[")
+
+
+def _may_be_secret(name: str) -> bool:
+    return any(word in name.upper() for word in _SECRETS)
+
+
+def patterns(root: str) -> Sequence[str]:
+    """Return which variables go along by themselves: what the configuration of *root* says, else the usual."""
+    try:
+        text = read_file(f"{root}/{layout.CONFIG}") or b""
+    except OSError:
+        return EXPORTED
+    if b"export" not in text:  # and so the parser need not be imported
+        return EXPORTED
+    from spool.core.errors import InvalidConfig
+    from spool.formats import config
+
+    try:
+        return config.parse(text).export
+    except InvalidConfig:
+        return EXPORTED  # the dispatcher will say what is wrong with it

@@ -1,0 +1,56 @@
+"""How far a run says that it is: a word of its own, or the last percentage of a progress bar in its output."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from spool.client.output import outputs
+from spool.core import layout
+from spool.store.spool import Spool, read_bytes
+
+_TAIL = 8192  # bytes of an output that are looked through
+_MOST = 24  # characters of a word
+_BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
+
+
+def progress_of(spool: Spool, name: str, run: int) -> str:
+    """Return how far a run is, in a word; "" if nothing says it. A word that the run has written comes before a bar."""
+    text = read_bytes(spool.layout.record(name, run, layout.PROGRESS), 1 << 16)
+    word = _word(text) if text else ""
+    if word:
+        return word
+    where = outputs(spool, name, run)
+    metadir = spool.layout.metadir(name, run)
+    for path in (where.stderr, where.stdout):
+        percentages = _BAR.findall(_tail(path, metadir)) if path is not None else []
+        if percentages:
+            return f"{percentages[-1].decode()} %"
+    return ""
+
+
+def _word(text: bytes) -> str:
+    """Return the first line that says something, its blanks single, not too long."""
+    line = next(
+        (found for each in text.decode("utf-8", "replace").splitlines() if (found := " ".join(each.split()))), ""
+    )
+    return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
+
+
+def _tail(path: str, metadir: str) -> bytes:
+    """Return the end of a run's output; nothing of a file that was last written before the run began."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(fd)
+        begun_ns = os.stat(f"{metadir}/{layout.WRAPPER}").st_mtime_ns if not path.startswith(f"{metadir}/") else 0
+        if not stat.S_ISREG(status.st_mode) or status.st_mtime_ns < begun_ns:
+            return b""
+        return os.pread(fd, _TAIL, max(0, status.st_size - _TAIL))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
