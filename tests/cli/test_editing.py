@@ -131,8 +131,11 @@ def test_of_a_job_that_runs_the_limit_and_the_priority_can_be_changed(spool: Com
     assert path.read_text() == '# mine\ncommand = "true"\ncpus = 2\ntime_limit = "2h"\npriority = 9\n'
     assert spool("edit", "a", "--unset", "time_limit").code == 0
     assert "time_limit" not in path.read_text()
-    put_job(spool_root, "sweep", 'command = "true"\narray = "0-3"\n', "running")
-    assert "it is an array" in spool("edit", "sweep", "--priority", 9).err
+    array = put_job(spool_root, "sweep", 'command = "true"\narray = "0-3"\n', "running")
+    assert "only max_running can be changed" in spool("edit", "sweep", "--priority", 9).err
+    assert "only max_running can be changed" in spool("edit", "sweep", "--array", "0-9").err
+    assert spool("edit", "sweep", "--max-running", 2).code == 0
+    assert "max_running = 2" in array.read_text()
     assert list((spool_root / ".tmp").iterdir()) == []
 
 

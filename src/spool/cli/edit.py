@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import in_force
+from spool.core.model import Spec, in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
 from spool.store.spool import Spool
@@ -38,6 +39,8 @@ def command(
     **_: Any,
 ) -> int:
     """Change a job that waits or is held, or the time limit and priority of one that runs.
+
+    Of an array in progress `max_running` can be changed.
 
     Without options in $VISUAL or $EDITOR. The text takes the place of the file only if it is valid. Comments and
     order stay, and so does the job's place in the queue. A new time limit counts from the start of the run; a run that
@@ -96,10 +99,22 @@ def _check_running(name: str, old: bytes, new: bytes) -> None:
     except InvalidJob:
         return  # it was changed by hand, and is mended now
     after = jobfile.parse(new, name=name)
-    if before.is_array or in_force(before, after) != after:
-        why = "it is an array" if before.is_array else "it runs; only its time limit and priority can be changed"
+    if before.is_array:
+        if _with_limit_of(before, after) != after:
+            why = "it is an array whose tasks are made; only max_running can be changed"
+            raise SpoolError(cannot("edit", f"job {name}", why, remedy=f"edit the tasks: {name}_0 and so on"))
+    elif in_force(before, after) != after:
+        why = "it runs; only its time limit and priority can be changed"
         remedy = f"`spool requeue {name} --with KEY=VALUE` stops it and runs it again with other keys"
-        raise SpoolError(cannot("edit", f"job {name}", why, remedy="" if before.is_array else remedy))
+        raise SpoolError(cannot("edit", f"job {name}", why, remedy=remedy))
+
+
+def _with_limit_of(before: Spec, after: Spec) -> Spec:
+    """Return what an array's file said, with the `max_running` of its new text, as a key or after a `%`."""
+    array = before.array
+    if array is not None and after.array is not None:
+        array = replace(array, max_running=after.array.max_running)
+    return replace(before, max_running=after.max_running, array=array)
 
 
 def _in_editor(name: str, text: bytes) -> bytes:

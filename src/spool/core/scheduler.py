@@ -64,6 +64,7 @@ class View:
     ended: Mapping[str, State] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held_arrays: Set[str] = frozenset()
+    array_limits: Mapping[str, int | None] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
     past: Past = field(default_factory=lambda: Past(Policy()))
     paused: bool = False
@@ -198,7 +199,10 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
     limits = SharedLimits(
-        (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
+        (queue.group_limits, running.group_limits),
+        (queue.array_limits, running.array_limits),
+        view.held_arrays,
+        view.array_limits,
     )
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     for name, machine in view.elsewhere.items():

@@ -103,6 +103,7 @@ def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: in
             _unsettled(spool, table, name, error)
             continue
         if array is not None:
+            array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
             array.held_since_ns = now_ns if name in held and name not in running else None
             if name not in running | held:
                 array.cancelled = "cancelled"  # and its tasks have not all ended
