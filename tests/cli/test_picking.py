@@ -70,9 +70,12 @@ def test_a_user_and_a_state_pick_too_and_names_narrow(spool: Command, spool_root
 def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root: Path) -> None:
     """A verb without a name or an option that picks does nothing, and says what it needs."""
     put_job(spool_root, "a")
-    for words in (("cancel",), ("cancel", "--dry-run"), ("requeue", "--cascade"), ("hold", "--user", "")):
+    for words in (("cancel",), ("cancel", "--dry-run"), ("requeue", "--cascade")):
         said = spool(*words)
         assert (said.code, "--project" in said.err) == (2, True)
+    for option in ("--user", "--project", "--tag", "--state"):  # an unset variable of a script
+        for words in ((), ("a",), ("*",)):
+            assert spool("cancel", option, "", *words).code == 2
     assert "no state 'quued'" in spool("cancel", "--state", "quued").err
     assert places(spool_root, "a") == ["queued"]
 

@@ -95,9 +95,11 @@ def job_name(text: str) -> str:
     return name
 
 
-def states_of(texts: Iterable[str]) -> frozenset[State]:
+def states_of(texts: Sequence[str]) -> frozenset[State]:
     """Return the states that `--state` was given, each a word or several with commas between. Raises UsageError."""
     words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
+    if texts and not words:
+        raise click.UsageError(f"--state names no state; the states are {', '.join(State)}")
     known = {state.value for state in State}
     for word in words:
         if word not in known:

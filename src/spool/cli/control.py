@@ -68,6 +68,9 @@ def _picking(function: Callable[..., int]) -> Callable[..., int]:
 def _picked(spool: Spool, verb: _Verb, picks: Mapping[str, Any], states: frozenset[State]) -> tuple[list[str], int]:
     """Return the jobs that the command line means, and the exit code of what it means in vain."""
     names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
+    for key, value in filters.items():
+        if value == "":  # an unset variable of a script is not to mean all jobs
+            raise click.UsageError(f"--{key} is empty")
     if not states and not any(filters.values()):
         if not names:
             raise click.UsageError("name jobs, or pick them with --user, --project, --tag or --state")
