@@ -23,7 +23,7 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
-from spool.formats.history import render_result
+from spool.formats.history import render_history, render_result
 from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
 from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
@@ -61,6 +61,8 @@ class Recovery:
         self._prober = prober
         self.memory = Memory()
         self._confinement = context.confinement
+        self._journal = context.journal
+        self._events = context.events
         self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
 
     def open(self, memory: Memory) -> None:
@@ -178,10 +180,24 @@ class Recovery:
             live.launched(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
+    def _finish_cut_off(self, name: str) -> None:
+        """Finish the end of an earlier submission of a name that waits, which never started: its line of history.
+
+        The journal knows of the later one only.
+        """
+        spool, run = self._spool, self._spool.latest_run(name)
+        result = spool.result(name, run) if run is not None else None
+        if run is None or result is None or result.started_at_ns is not None or spool.array(name, run) is not None:
+            return
+        if not spool.accounted(result):
+            self._journal.account(render_history(result))
+            self._events.end(result, spool.spec(name, run))
+
     def _find_series(self, name: str) -> None:
         line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
+        self._finish_cut_off(name)
         if job.live is None:
             self._state.recall_series(job, self._series(name, line.arrived_at_ns))
         elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
