@@ -113,12 +113,66 @@ def test_an_editor_that_leaves_no_file_changes_nothing(
     assert path.read_text() == TEXT
 
 
-@pytest.mark.parametrize("place", ["running", "done"])
-def test_only_a_job_that_waits_can_be_changed(spool: Command, spool_root: Path, place: str) -> None:
-    """What runs or has ended is refused."""
-    put_job(spool_root, "a", TEXT, place)
-    assert spool("edit", "a", "--priority", 1).code == 1
+def test_what_has_ended_cannot_be_changed(spool: Command, spool_root: Path) -> None:
+    """What has ended is refused, with what to do instead."""
+    put_job(spool_root, "a", TEXT, "done")
+    said = spool("edit", "a", "--priority", 1)
+    assert (said.code, "spool requeue a --with" in said.err) == (1, True)
     assert spool("edit", "nosuch", "--priority", 1).code == 3
+
+
+def test_of_a_job_that_runs_the_limit_and_the_priority_can_be_changed(spool: Command, spool_root: Path) -> None:
+    """Any other key is refused, and the file stays as it was; comments stay, and nothing is left in the staging."""
+    path = put_job(spool_root, "a", '# mine\ncommand = "true"\ncpus = 2\n', "running")
+    said = spool("edit", "a", "--cpus", 3, "--time-limit", "2h")
+    assert (said.code, "only its time limit and priority" in said.err) == (1, True)
+    assert "2h" not in path.read_text()
+    assert spool("edit", "a", "--priority", 9, "--time-limit", "2h").out == "a changed\n"
+    assert path.read_text() == '# mine\ncommand = "true"\ncpus = 2\ntime_limit = "2h"\npriority = 9\n'
+    assert spool("edit", "a", "--unset", "time_limit").code == 0
+    assert "time_limit" not in path.read_text()
+    array = put_job(spool_root, "sweep", 'command = "true"\narray = "0-3"\n', "running")
+    assert "only max_running can be changed" in spool("edit", "sweep", "--priority", 9).err
+    assert "only max_running can be changed" in spool("edit", "sweep", "--array", "0-9").err
+    assert spool("edit", "sweep", "--max-running", 2).code == 0
+    assert "max_running = 2" in array.read_text()
+    assert list((spool_root / ".tmp").iterdir()) == []
+
+
+class _Ending(Disk):
+    """A disk on which the job ends just before the new text takes the place of the old."""
+
+    def exchange(self, one: str, other: str) -> bool:
+        os.rename(other, other.replace("/running/", "/done/"))
+        return super().exchange(one, other)
+
+
+class _Competing(Disk):
+    """A disk on which somebody else changes the file just before."""
+
+    changed = False
+
+    def exchange(self, one: str, other: str) -> bool:
+        if not self.changed:
+            Path(other).write_text('command = "false"\n')
+            self.changed = True
+        return super().exchange(one, other)
+
+
+@pytest.mark.parametrize(
+    ("disk", "why", "left"), [(_Ending, "ended meanwhile", "done"), (_Competing, "changed meanwhile", "running")]
+)
+def test_an_edit_of_a_job_that_runs_never_puts_a_second_file_into_running(
+    spool_root: Path, disk: type[Disk], why: str, left: str
+) -> None:
+    """A job that ends at that moment is not started again by the edit, and what somebody else wrote stays."""
+    old = put_job(spool_root, "a", 'command = "true"\n', "running").read_bytes()
+    racing = Requests(Spool(str(spool_root)), "me", disk(str(spool_root / ".tmp")))
+    with pytest.raises(SpoolError, match=why):
+        racing.replace("a", "running", old, b'command = "true"\npriority = 3\n')
+    assert [place for place in ("queued", "running", "done") if (spool_root / place / "a.toml").exists()] == [left]
+    assert "priority" not in (spool_root / left / "a.toml").read_text()
+    assert list((spool_root / ".tmp").iterdir()) == []
 
 
 class _Claiming(Disk):

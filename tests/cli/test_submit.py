@@ -371,6 +371,8 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
     """`spool submit -- CMD` imports none of the packages that take long to import."""
     (spool_root / "config.toml").write_text("")
+    machine = '"machine":{"cpus":1,"memory_bytes":1,"gpus":[{"uuid":"GPU-1"}]},"passes":null'
+    (spool_root / "state.json").write_text(f"{{{machine}}}")
     (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
     code = (
         "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '--', 'true']);"

@@ -284,3 +284,22 @@ def test_until_idle_leaves_a_held_array_behind(served: Served) -> None:
     assert served.run() == 0
     assert served.places("idle") == ["done"]
     assert served.places("held") == ["held"]
+
+
+def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(served: Served) -> None:
+    """A higher `max_running` starts more of the tasks that are issued, a lower one waits, also after a restart."""
+    served.start()
+    served.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
+    served.pid("sweep_0")
+    served.wait_reason("sweep_5", "array limit: 1 of 1 run")
+    assert served.spool("edit", "sweep", "--max-running", "3").returncode == 0
+    served.wait_reason("sweep_5", "array limit: 3 of 3 run")
+    assert "array limit: 3 of 3 run" in served.spool("why", "sweep_5").stdout
+    served.kill()
+    served.start()
+    served.wait_reason("sweep_5", "array limit: 3 of 3 run")
+    assert served.spool("edit", "sweep", "--max-running", "2").returncode == 0
+    served.wait_reason("sweep_5", "array limit: 3 of 2 run")
+    served.path("running", "sweep").write_text("array = [")
+    served.looked()
+    assert "array limit: 3 of 2 run" in served.reason("sweep_5")

@@ -391,6 +391,41 @@ def test_the_first_failure_pauses_where_that_is_asked_for(served: Served) -> Non
     served.wait_reason("next", "paused")
 
 
+def test_the_first_failure_cancels_everything_where_that_is_asked_for(served: Served) -> None:
+    """`on_failure = "halt"`: what waits is cancelled and what runs is stopped, arrays too; what comes later runs."""
+    _configure(served, 'cpus = 2\non_failure = "halt"\n')
+    served.start()
+    served.drop("running", "exec sleep 1000")
+    served.pid("running")
+    served.drop("waiting", "true", cpus=2)
+    served.drop("sweep", "exec sleep 1000", array="0-9", cpus=2)
+    (served.root / "held" / "parked.toml").write_text('command = "true"\n')
+    served.wait_reason("sweep_0", "cpus")
+    served.drop("tried", "exit 1", start_after="1000s")
+    served.drop("bad", "exit 1")
+    for name in ("running", "waiting", "sweep_0", "sweep_9", "sweep", "tried"):
+        assert served.wait_outcome(name) == "cancelled"
+    assert "halted: job bad failed: " in (served.root / "jobs" / "waiting" / "1" / "result.toml").read_text()
+    assert (served.root / "held" / "parked.toml").exists()
+    served.until(lambda: not (served.root / ".halt").exists(), "the end of the halt")
+    served.drop("later", "true")
+    assert served.wait_outcome("later") == "finished"
+
+
+def test_a_halt_that_was_cut_off_is_finished(served: Served) -> None:
+    """The next dispatcher cancels what waited when the halt began; a record that is torn cancels nothing."""
+    served.drop("old", "true")
+    (served.root / ".halt").write_text(f"cancel me {time.time_ns()} halted: job bad failed\n")
+    served.start()
+    assert served.wait_outcome("old") == "cancelled"
+    served.until(lambda: not (served.root / ".halt").exists(), "the end of the halt")
+    served.stop()
+    (served.root / ".halt").write_text("canc")
+    served.drop("new", "true")
+    served.start()
+    assert served.wait_outcome("new") == "finished"
+
+
 def test_without_file_events_it_polls_and_says_so_once(served: Served) -> None:
     """Where inotify cannot be had, files are found by looking, and the problem is told once."""
     with served.stderr.open("wb") as stderr:

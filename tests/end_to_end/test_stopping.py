@@ -396,3 +396,40 @@ def _views(served: Served) -> dict[str, object]:
         "plan": [each.code for each in preview(spool).waits],
         "info": (info.cpus_granted, [(run.job, run.stopping) for run in info.runs]),
     }
+
+
+def test_the_limit_of_a_job_that_runs_can_be_changed(served: Served) -> None:
+    """A shorter limit stops it, a longer one or none lets it go on, and a file that is not valid changes nothing."""
+    served.start()
+    for name in ("shorter", "longer", "none", "broken"):
+        limit = {} if name == "shorter" else {"time_limit": "1500s"}
+        served.drop(name, "exec sleep 1000", cpus=0, **limit)
+        served.pid(name)
+    path = served.path("running", "broken")
+    path.write_text("command = [")
+    served.until(lambda: "its file in running/ was changed and is not valid" in served.said(), "the complaint")
+    served.spool("edit", "longer", "--time-limit", "1600s", "--priority", "77")
+    served.spool("edit", "none", "--unset", "time_limit")
+    served.spool("edit", "shorter", "--time-limit", "1s")
+    assert served.wait_outcome("shorter") == "timeout"
+    assert "limit 1s" in str(served.result("shorter"))
+    served.until(lambda: served.state()["jobs"]["longer"]["priority"] == 77, "the priority")
+    served.kill()
+    served.start()
+    served.until(lambda: served.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
+    served.spool("edit", "longer", "--time-limit", "1s")
+    assert served.wait_outcome("longer") == "timeout"
+    for name in ("none", "broken"):
+        assert served.state()["jobs"][name]["state"] == "running"
+
+
+def test_a_limit_that_is_lengthened_in_time_stops_nothing(served: Served) -> None:
+    """The moment of the old limit passes, and the run goes on to its end."""
+    served.start()
+    served.drop("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(served.root))
+    served.pid("a")
+    served.spool("edit", "a", "--time-limit", "1000s")
+    served.drop("b", "exec sleep 1000", time_limit="3s")
+    assert served.wait_outcome("b") == "timeout"
+    (served.root / "go").touch()
+    assert served.wait_outcome("a") == "finished"

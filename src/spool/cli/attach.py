@@ -9,7 +9,7 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, opened
+from spool.cli.common import name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
@@ -19,7 +19,7 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("-r", "--read-only", is_flag=True, help="Look only: what is typed does not reach the job.")
 @click.option("--run", type=int, metavar="N", help="Of this run. Default: the newest.")
 @click.option("--dry-run", is_flag=True, help="Print the command that would be executed.")
@@ -36,7 +36,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     By hand: tmux -S ~/.spool/.tmux attach -t =ask/1
     """
     spool = opened(root)
-    name = job_name(name)
+    name = one_job(spool, name)
     number = _run_of(spool, name, run)
     argv = _command(spool, name, number, read_only=read_only)
     if dry_run:

@@ -8,35 +8,51 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option
-from spool.cli.group import Verb
+from spool.cli.common import json_option, strict_option
+from spool.cli.group import Verb, tell
+from spool.client.submit import is_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem
-from spool.core.model import JobDefaults
+from spool.core.model import JobDefaults, Spec
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
+from spool.query.foresight import doubts
 from spool.store.config import defaults_of
+from spool.store.spool import Spool
 from spool.store.stable_read import MAX_BYTES
+
+_Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
+"""A file, what is wrong with it, and the job that it is."""
 
 
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(allow_dash=True))
+@strict_option
 @json_option
 @click.pass_obj
-def command(root: str, files: tuple[str, ...], as_json: bool) -> int:
+def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     """Tell whether job files are valid, and if not, what is wrong on which line.
 
     A file called config.toml is read as a configuration, one in a directory called reservations as a reservation, and
     of a directory every .toml file is read. What a job file leaves open is taken from `[defaults]` of the spool's
     configuration. Exits with 4 if something is wrong.
 
+    Where there is a spool, a valid job is also compared with it: what can never run here, a message that cannot be
+    delivered and a dependency that is not there are warnings; with --strict they are errors.
+
       spool check train.toml && cp train.toml ~/.spool/queued/
     """
     defaults = defaults_of(root)
-    found = [(path, _problems(path, defaults)) for path in _listed(files)]
-    bad = [(path, problems) for path, problems in found if problems]
+    found = [(path, *_read(path, defaults)) for path in _listed(files)]
+    warnings = _warnings(root, found)
+    if strict:
+        found = [(path, problems + warnings.pop(path, []), job) for path, problems, job in found]
+    bad = [(path, problems) for path, problems, _ in found if problems]
     if as_json:
-        files_json = [{"file": path, "valid": not problems, "problems": problems} for path, problems in found]
+        files_json = [
+            {"file": path, "valid": not problems, "problems": problems, "warnings": warnings.get(path, [])}
+            for path, problems, _ in found
+        ]
         render.as_json({"version": 1, "files": files_json})
     else:
         for path, problems in bad:
@@ -45,7 +61,21 @@ def command(root: str, files: tuple[str, ...], as_json: bool) -> int:
         good = len(found) - len(bad)
         if not bad:
             render.say(f"{good} file{' is' if good == 1 else 's are'} valid")
+        for path, listed in warnings.items():
+            for problem in listed:
+                tell(f"{path}: warning: {problem.message}")
     return int(ExitCode.INVALID_FILE) if bad else 0
+
+
+def _warnings(root: str, found: list[_Checked]) -> dict[str, list[Problem]]:
+    """Return what is doubtful about each valid job file, compared with the spool at *root* if there is one."""
+    if not is_spool(root):
+        return {}
+    jobs = {job[0]: path for path, _, job in found if job is not None}
+    warnings: dict[str, list[Problem]] = {}
+    for name, why in doubts(Spool(root), [job for _, _, job in found if job is not None]):
+        warnings.setdefault(jobs[name], []).append(Problem(None, None, f"job {name} {why}"))
+    return warnings
 
 
 def _listed(files: tuple[str, ...]) -> list[str]:
@@ -58,7 +88,8 @@ def _listed(files: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _problems(path: str, defaults: JobDefaults) -> list[Problem]:
+def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, Spec] | None]:
+    """Return what is wrong with a file, and the job that it is, if it is a valid one."""
     try:
         if path == "-":
             data = sys.stdin.buffer.read()
@@ -66,17 +97,20 @@ def _problems(path: str, defaults: JobDefaults) -> list[Problem]:
             with open(path, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        return [Problem(None, None, f"it cannot be read: {error.strerror}")]
+        return [Problem(None, None, f"it cannot be read: {error.strerror}")], None
     base = os.path.basename(path)
     name = base.removesuffix(layout.JOB_SUFFIX) if path != "-" else "stdin"
+    spec = None
     try:
         if base == layout.CONFIG:
             config.parse(data)
         elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:
             reservation.parse(data, name=name, created_at_ns=0)
         else:
-            jobfile.parse(data, name=name, defaults=defaults)
+            spec = jobfile.parse(data, name=name, defaults=defaults)
     except InvalidFile as error:
-        return list(error.problems)
+        return list(error.problems), None
     why = why_not_name(name)
-    return [Problem(None, None, f"the file's name cannot be a job's: {why}")] if why is not None else []
+    if why is not None:
+        return [Problem(None, None, f"the file's name cannot be a job's: {why}")], None
+    return [], (name, spec) if spec is not None else None

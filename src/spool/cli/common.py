@@ -12,10 +12,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from spool.cli import render
-from spool.cli.group import tell
+from spool.cli.group import LAST, JobArgument, tell
 from spool.client.submit import default_root, ensure_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError, cannot
+from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.spool import Spool, TolerantSpool
 
@@ -75,14 +76,14 @@ def this_user() -> str:
 def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
     """Return the jobs that *patterns* mean, each once: names, as they are; globs, whatever they match in *places*.
 
-    A file's name or path (`train.toml`, `queued/train.toml`) is taken for the job's. Raises NoSuchJob for a glob that
-    matches nothing.
+    `@` is the last job. A file's name or path (`train.toml`, `queued/train.toml`) is taken for the job's. Raises
+    NoSuchJob for a glob that matches nothing.
     """
     found: dict[str, None] = {}
     listed: list[str] | None = None
     for pattern in patterns:
         if not is_pattern(pattern):
-            found[job_name(pattern)] = None
+            found[one_job(spool, pattern)] = None
             continue
         if listed is None:
             listed = sorted({name for place in places for name in spool.names(place)}, key=natural)
@@ -94,6 +95,15 @@ def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.
     return list(found)
 
 
+def one_job(spool: Spool, text: str) -> str:
+    """Return the job that a user means by *text*, `@` for the last one submitted. Raises NoSuchJob."""
+    if text != LAST:
+        return job_name(text)
+    from spool.query.selection import last_job
+
+    return last_job(spool, this_user())
+
+
 def job_name(text: str) -> str:
     """Return the job that a user means by *text*: its name, its file's name or path. Raises NoSuchJob."""
     name = os.path.basename(text.rstrip("/")) if text.rstrip("/") else text
@@ -101,6 +111,18 @@ def job_name(text: str) -> str:
     if not layout.valid_name(name):
         raise NoSuchJob(cannot("find", f"job {text!r}", f"no job can have that name: {why_not_name(name)}"))
     return name
+
+
+def states_of(texts: Sequence[str]) -> frozenset[State]:
+    """Return the states that `--state` was given, each a word or several with commas between. Raises UsageError."""
+    words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
+    if texts and not words:
+        raise click.UsageError(f"--state names no state; the states are {', '.join(State)}")
+    known = {state.value for state in State}
+    for word in words:
+        if word not in known:
+            raise click.UsageError(f"there is no state {word!r}; the states are {', '.join(State)}")
+    return frozenset(map(State, words))
 
 
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
@@ -136,11 +158,18 @@ _COMPLETED = {
     "hold": ("queued", "running"),
     "release": ("held",),
     "requeue": ("running", "done"),
-    "edit": ("queued", "held"),
+    "edit": ("queued", "held", "running"),
     "attach": ("running",),
     "why": ("queued", "held"),
 }
 
 
-names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
+name_argument = click.argument("name", cls=JobArgument, shell_complete=complete_names)
+names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...", shell_complete=complete_names)
+states_option = click.option(
+    "-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state."
+)
+strict_option = click.option(
+    "--strict", is_flag=True, help="Refuse a job that can never run, or that depends on what is not there."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

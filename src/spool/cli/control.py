@@ -2,100 +2,234 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import update_wrapper
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from spool.cli import render
-from spool.cli.common import for_each, made, named, names_argument, opened, this_user
-from spool.cli.group import Verb
+from spool.cli import joboptions, render
+from spool.cli.common import for_each, made, named, names_argument, one_job, opened, states_of, states_option, this_user
+from spool.cli.group import Verb, tell
 from spool.cli.submission import ensure_dispatcher
-from spool.client.requests import Change, ChangeKind, Requests, told
+from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
+from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-
-_Ask = Callable[..., tuple[Change, ...]]
-
-
-def _of_jobs(*places: str, serve_if: ChangeKind | None = None) -> Callable[[_Ask], click.Command]:
-    """Make a verb of a function that asks for one job; its docstring is the help. A glob means jobs in *places*.
-
-    Afterwards a dispatcher is started; with *serve_if* only where one of the requests has come to that.
-    """
-
-    def verb(ask: _Ask) -> click.Command:
-        def command(root: str, /, names: tuple[str, ...], **options: Any) -> int:
-            spool = opened(root)
-            requests = Requests(spool, this_user())
-            done: set[ChangeKind] = set()
-
-            def act(name: str) -> str:
-                changes = ask(requests, name, **options)
-                done.update(each.kind for each in changes)
-                return told(name, changes)
-
-            code = for_each(named(spool, names, places), act)
-            if serve_if is None or serve_if in done:
-                ensure_dispatcher(spool.root)
-            return code
-
-        update_wrapper(command, ask)  # its options and its help
-        return click.command(ask.__name__, cls=Verb)(names_argument(click.pass_obj(command)))
-
-    return verb
+from spool.core.model import State
+from spool.core.names import is_pattern
+from spool.query.jobs import JobFilter
+from spool.query.selection import UNSUCCESSFUL, cancelled_with, picked
+from spool.store.spool import Spool
 
 
-@_of_jobs(QUEUED, HELD, RUNNING, serve_if=ChangeKind.STOPPING)
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """For jobs in which places a verb is, and after what a dispatcher is needed; None: always."""
+
+    places: tuple[str, ...]
+    serve_if: ChangeKind | None = None
+
+    def carry_out(self, spool: Spool, names: Iterable[str], act: Callable[[str], tuple[Change, ...]]) -> int:
+        """Call *act* for each job and say what it did; return the worst exit code."""
+        done: set[ChangeKind] = set()
+
+        def told_of(name: str) -> str:
+            changes = act(name)
+            done.update(change.kind for change in changes)
+            return told(name, changes)
+
+        code = for_each(names, told_of)
+        if done - DRY_RUN and (self.serve_if is None or self.serve_if in done):
+            ensure_dispatcher(spool.root)
+        return code
+
+
+_CANCEL = _Verb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
+_HOLD = _Verb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
+_RELEASE = _Verb((HELD,))
+_REQUEUE = _Verb((RUNNING, DONE))
+
+
+def _picking(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a verb the names of jobs, and the options that pick some."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing."),
+        click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+        click.option("--project", metavar="NAME", help="Only jobs of this project."),
+        click.option("-u", "--user", metavar="USER", help="Only this user's jobs."),
+        states_option,
+        names_argument,
+    ):
+        function = option(function)
+    return function
+
+
+def _picked(spool: Spool, verb: _Verb, picks: Mapping[str, Any], states: frozenset[State]) -> tuple[list[str], int]:
+    """Return the jobs that the command line means, and the exit code of what it means in vain."""
+    names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
+    for key, value in filters.items():
+        if value == "":  # an unset variable of a script is not to mean all jobs
+            raise click.UsageError(f"--{key} is empty")
+    if not states and not any(filters.values()):
+        if not names:
+            raise click.UsageError("name jobs, or pick them with --user, --project, --tag or --state")
+        return named(spool, names, verb.places), 0
+    meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
+    found, unknown = picked(spool, JobFilter(meant, states, **filters), verb.places)
+    for name in unknown:
+        tell(str(NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))))
+    if not found and not unknown:
+        render.say(f"no job in {'/, '.join(verb.places)}/ matches: nothing to do")
+    return found, int(ExitCode.NO_SUCH_JOB) if unknown else 0
+
+
+@click.command(cls=Verb)
+@_picking
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run of a job that runs.")
-@click.option("--dry-run", is_flag=True, help="Say what would be cancelled and change nothing.")
-def cancel(requests: Requests, name: str, reason: str, dry_run: bool) -> tuple[Change, ...]:
+@click.pass_obj
+def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Cancel jobs, whether they wait or run.
 
-    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood. Where a second
-    file of a name waits for the run to end, both are cancelled; each gets its record and its line of history.
+    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood, and `@` or
+    `-1` is the job that you submitted last. Where a second file of a name waits for the run to end, both are cancelled;
+    each gets its record and its line of history.
 
       spool cancel train
       spool cancel 'sweep_*' --dry-run
+      spool cancel --project vision --state queued
 
     By hand:
       mv queued/train.toml done/  # if it waits
       rm running/train.toml       # if it runs
     """
-    return requests.cancel(name, reason, dry_run=dry_run)
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    names, code = _picked(spool, _CANCEL, picks, states_of(states))
+    return max(code, _CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
 
 
-@_of_jobs(QUEUED, RUNNING, serve_if=ChangeKind.STOPPED_AND_HELD)
-def hold(requests: Requests, name: str) -> tuple[Change, ...]:
+@click.command(cls=Verb)
+@_picking
+@click.pass_obj
+def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Keep jobs from running until they are released.
 
     A job that waits keeps its place in the queue. One that runs is stopped, and begins anew when it is released.
 
+      spool hold train
+      spool hold --user anna --state queued
+
     By hand: mv queued/train.toml held/
     """
-    return (requests.hold(name),)
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    names, code = _picked(spool, _HOLD, picks, states_of(states))
+    return max(code, _HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
 
 
-@_of_jobs(HELD)
-def release(requests: Requests, name: str) -> tuple[Change, ...]:
+@click.command(cls=Verb)
+@_picking
+@click.pass_obj
+def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Let held jobs run.
+
+      spool release train
+      spool release --tag night
 
     By hand: mv held/train.toml queued/
     """
-    return (requests.release(name),)
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    names, code = _picked(spool, _RELEASE, picks, states_of(states))
+    return max(code, _RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
 
 
-@_of_jobs(RUNNING, DONE)
-def requeue(requests: Requests, name: str) -> tuple[Change, ...]:
+@click.command(cls=Verb)
+@_picking
+@click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or broke a limit.")
+@click.option("--cascade", is_flag=True, help="Also the jobs that were cancelled because one of these had failed.")
+@click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change this key of them. May be repeated.")
+@click.pass_obj
+def requeue(
+    root: str,
+    /,
+    failed: bool,
+    cascade: bool,
+    keys: tuple[str, ...],
+    dry_run: bool,
+    states: tuple[str, ...],
+    **picks: Any,
+) -> int:
     """Run jobs again: those that run, which are stopped first, and those that have ended.
 
-    Every earlier run keeps its directory and its output.
+    Every earlier run keeps its directory and its output. Of an array that has ended, --failed and the other options
+    that pick jobs mean its tasks. --with takes every key that `spool edit` may change.
+
+      spool requeue train --with memory=16G --with time_limit=4h
+      spool requeue --failed --cascade
+      spool requeue @
 
     By hand:
       mv done/train.toml queued/     # if it has ended
       mv running/train.toml queued/  # if it runs
     """
-    return (requests.requeue(name),)
+    if failed and states:
+        raise click.UsageError("--failed and --state exclude each other")
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    change = _rewriter(keys)
+    wanted = UNSUCCESSFUL if failed else states_of(states)
+    names, code = _picked(spool, _REQUEUE, picks, wanted)
+    again: list[str] = []
+
+    def act(name: str) -> tuple[Change, ...]:
+        done = requests.requeue(name, change, dry_run=dry_run)
+        again.append(name)
+        return (done,)
+
+    code = max(code, _REQUEUE.carry_out(spool, names, act))
+    if cascade and again:
+        code = max(code, _REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
+    return code
+
+
+def _rewriter(pairs: Sequence[str]) -> Callable[[str, bytes], bytes] | None:
+    """Return what makes of a job's file the one with the keys that `--with` gives; None without any."""
+    if not pairs:
+        return None
+    values: joboptions.Values = {}
+    commands = [pair.partition("=")[2] for pair in pairs if pair.startswith("command=")]
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if pair.startswith("command="):
+            continue
+        known = next(
+            (option.key for option in joboptions.OPTIONS if option.key == key or f"--{key}" in option.flags), ""
+        )
+        if not equals or not known:
+            raise UsageError(_bad_key(pair, key))
+        values.setdefault(known, []).append(value)
+    changes = joboptions.keys_of(values) | ({"command": commands[-1]} if commands else {})
+
+    def rewritten(name: str, text: bytes) -> bytes:
+        from spool.formats import jobfile
+
+        new = jobfile.edited(text, changes, name=name)
+        jobfile.parse(new, name=name)
+        return new
+
+    return rewritten
+
+
+def _bad_key(pair: str, key: str) -> str:
+    what = ("requeue", f"a job with {pair!r}")
+    if "=" not in pair:
+        return cannot(*what, "a key and its value are needed", remedy="write it as in --with priority=50")
+    known = sorted({option.key for option in joboptions.OPTIONS})
+    near = get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
+    return cannot(*what, f"a job has no key {key!r} that can be given here", remedy=remedy)
 
 
 @click.command(cls=Verb)

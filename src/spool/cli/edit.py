@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import complete_names, job_name, opened, this_user
+from spool.cli.common import name_argument, one_job, opened, this_user
 from spool.cli.group import Verb, tell
 from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
-from spool.core.layout import DONE, HELD, QUEUED
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import Spec, in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
 from spool.store.config import defaults_of
@@ -24,7 +26,7 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("-c", "--shell-command", metavar="TEXT", help="Another command, as a text for the shell.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Take a key out: memory, env.DEBUG. May be repeated.")
 @key_options
@@ -37,18 +39,22 @@ def command(
     unset: tuple[str, ...],
     **_: Any,
 ) -> int:
-    """Change a job that waits or is held.
+    """Change a job that waits or is held, or the time limit and priority of one that runs.
+
+    Of an array in progress `max_running` can be changed.
 
     Without options in $VISUAL or $EDITOR. The text takes the place of the file only if it is valid. Comments and
-    order stay, and so does the job's place in the queue.
+    order stay, and so does the job's place in the queue. A new time limit counts from the start of the run; a run that
+    is beyond it already is stopped at once.
 
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
+      spool edit train --time-limit 12h  # also while it runs
 
     By hand: vim queued/train.toml
     """
     spool = opened(ctx.obj)
-    name = job_name(name)
+    name = one_job(spool, name)
     place, text = _file(spool, name)
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
@@ -58,6 +64,8 @@ def command(
         jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
     else:
         new = _in_editor(name, text, spool.root)
+    if place == RUNNING:
+        _check_running(name, text, new)
     if new == text:
         render.say(f"{name} is as it was")
         return 0
@@ -74,15 +82,40 @@ def command(
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:
-    for place in (QUEUED, HELD):
+    for place in (QUEUED, HELD, RUNNING):
         text = spool.job_text(place, name)
         if text is not None:
             return place, text
     places = spool.places(name)
     if not places:
         raise NoSuchJob(cannot("edit", f"job {name}", "no job of that name is in the spool"))
-    why = "it runs" if "running" in places else "it has ended"
-    raise SpoolError(cannot("edit", f"job {name}", f"{why}; only a job that waits or is held can be changed"))
+    remedy = f"`spool requeue {name} --with KEY=VALUE` changes it and runs it again"
+    raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
+
+
+def _check_running(name: str, old: bytes, new: bytes) -> None:
+    """Raise SpoolError if more is changed of a job that runs than can be."""
+    try:
+        before = jobfile.parse(old, name=name)
+    except InvalidJob:
+        return  # it was changed by hand, and is mended now
+    after = jobfile.parse(new, name=name)
+    if before.is_array:
+        if _with_limit_of(before, after) != after:
+            why = "it is an array whose tasks are made; only max_running can be changed"
+            raise SpoolError(cannot("edit", f"job {name}", why, remedy=f"edit the tasks: {name}_0 and so on"))
+    elif in_force(before, after) != after:
+        why = "it runs; only its time limit and priority can be changed"
+        remedy = f"`spool requeue {name} --with KEY=VALUE` stops it and runs it again with other keys"
+        raise SpoolError(cannot("edit", f"job {name}", why, remedy=remedy))
+
+
+def _with_limit_of(before: Spec, after: Spec) -> Spec:
+    """Return what an array's file said, with the `max_running` of its new text, as a key or after a `%`."""
+    array = before.array
+    if array is not None and after.array is not None:
+        array = replace(array, max_running=after.array.max_running)
+    return replace(before, max_running=after.max_running, array=array)
 
 
 def _in_editor(name: str, text: bytes, root: str) -> bytes:

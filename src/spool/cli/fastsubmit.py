@@ -22,6 +22,11 @@ _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
 _KEYS = {key.name: key for key in BY_OPTION}
 
+_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "resources")
+"""Keys of which a machine may not have what they ask for."""
+
+_STATE_HEAD = 16384  # bytes of `state.json`; the machine stands before the jobs
+
 _LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and nothing that looks like another: no words, no mistakes
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
@@ -62,7 +67,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         text = job_text(command, values, exported.taken)
     except OSError:  # the working directory is gone
         return None
-    if text is None or (name is not None and not _usable(name)):
+    if text is None or (name is not None and not _usable(name)) or not _certainly_fits(root, values):
         return None
     if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
         return None
@@ -76,6 +81,36 @@ def submit(arguments: Sequence[str]) -> int | None:
         _complain(f"cannot submit job {name}: {error.strerror}")
         return 5
     return _told(root, name)
+
+
+def _certainly_fits(root: str, values: joboptions.Values) -> bool:
+    """Whether the machine, as `state.json` begins by telling it, has what is asked for. If not, the full way warns."""
+    asked = {key: values[key][-1] for key in _SCARCE if key in values}
+    if not asked or asked == {"cpus": "1"}:
+        return True
+    try:
+        with open(f"{root}/{layout.STATE}", "rb") as file:
+            told = file.read(_STATE_HEAD).partition(b'"machine":{')[2].partition(b'"passes":')[0]
+    except OSError:
+        return False
+    has = {
+        "cpus": _number_after(told, b'"cpus":'),
+        "memory": _number_after(told, b'"memory_bytes":'),
+        "gpus": told.count(b'"uuid":'),
+    }
+    return all(key in has and _bytes_of(text) <= has[key] for key, text in asked.items())
+
+
+def _number_after(text: bytes, key: bytes) -> int:
+    _, _, rest = text.partition(key)
+    digits = rest[:20].partition(b",")[0]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _bytes_of(text: str) -> int:
+    """Return a plain amount, `4` or `4G`, as a number."""
+    shift = 10 * (_AMOUNTS["size"].find(text[-1]) + 1)
+    return int(text[:-1] if shift else text) << shift
 
 
 def _usable(name: str) -> bool:

@@ -35,7 +35,7 @@ SECTIONS = (
             "hold": "Keep jobs from running until they are released.",
             "release": "Let held jobs run.",
             "requeue": "Run jobs again: those that run, and those that have ended.",
-            "edit": "Change a job that waits.",
+            "edit": "Change a job that waits, or the limit of one that runs.",
             "check": "Tell whether job files are valid.",
             "import": "Print the job file that a script for Slurm, gflow or PBS becomes.",
         },
@@ -90,6 +90,10 @@ _EXPECTED = frozenset(
 )  # fmt: skip
 
 
+LAST = "@"
+"""The job that the user has submitted last. No job can have that name."""
+
+
 class Verb(click.Command):
     """A verb. In its help a paragraph with an indented line is printed as it stands, not filled."""
 
@@ -100,10 +104,27 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; whatever is wrong with it is said to be so of this verb."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self._last_job(args))
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out where an option lacks its value
             raise
+
+    def _last_job(self, args: list[str]) -> list[str]:
+        """Return *args* with `@` for `-1` where a job is named, which click would take for an option."""
+        if "-1" not in args or not any(isinstance(parameter, JobArgument) for parameter in self.params):
+            return args
+        options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
+        takes_value = {flag for option in options if not option.is_flag for flag in option.opts}
+        found: list[str] = []
+        for at, word in enumerate(args):
+            if word == "--":
+                return found + args[at:]
+            found.append(LAST if word == "-1" and (at == 0 or args[at - 1] not in takes_value) else word)
+        return found
+
+
+class JobArgument(click.Argument):
+    """The names of jobs on the command line. `@` and `-1` are the last job."""
 
 
 class WordsVerb(Verb):

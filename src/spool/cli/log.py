@@ -9,7 +9,7 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, opened
+from spool.cli.common import name_argument, one_job, opened
 from spool.cli.group import Verb, tell
 from spool.cli.wait import POLL_S, told
 from spool.client.output import Follower, Stream, output_paths, outputs, read_output, run_of
@@ -20,7 +20,7 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, retries too.")
 @click.option("--run", "run", type=int, metavar="N", help="Of this run. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="The error output, where that goes to a file of its own.")
@@ -39,7 +39,7 @@ def command(
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
     """
     spool = opened(root)
-    name = job_name(name)
+    name = one_job(spool, name)
     stream = Stream.ERR if errors else Stream.OUT
     waits = follow and run is None and spool.latest_run(name) is None
     its_run = None if waits else _run_of(spool, name, run)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, viewed
+from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
-from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration
@@ -92,7 +91,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
 @click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N that ended, instead of ten.")
 @click.option("--since", metavar="TIME", help='Those that ended since then: "2h" (ago), "today", a date, a time.')
-@click.option("-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state.")
+@states_option
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
 @click.option("--project", metavar="NAME", help="Only jobs of this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
@@ -138,7 +137,7 @@ def command(
         raise click.UsageError("--csv, --json, --quiet and --tree exclude each other")
     if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
         raise click.UsageError("--watch is for a terminal; elsewhere call `spool ls` as often as you want")
-    wanted = JobFilter(tuple(map(_name, names)), _states(states), user, project, tag, recent, _since(since))
+    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, _since(since))
     form = "json" if as_json else "names" if quiet else "csv" if as_csv else "tree" if as_tree else "table"
     asked = _Asked(wanted, everything, sort, columns, form, watch)
     spool = viewed(root)
@@ -195,15 +194,6 @@ def _since(text: str | None) -> int | None:
         return moment(text, time.time_ns()) if text is not None else None
     except InvalidValue as error:
         raise UsageError(f"cannot understand --since: {error}") from None
-
-
-def _states(texts: tuple[str, ...]) -> frozenset[State]:
-    words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
-    known = {state.value for state in State}
-    for word in words:
-        if word not in known:
-            raise click.UsageError(f"there is no state {word!r}; the states are {', '.join(State)}")
-    return frozenset(map(State, words))
 
 
 def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> list[JobRow]:

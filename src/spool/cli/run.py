@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import SpelledOption, made, this_user
+from spool.cli.common import SpelledOption, made, strict_option, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
 from spool.cli.submit import asked, export_option, script_options
@@ -47,6 +47,7 @@ from spool.store.spool import Spool
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
+@strict_option
 @script_options
 @export_option
 @key_options
@@ -59,6 +60,7 @@ def command(
     shell_command: str | None,
     replace: bool,
     quiet: bool,
+    strict: bool,
     export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
@@ -78,6 +80,7 @@ def command(
     wanted = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
     job = wanted.name
     spool = made(ctx.obj)
+    submission.tell_doubts(spool.root, [(job, wanted.text)], strict=strict)
     before = spool.latest_run(job)
     submission.publish(spool.root, [(job, wanted.text)], held=wanted.held, replace=replace)
     if not quiet:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, opened
+from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.efficiency import Advice, MeasuredRun, Spread, Summary
 from spool.core.reasons import count_of
@@ -18,7 +18,7 @@ _UNKNOWN = "unknown"
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("--run", type=click.IntRange(1), metavar="N", help="This run. Default: the newest.")
 @json_option
 @click.pass_obj
@@ -38,7 +38,8 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 
     By hand: cat jobs/train/1/result.toml
     """
-    found = compare(opened(root), job_name(name), run)
+    spool = opened(root)
+    found = compare(spool, one_job(spool, name), run)
     if as_json:
         render.as_json({"version": 1, **_json(found)})
     else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, opened
+from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
@@ -25,7 +25,7 @@ _TASK_COLUMNS = (
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @click.option("--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in a line.")
 @json_option
 @click.pass_obj
@@ -39,7 +39,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
     spool = opened(root)
-    found = job_details(spool, job_name(name), run)
+    found = job_details(spool, one_job(spool, name), run)
     if as_json:
         render.as_json({"version": 1, **render.plain(found)})
     else:

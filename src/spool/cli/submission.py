@@ -194,6 +194,20 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
     return name, text
 
 
+def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -> None:
+    """Warn of what will keep *jobs* from running, or from telling anybody. Raises SpoolError for that if *strict*."""
+    from spool.query.foresight import doubts
+    from spool.store.spool import Spool
+
+    if not submit.is_spool(root):
+        return
+    found = doubts(Spool(root), [(name, jobfile.parse(text, name=name)) for name, text in jobs])
+    for name, why in found:
+        tell(f"{'' if strict else 'warning: '}job {name} {why}")
+    if found and strict:
+        raise SpoolError("cannot submit: --strict refuses what is doubtful: nothing was submitted")
+
+
 def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace: bool) -> None:
     """Put *jobs* into the spool and see that a dispatcher serves it. Raises SpoolError if a name is taken."""
     if not replace:

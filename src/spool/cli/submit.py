@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from spool.cli import render, submission
-from spool.cli.common import SpelledOption, made
+from spool.cli.common import SpelledOption, made, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import key_options, values_of
 from spool.client.submit import is_spool
@@ -84,6 +84,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )
 @click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
+@strict_option
 @click.option(
     "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file and submit nothing."
 )
@@ -101,6 +102,7 @@ def command(
     hold: bool,
     replace: bool,
     wait_for_it: bool,
+    strict: bool,
     dry_run: bool,
     export: tuple[str, ...],
     words: tuple[str, ...],
@@ -134,11 +136,12 @@ def command(
     else:
         wanted = submission.job_of(request, ctx.obj)
         jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
+    root = ctx.obj if dry_run or is_spool(ctx.obj) else made(ctx.obj).root
+    submission.tell_doubts(root, jobs, strict=strict)
     if dry_run:
         for _name, text in jobs:
             render.say_text(text.decode("utf-8", "replace"))
         return 0
-    root = ctx.obj if is_spool(ctx.obj) else made(ctx.obj).root
     submission.publish(root, jobs, held=hold, replace=replace)
     for job, _text in jobs:
         render.say(job, at_once=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, named, opened
+from spool.cli.common import named, names_argument, opened
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError
@@ -185,7 +185,7 @@ def _told(end: End, say: Callable[[str], None]) -> int:
 
 
 @click.command(cls=Verb)
-@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
+@names_argument
 @click.option(
     "--all", "wait_for_all", is_flag=True, help="Wait until all have ended: without names all that wait or run now."
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, viewed
+from spool.cli.common import json_option, name_argument, one_job, viewed
 from spool.cli.group import Verb
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
 
 
 @click.command(cls=Verb)
-@click.argument("name", shell_complete=complete_names)
+@name_argument
 @json_option
 @click.pass_obj
 def command(root: str, name: str, as_json: bool) -> int:
@@ -24,7 +24,8 @@ def command(root: str, name: str, as_json: bool) -> int:
 
     By hand: the last answer of the dispatcher stands in state.json
     """
-    answer = why(viewed(root), job_name(name))
+    spool = viewed(root)
+    answer = why(spool, one_job(spool, name))
     if as_json:
         render.as_json({"version": 1, **render.plain(answer)})
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +36,24 @@ class ChangeKind(StrEnum):
     STOPPING = "is being stopped"
     WOULD_BE_CANCELLED = "would be cancelled"
     WOULD_BE_STOPPED = "would be stopped"
+    WOULD_BE_HELD = "would be held"
+    WOULD_BE_STOPPED_AND_HELD = "would be stopped and held"
+    WOULD_BE_RELEASED = "would be released"
+    WOULD_BE_QUEUED_AGAIN = "would be queued again"
+    WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
+
+
+_WOULD = {
+    ChangeKind.HELD: ChangeKind.WOULD_BE_HELD,
+    ChangeKind.STOPPED_AND_HELD: ChangeKind.WOULD_BE_STOPPED_AND_HELD,
+    ChangeKind.RELEASED: ChangeKind.WOULD_BE_RELEASED,
+    ChangeKind.QUEUED_AGAIN: ChangeKind.WOULD_BE_QUEUED_AGAIN,
+    ChangeKind.STOPPED_AND_QUEUED: ChangeKind.WOULD_BE_STOPPED_AND_QUEUED,
+    ChangeKind.CANCELLED: ChangeKind.WOULD_BE_CANCELLED,
+    ChangeKind.STOPPING: ChangeKind.WOULD_BE_STOPPED,
+}
+DRY_RUN = frozenset(_WOULD.values())
+"""What a request would come to; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +83,57 @@ class Requests:
         self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
         self._user = user
 
-    def hold(self, name: str) -> Change:
+    def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
         running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # the tasks that run go on
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
-        return self._move("hold", name, moves, HELD)
+        return self._move("hold", name, moves, HELD, dry_run=dry_run)
 
-    def release(self, name: str) -> Change:
+    def release(self, name: str, *, dry_run: bool = False) -> Change:
         """Let a held job run: `mv held/NAME.toml queued/`."""
-        return self._move("release", name, {HELD: ChangeKind.RELEASED}, QUEUED)
+        return self._move("release", name, {HELD: ChangeKind.RELEASED}, QUEUED, dry_run=dry_run)
 
-    def requeue(self, name: str) -> Change:
-        """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`."""
+    def requeue(
+        self, name: str, change: Callable[[str, bytes], bytes] | None = None, *, dry_run: bool = False
+    ) -> Change:
+        """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`.
+
+        *change* makes of its name and its file's text another text, which is the one that runs then.
+        """
         if RUNNING in self._spool.places(name) and self._is_array(name):
-            failed = f"`spool ls '{name}_*' -s failed -q | xargs spool requeue` runs those again that failed"
+            failed = f"`spool requeue --failed '{name}_*'` runs those again that failed"
             why = "the array is not over"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
         moves = {RUNNING: ChangeKind.STOPPED_AND_QUEUED, DONE: ChangeKind.QUEUED_AGAIN}
-        return self._move("requeue", name, moves, QUEUED)
+        if change is None:
+            return self._move("requeue", name, moves, QUEUED, dry_run=dry_run)
+        places = self._spool.places(name)
+        source = next((place for place in moves if place in places), None)
+        if source is None:
+            raise self._not_there("requeue", name, places)
+        new = change(name, self._spool.job_text(source, name) or b"")
+        if dry_run:
+            return Change(_WOULD[moves[source]], source)
+        return self._replace_and_move(name, source, moves[source], new)
+
+    def _replace_and_move(self, name: str, source: str, kind: ChangeKind, new: bytes) -> Change:
+        """Queue a job with the text *new* in the place of its file in *source*. Cut off, it leaves both files.
+
+        That is a job that was submitted again, which waits for the end of one that runs.
+        """
+        try:
+            self._disk.publish(self._layout.job_file(QUEUED, name), new, durable=True)
+        except FileExistsError:
+            raise self._in_the_way("requeue", name, QUEUED) from None
+        if source == RUNNING:
+            self._stop(name, "", StopKind.REQUEUE)
+        else:
+            self._disk.discard(self._layout.job_file(source, name))
+        return Change(kind, source)
+
+    def _in_the_way(self, verb: str, name: str, place: str) -> SpoolError:
+        why = f"another job of that name is in {place}/"
+        return SpoolError(cannot(verb, f"job {name}", why, remedy="cancel or rename that one first"))
 
     def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
         """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; each of them where the name has several.
@@ -98,12 +149,8 @@ class Requests:
                     return _changes({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
-                return _changes(
-                    {
-                        place: ChangeKind.WOULD_BE_STOPPED if place == RUNNING else ChangeKind.WOULD_BE_CANCELLED
-                        for place in places
-                    }
-                )
+                kinds = {place: ChangeKind.STOPPING if place == RUNNING else ChangeKind.CANCELLED for place in places}
+                return _changes({place: _WOULD[kind] for place, kind in kinds.items()})
             files.update((place, self._inode(place, name)) for place in places)
             for place in (QUEUED, HELD):
                 if place in places and self._file_away(name, place):
@@ -125,7 +172,7 @@ class Requests:
         return self._disk.discard(self._layout.at(layout.PAUSED))
 
     def replace(self, name: str, place: str, old: bytes, new: bytes) -> None:
-        """Put *new* in the place of the file of a waiting job that reads *old*: `mv .tmp/NAME.toml queued/`.
+        """Put *new* in the place of the file of a job that reads *old*: `mv .tmp/NAME.toml queued/`.
 
         Raises SpoolError, and changes nothing, if the file is another by now, or the job has started meanwhile.
         """
@@ -133,6 +180,9 @@ class Requests:
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
             raise SpoolError(cannot("change", f"job {name}", why))
+        if place == RUNNING:
+            self._exchange(name, path, old, new)
+            return
         inode = os.lstat(path).st_ino
         self._disk.put(path, new, durable=True)
         # A dispatcher may have claimed the old file between the look and the move. The new one, which could not have
@@ -142,12 +192,27 @@ class Requests:
             self._disk.discard(path)
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
 
+    def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
+        """Put *new* in the place of a file in `running/`, which may go at any moment and must not come back."""
+        staged, thing = self._disk.staged(new, durable=True), ("change", f"job {name}")
+        try:
+            if not self._disk.exchange(staged, path):
+                why = "this file system cannot swap two files"
+                raise SpoolError(cannot(*thing, why, remedy=f"change it in an editor: {path}"))
+            if read_bytes(staged) != old:  # somebody else's newer text
+                self._disk.exchange(staged, path)
+                raise SpoolError(cannot(*thing, "the file was changed meanwhile"))
+        except FileNotFoundError:
+            raise SpoolError(cannot(*thing, "it has ended meanwhile")) from None
+        finally:
+            self._disk.discard(staged)
+
     def _is_array(self, name: str) -> bool:
         """Whether the newest run of a job is no run but an array's expansion."""
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None
 
-    def _move(self, verb: str, name: str, moves: dict[str, ChangeKind], into: str) -> Change:
+    def _move(self, verb: str, name: str, moves: dict[str, ChangeKind], into: str, *, dry_run: bool = False) -> Change:
         """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
         target = self._layout.job_file(into, name)
         for _ in range(_TRIES):
@@ -155,18 +220,19 @@ class Requests:
             source = next((place for place in moves if place in places), None)
             if source is None:
                 raise self._not_there(verb, name, places)
+            beside = tuple(place for place in places if place not in (source, DONE))
+            if dry_run:
+                if into in places:
+                    raise self._in_the_way(verb, name, into)
+                return Change(_WOULD[moves[source]], source, beside)
             try:
                 self._disk.move(self._layout.job_file(source, name), target)
             except FileNotFoundError:
                 continue
             except FileExistsError:
                 if os.path.lexists(target):
-                    why = f"another job of that name is in {into}/"
-                    raise SpoolError(
-                        cannot(verb, f"job {name}", why, remedy="cancel or rename that one first")
-                    ) from None
+                    raise self._in_the_way(verb, name, into) from None
                 continue
-            beside = tuple(place for place in places if place not in (source, DONE))
             return Change(moves[source], source, beside)
         raise SpoolError(cannot(verb, f"job {name}", "it is moved again and again by somebody else"))
 
@@ -184,14 +250,14 @@ class Requests:
         except FileNotFoundError:
             return 0
 
-    def _stop(self, name: str, reason: str) -> bool:
-        """Record who cancels the newest run, and take its file out of `running/`; False if that was gone."""
+    def _stop(self, name: str, reason: str, kind: StopKind = StopKind.CANCEL) -> bool:
+        """Record who stops the newest run, and take its file out of `running/`; False if that was gone."""
         # If it is being stopped already, it will not go on after that without its file. Where nothing can be recorded
         # (the disk is full, the metadir is damaged) the deletion alone says it, and not who and why.
         with suppress(OSError):
             run = self._spool.latest_run(name)
             if run is not None:
-                stop = Stop(StopKind.CANCEL, self._user, time.time_ns(), reason)
+                stop = Stop(kind, self._user, time.time_ns(), reason)
                 self._disk.publish(self._layout.record(name, run, layout.STOP), run_records.render_stop(stop))
         return self._disk.discard(self._layout.job_file(RUNNING, name))
 

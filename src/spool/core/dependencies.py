@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 
-from spool.core.model import Dependencies, State, Waiting
+from spool.core.model import Dependencies, Spec, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
 _ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
@@ -62,6 +62,19 @@ class NameProgress:
     def is_ended(self) -> bool:
         """Every one ended."""
         return self.total > 0 and self.pending is None
+
+
+CANCELLED_BY = "dependency: "
+"""What the reason begins with of a job that was cancelled because it can never have what it depends on."""
+
+
+def names_in(spec: Spec) -> tuple[str, ...]:
+    """Return every name that a job depends on, as its file says it."""
+    depends = spec.depends_on
+    if depends is None:
+        return ()
+    names = depends.all + depends.any + depends.ended + depends.failed
+    return names if depends.each is None else (*names, depends.each)
 
 
 def dependencies_of(job: Waiting) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -225,6 +225,11 @@ class Stop:
     reason: str = ""
 
 
+def in_force(spec: Spec, edited: Spec) -> Spec:
+    """Return what counts for a run that began with *spec*, now that its job file says what *edited* does."""
+    return replace(spec, time_limit_ns=edited.time_limit_ns, priority=edited.priority)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a run ended; `result.toml` and one line of `history.jsonl`."""
@@ -387,5 +392,5 @@ class Policy:
     user_limits: dict[str, Limits] = field(default_factory=dict)
     project_limits: dict[str, Limits] = field(default_factory=dict)
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
-    on_failure: str = "continue"  # or "pause"
+    on_failure: str = "continue"  # or "pause", "halt"
     strict_order: bool = False  # nobody overtakes a job that does not fit; for comparison in the simulator

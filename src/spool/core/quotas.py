@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from spool.core.model import Grant, Limits, Policy, Running, Waiting
@@ -204,6 +204,7 @@ class SharedLimits:
     groups: Sequence[Lowest] = ()
     arrays: Sequence[Lowest] = ()
     held: Set[str] = frozenset()  # arrays of which nothing starts
+    edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was changed since
 
     def of_group(self, name: str) -> int | None:
         """Return how many of that group may run at once; None: nobody says."""
@@ -211,7 +212,7 @@ class SharedLimits:
 
     def of_array(self, name: str) -> int | None:
         """Return how many tasks of that array may run at once; None: nobody says."""
-        return _lowest(self.arrays, name)
+        return self.edited[name] if name in self.edited else _lowest(self.arrays, name)
 
 
 def _lowest(stated: Sequence[Lowest], name: str) -> int | None:

@@ -31,7 +31,7 @@ from spool.core.backfill import (
     exhausted_at_ns,
 )
 from spool.core.constraints import Constraints
-from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
 from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
@@ -64,6 +64,7 @@ class View:
     ended: Mapping[str, State] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held_arrays: Set[str] = frozenset()
+    array_limits: Mapping[str, int | None] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
     past: Past = field(default_factory=lambda: Past(Policy()))
     paused: bool = False
@@ -183,7 +184,7 @@ class Plan:
     def _why_ended(self, name: str, outcome: State) -> str:
         job = self._view.queue.get(name) or self._view.held[name]
         if outcome is State.CANCELLED:
-            return f"dependency: {self._names.resolution(job).text}"
+            return f"{CANCELLED_BY}{self._names.resolution(job).text}"
         job_reasons = list(self._constraints.job_reasons(job))
         waited_for = job_reasons[1] if len(job_reasons) > 1 else next(self._constraints.class_reasons(job), None)
         return f"{job_reasons[0]}; {waited_for}" if waited_for is not None else str(job_reasons[0])
@@ -198,7 +199,10 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
     limits = SharedLimits(
-        (queue.group_limits, running.group_limits), (queue.array_limits, running.array_limits), view.held_arrays
+        (queue.group_limits, running.group_limits),
+        (queue.array_limits, running.array_limits),
+        view.held_arrays,
+        view.array_limits,
     )
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     for name, machine in view.elsewhere.items():

@@ -78,7 +78,7 @@ class Arrays:
         self._stops = stops
         self.store = ArrayStore(context.spool)
         self.expander = Expander(context, self.store, scanner, why_no_room)
-        self.files = ArrayFiles(context, self._cancel)
+        self.files = ArrayFiles(context, self.cancel)
         self.names = ArrayNames(context.spool, context.state)
 
     # One pass.
@@ -206,7 +206,8 @@ class Arrays:
 
     # Cancelling.
 
-    def _cancel(self, array: Array, stop: Stop) -> None:
+    def cancel(self, array: Array, stop: Stop) -> None:
+        """Cancel an array: nothing more of it is issued, and its tasks are cancelled one after the other."""
         words = array.cancel(stop)
         log.info("array %s run %d: %s", array.name, array.run, words)
         self._state.changed()
@@ -375,11 +376,13 @@ class ArrayFiles:
     def _see_one(self, array: Array, now_ns: int) -> None:
         spool, name = self._spool, array.name
         if (inode := self._regular(RUNNING, name)) is not None:
+            self._see_text(array, RUNNING)
             array.file_seen(inode)
             self._release(array, now_ns)
             return
         in_held = self._regular(HELD, name)
         if in_held is not None and (array.held_since_ns is not None or in_held == array.inode):
+            self._see_text(array, HELD)
             array.file_seen(in_held)
             if array.hold(now_ns):
                 self._changed(array, "held")
@@ -398,6 +401,15 @@ class ArrayFiles:
                 return
             stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
         self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
+
+    def _see_text(self, array: Array, place: str) -> None:
+        """Take in how many of its tasks may run at once, as its file in *place* says now."""
+        status = status_of(self._spool.layout.job_file(place, array.name))
+        if status is None or array.seen == (seen := (status.st_ino, status.st_mtime_ns)):
+            return
+        if array.edited(self._spool.job_spec(place, array.name), seen):
+            self._changed(array, f"at most {array.max_running or 'all'} of its tasks run at once")
+            self._state.queue.changed()
 
     @staticmethod
     def _place(array: Array) -> str:

@@ -13,6 +13,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.terminator import StopOrders
 from spool.machine.host import this_user
 from spool.state.run import ActiveRun
@@ -29,7 +30,9 @@ MISSING_NS = 300_000_000
 class FileMoves:
     """Makes of each change of a file what it means."""
 
-    def __init__(self, context: Context, scanner: Scanner, finalizer: Finalizer, stops: StopOrders) -> None:
+    def __init__(
+        self, context: Context, scanner: Scanner, finalizer: Finalizer, stops: StopOrders, limits: LimitEnforcer
+    ) -> None:
         self._context = context
         self._confinement = context.confinement
         self._spool = context.spool
@@ -39,6 +42,7 @@ class FileMoves:
         self._scanner = scanner
         self._finalizer = finalizer
         self._stops = stops
+        self._limits = limits
         self._missing: dict[tuple[str, int], ActiveRun] = {}  # runs whose file is not in running/
         self._called_off: dict[str, list[tuple[JobEntry, bytes]]] = {}  # cancelled while an earlier run was alive
 
@@ -77,6 +81,8 @@ class FileMoves:
             with self._confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
                 status = status_of(self._spool.layout.job_file(RUNNING, name))
                 if status is not None:
+                    if live.is_new_text(status.st_ino, status.st_mtime_ns):
+                        self._see_edited(live)
                     live.file_seen(status.st_ino, status.st_mtime_ns)
                 elif live.file_missing_ns is None:
                     live.file_missing(time.monotonic_ns())
@@ -91,6 +97,19 @@ class FileMoves:
                 del self._missing[key]
             elif live.stop is None and not live.asking:
                 self._try_missing(live)
+
+    def _see_edited(self, live: ActiveRun) -> None:
+        """Take in what the file of a run says now; a file that is not valid says nothing."""
+        defaults = self._spool.defaults(live.name, live.run, self._context.settings.config.kill_grace_ns)
+        spec = self._spool.job_spec(RUNNING, live.name, defaults)
+        if spec is None or spec.is_array:
+            log.warning(
+                "job %s: its file in running/ was changed and is not valid; what it said before counts", live.name
+            )
+        elif live.edited(spec):
+            log.info("job %s run %d: its time limit or priority was changed", live.name, live.run)
+            self._limits.add(live)
+            self._context.state.recount(live)
 
     def _try_missing(self, live: ActiveRun) -> None:
         thing, verb = Thing.of_run(live.key), "see to the missing file of"

@@ -34,7 +34,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
-from spool.dispatcher.terminator import StopOrders, Terminator
+from spool.dispatcher.terminator import Halt, StopOrders, Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
@@ -63,6 +63,7 @@ _LOCK: Task = Thing("service", "the spool anew"), "lock"
 _OBSERVE: Task = Thing("spool", "the spool"), "look at"
 _TAKE_ANSWERS: Task = Thing("service", "the answers of hooks"), "take in"
 _GO_ON: Task = Thing("service", "the arrays"), "go on with"
+_HALT: Task = Thing("service", "what waits and runs"), "cancel"
 _START: Task = Thing("spool", "jobs"), "start"
 _FILE: Task = Thing("spool", "what has ended"), "file"
 _TELL: Task = Thing("service", "the listeners"), "tell"
@@ -111,10 +112,11 @@ class Dispatcher:
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = LimitEnforcer(context, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
-        self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops)
+        self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
+        self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
         self.launcher = Launcher(context, self.planner.shortage)
         self.recovery = Recovery(context, self.prober)
@@ -159,6 +161,7 @@ class Dispatcher:
         for name in list(self.recovery.arrays):
             self._resume_array(name)
         self.recovery.places()
+        self.halt.open()
         for live in list(self.state.live.values()):
             self._watch(live)
         # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
@@ -226,9 +229,10 @@ class Dispatcher:
         more = started = False
         if not self._held_up():
             more = bool(self._serve(_GO_ON, self._work_on_arrays))
-        if self.settings.config.policy.on_failure == "pause":
+        if self.settings.config.policy.on_failure != "continue":
             self._file()  # nothing is to start after the first that failed
-        if not self._held_up(besides="start"):
+        more = bool(self._serve(_HALT, self.halt.work)) or more
+        if not self._held_up(besides="start") and not self.halt.going_on:
             started = bool(self._step(_START, self._plan))
         self._file()
         self._serve(_TELL, self._tell)
@@ -479,3 +483,5 @@ class Dispatcher:
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
             with self.confinement.service("pause", "the spool"):
                 self.pause.failed(live.name, f"{proof.outcome}: {proof.reason}")
+            with self.confinement.service("halt", "the spool"):
+                self.halt.failed(live.name, f"{proof.outcome}: {proof.reason}")

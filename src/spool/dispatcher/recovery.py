@@ -373,7 +373,7 @@ class Recovery:
         """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
         spool = self._spool
         defaults = self._settings.config.defaults
-        spec = spool.spec(name, run, kill_grace_ns=defaults.kill_grace_ns)
+        spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
                 spec = spool.job_spec(place, name, defaults)

@@ -291,6 +291,15 @@ class _Moment:
     warning: bool
 
 
+def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
+    """Whether that moment of a run has come; its limit may have been changed since it was set."""
+    limit, signal = live.spec.time_limit_ns, live.spec.signal
+    if limit is None:
+        return False
+    before_ns = signal.before_ns if moment.warning and signal is not None else 0
+    return live.started_boot_ns + limit - before_ns <= now_ns
+
+
 class LimitEnforcer:
     """Watches the limits of live runs. *order* orders a run to be stopped."""
 
@@ -307,7 +316,7 @@ class LimitEnforcer:
         self._memory_at_ns = 0
 
     def add(self, live: ActiveRun) -> None:
-        """Watch a run that has been started or adopted."""
+        """Watch a run that has been started or adopted, or whose limit has changed."""
         limit = live.spec.time_limit_ns
         if limit is not None:
             end = live.started_boot_ns + limit
@@ -327,7 +336,7 @@ class LimitEnforcer:
         while self._moments and self._moments[0].at_ns <= now:
             moment = heapq.heappop(self._moments)
             live = self._state.live.get(moment.key)
-            if live is None or not live.holds_room or live.stop is not None:
+            if live is None or not live.holds_room or live.stop is not None or not _is_due(live, now, moment):
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)

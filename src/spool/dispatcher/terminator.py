@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from spool.core.model import SECOND_NS, Stop, StopKind
+from spool.core.layout import QUEUED
+from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -16,13 +17,97 @@ from spool.dispatcher.journal import stopping_line
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.timers import Timer
 from spool.executors import Engine, RunHandle
+from spool.machine.host import this_user
+from spool.state.array import Array
 from spool.state.run import ActiveRun
+from spool.state.table import JobEntry
 
 log = logging.getLogger(__name__)
 
 _RECORD = "record the stop of"
 _FIRST_LOOK_NS = SECOND_NS // 100
 _LONGEST_LOOK_NS = SECOND_NS // 4
+
+
+_END = "end"
+_HALT_BUDGET_NS = 20_000_000  # what a halt may take of one pass
+
+
+class Halt:
+    """Cancels what waits and stops what runs, where a job that failed for good is configured to do that.
+
+    The file `.halt` says since when until that is done, so that the next dispatcher goes on with it. What is held stays
+    held, and what comes later runs. *end* ends a job that waits, *cancel* an array.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        stops: StopOrders,
+        end: Callable[[JobEntry, str, State, str, int], None],
+        cancel: Callable[[Array, Stop], None],
+    ) -> None:
+        self._context = context
+        self._stops = stops
+        self._end = end
+        self._cancel = cancel
+        self._order: Stop | None = None
+        self._stopped: set[tuple[str, int]] = set()  # runs that were ordered to stop; a hook may have refused that
+
+    @property
+    def going_on(self) -> bool:
+        """Whether something may be left to cancel, so that nothing is to start."""
+        return self._order is not None
+
+    def open(self) -> None:
+        """Take in what an earlier dispatcher has not finished."""
+        self._order = self._context.spool.halt()
+
+    def failed(self, name: str, why: str) -> None:
+        """Begin, where it is so configured, because a job has failed for good."""
+        if self._context.settings.config.policy.on_failure != "halt" or self._order is not None:
+            return
+        order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
+        self._order = order
+        log.warning("job %s has failed for good: what waits is cancelled, and what runs is stopped", name)
+        self._context.spool.order_halt(order)
+
+    def work(self) -> bool:
+        """Cancel as much as a pass has time for; return whether more is left that can be done at once."""
+        order, until_ns = self._order, time.monotonic_ns() + _HALT_BUDGET_NS
+        if order is None:
+            return False
+        state = self._context.state
+        for array in list(state.arrays.values()):
+            if array.cancelled is None and array.result is None and not array.held:
+                self._cancel(array, order)
+        for live in list(state.live.values()):
+            if live.stop is None and live.proof is None and not live.asking and live.key not in self._stopped:
+                self._stopped.add(live.key)
+                self._stops.order(live, order)
+        left = False
+        for job in list(state.jobs.values()):
+            if time.monotonic_ns() >= until_ns:
+                return True
+            if job.queued is not None and job.wait is not None and job.wait.arrived_at_ns <= order.at_ns:
+                left = not self._end_waiting(job, order) or left
+        if not left:
+            self._context.spool.halted()
+            self._order = None
+            self._stopped.clear()
+        return False
+
+    def _end_waiting(self, job: JobEntry, order: Stop) -> bool:
+        """End a job that waits; return whether that is done. Behind a run of its name the file alone is moved."""
+        thing, now_ns = Thing.of_job(job.name), self._context.clock()
+        if self._context.confinement.pauses(thing, _END):
+            return False
+        with self._context.confinement.of(thing, _END) as piece:
+            if job.live is None:
+                self._end(job, QUEUED, State.CANCELLED, order.reason, now_ns)
+            elif self._context.spool.archive_file(job.name, QUEUED):
+                self._context.changes.vanished.add(job.name)
+        return not piece.failed
 
 
 class StopOrders:

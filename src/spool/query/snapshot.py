@@ -103,6 +103,7 @@ def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: in
             _unsettled(spool, table, name, error)
             continue
         if array is not None:
+            array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
             array.held_since_ns = now_ns if name in held and name not in running else None
             if name not in running | held:
                 array.cancelled = "cancelled"  # and its tasks have not all ended
@@ -151,7 +152,8 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, default
     if run is None or proof is None or proof.verdict in _OVER:
         return None
     record = spool.grant(name, run)
-    spec = spool.spec(name, run, kill_grace_ns=defaults.kill_grace_ns) or spool.job_spec(RUNNING, name, defaults)
+    spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
+    spec = spec or spool.job_spec(RUNNING, name, defaults)
     if spec is None:
         return None
     record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
@@ -260,12 +262,15 @@ def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
     return "; ".join(line.removeprefix("- ") for line in lines if line.startswith("- "))
 
 
-def machine_now(spool: Spool, now_ns: int) -> Machine:
-    """Return the machine and its GPUs, as they are apart from all jobs."""
+def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_ns: int = _LONG_PATIENCE_NS) -> Machine:
+    """Return the machine, and *with_gpus* its GPUs, as they are apart from all jobs.
+
+    NVML is waited for no longer than *patience_ns*.
+    """
     world = MachineMonitor(
-        spool, SchedulerState(), Settings(spool), with_gpus=True, told=lambda: gpus_told(spool, now_ns)
+        spool, SchedulerState(), Settings(spool), with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
     )
     try:
-        return world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS)
+        return world.machine(now_ns, patience_ns=patience_ns)
     finally:
         world.close()

@@ -34,6 +34,8 @@ class Array:
     unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher came: how is to be read
     to_cancel: deque[str] = field(default_factory=deque)
     held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
+    seen: tuple[int, int] | None = None  # inode and mtime of its job file when its text was last read
+    max_running: int | None = None  # how many of its tasks may run at once, as its file says now
     missing_ns: int | None = None  # monotonic: since when its file is nowhere
     cancelled: str | None = None  # by whom, and why
     unrecorded: Stop | None = None  # the same, while no record says it
@@ -43,6 +45,11 @@ class Array:
     def held(self) -> bool:
         """Whether nothing of it is to be issued or started."""
         return self.held_since_ns is not None and self.cancelled is None
+
+    @property
+    def limit_edited(self) -> bool:
+        """Whether its file says another `max_running` now than its tasks do."""
+        return self.max_running != self.tasks.max_running
 
     @property
     def over(self) -> bool:
@@ -66,6 +73,16 @@ class Array:
     def file_seen(self, inode: int) -> None:
         """Learn where its job file is: one of that inode lies in its place."""
         self.inode, self.missing_ns = inode, None
+
+    def edited(self, spec: Spec | None, seen: tuple[int, int]) -> bool:
+        """Learn what its job file, which looks like *seen*, says now; return whether its limit is another.
+
+        A file that is not valid, or of no array, says nothing.
+        """
+        before, self.seen = self.max_running, seen
+        if spec is not None and spec.is_array:
+            self.max_running = Tasks(self.name, spec).max_running
+        return self.max_running != before
 
     def file_found(self) -> None:
         """Learn that its job file is somewhere again."""
@@ -146,4 +163,5 @@ def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
         arrived_at_ns=record.submitted_at_ns or at_ns,
         expanded_at_ns=at_ns,
         names=tasks.names(),
+        max_running=tasks.max_running,
     )

@@ -17,6 +17,7 @@ from spool.core.model import (
     Spec,
     Stop,
     StopKind,
+    in_force,
 )
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors import RunHandle, Usage
@@ -125,6 +126,17 @@ class ActiveRun:
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Learn that its job file lies in `running/`."""
         self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+
+    def is_new_text(self, inode: int, mtime_ns: int) -> bool:
+        """Whether the job file in `running/` that looks like this may say something new since it was last seen."""
+        if inode != self.inode:
+            return True
+        return mtime_ns > self.started_at_ns if self.mtime_ns is None else mtime_ns != self.mtime_ns
+
+    def edited(self, spec: Spec) -> bool:
+        """Learn what its job file says now; return whether anything that counts for it has changed."""
+        before, self.spec = self.spec, in_force(self.spec, spec)
+        return self.spec != before
 
     def file_missing(self, at_ns: int) -> None:
         """Learn that its job file is not in `running/`, seen first at *at_ns*, monotonic."""

@@ -128,6 +128,7 @@ class SchedulerState:
             ended=ended,
             arrays=arrays,
             held_arrays=self.held_arrays,
+            array_limits={array.name: array.max_running for array in self.arrays.values() if array.limit_edited},
             reservations=reservations,
             past=self.past,
             paused=paused,

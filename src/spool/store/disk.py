@@ -40,6 +40,7 @@ _KINDS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPT
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 # The kernel (before 3.15), the file system (NFS, some of FUSE) or a filter of system calls does not know it. A filter
 # may say so by EPERM; where nobody may move the file, that will be said of the other way as well.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
@@ -99,6 +100,10 @@ class Disk:
     def rename_new(self, old: str, new: str) -> bool:
         """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: the file system cannot."""
         return rename_new(old, new)
+
+    def exchange(self, one: str, other: str) -> bool:
+        """Have two files swap their names in one step; FileNotFoundError if one is gone. False: it cannot be done."""
+        return exchange(one, other)
 
     def link(self, old: str, new: str) -> None:
         """Give *old* a second name; FileExistsError if *new* exists."""
@@ -517,6 +522,21 @@ def rename_new(old: str, new: str) -> bool:
     if error in _CANNOT:
         return False
     raise OSError(error, os.strerror(error), new if error == errno.EEXIST else old)
+
+
+def exchange(one: str, other: str) -> bool:
+    """Have two files swap their names in one step. False: it cannot be done here."""
+    function = _renameat2()
+    if function is None:
+        return False
+    if function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    import ctypes
+
+    error = ctypes.get_errno()
+    if error in _CANNOT:
+        return False
+    raise OSError(error, os.strerror(error), other)
 
 
 @cache

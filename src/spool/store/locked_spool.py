@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec.json
 
 from spool.core import layout
+from spool.core.errors import InvalidRecord
 from spool.formats import run_records
 from spool.store.disk import Disk, disk_is_full, is_name_of, of_the_spool, open_directory, same_file, status_of
 from spool.store.lock import hold
@@ -297,6 +298,23 @@ class LockedSpool(Spool):
         """Have nothing started any more until a person deletes `paused`."""
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.at(layout.PAUSED), f"{why}\n".encode())
+
+    def order_halt(self, order: Stop) -> None:
+        """Have what waits cancelled and what runs stopped, by the next dispatcher too, until `halted`."""
+        with contextlib.suppress(FileExistsError):
+            self.disk.publish(self.layout.at(layout.HALT), run_records.render_stop(order), durable=True)
+
+    def halted(self) -> None:
+        """Learn that nothing is left to cancel."""
+        self.disk.discard(self.layout.at(layout.HALT))
+
+    def halt(self) -> Stop | None:
+        """Return why all is to be cancelled, and since when; None if it is not."""
+        data = read_record(self.layout.at(layout.HALT))
+        try:
+            return run_records.parse_stop(data) if data else None
+        except InvalidRecord:
+            return None
 
     # Telling users what is wrong with a file.
 

@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, JobDefaults, Result, Spec, Stop
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, JobDefaults, Result, Spec, Stop, in_force
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, parse_array
@@ -145,6 +145,15 @@ class Spool:
         from spool.formats import jobfile  # as in `_spec`
 
         return jobfile.recorded_defaults(text, kill_grace_ns)
+
+    def spec_in_force(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
+        """Return what a live run's copy of its job file says, with what may be changed as the file says it now."""
+        copy, defaults = self.record(name, run, layout.SPEC_COPY), self.defaults(name, run, kill_grace_ns)
+        spec, text = _spec(copy, name, defaults), self.job_text(layout.RUNNING, name)
+        if spec is None or text is None or text == copy:
+            return spec
+        edited = _spec(text, name, defaults)
+        return spec if edited is None else in_force(spec, edited)
 
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""

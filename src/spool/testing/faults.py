@@ -100,6 +100,10 @@ class FaultyDisk(Disk):
         """Rename without replacing, unless the fault is here."""
         return super().rename_new(old, new) if self._happens("rename_new", old, new) else True
 
+    def exchange(self, one: str, other: str) -> bool:
+        """Swap two files, unless the fault is here."""
+        return super().exchange(one, other) if self._happens("exchange", one, other) else True
+
     def link(self, old: str, new: str) -> None:
         """Give a second name, unless the fault is here."""
         if self._happens("link", old, new):

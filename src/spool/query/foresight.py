@@ -1,0 +1,130 @@
+"""What will keep a job from ever running, or its messages from arriving, as far as it shows before it is submitted.
+
+Nothing here is certain: a machine may grow, and files come in any order. So these are warnings, not errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib.util import find_spec
+
+from spool.core.arrays import array_of
+from spool.core.dependencies import names_in
+from spool.core.layout import valid_name
+from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
+from spool.core.names import LOCAL_EXECUTORS
+from spool.core.resources import FreeResources
+from spool.core.runs import Runs
+from spool.formats.config import Config
+from spool.query.jobs import last_view
+from spool.store.config import Settings
+from spool.store.spool import Spool
+
+_PATIENCE_NS = SECOND_NS  # a driver that hangs keeps nobody waiting for a warning
+_MOST_DOUBTS = 20  # a thousand dependencies that do not exist are one mistake
+
+
+def doubts(spool: Spool, jobs: Sequence[tuple[str, Spec]]) -> list[tuple[str, str]]:
+    """Return what is doubtful about *jobs*, which are to be submitted together, as pairs of a name and a sentence."""
+    seer = _Seer(spool, {name for name, _ in jobs})
+    found: list[tuple[str, str]] = []
+    for name, spec in jobs:
+        with suppress(OSError):  # what cannot be read is told by those that need it, and keeps nobody from submitting
+            found.extend((name, why) for why in seer.doubts(name, spec))
+    return found
+
+
+class _Seer:
+    """Looks at a spool as far as the jobs need it: a plain one asks for nothing."""
+
+    def __init__(self, spool: Spool, together: Collection[str]) -> None:
+        self._spool = spool
+        self._together = together
+        self._now_ns = time.time_ns()
+
+    @cached_property
+    def _config(self) -> Config:
+        return Settings(self._spool).config
+
+    def doubts(self, name: str, spec: Spec) -> Iterator[str]:
+        """Yield each thing that is doubtful about one job."""
+        executor = spec.executor or self._config.executor
+        problem = self._executor_problem(executor)
+        if problem is not None:
+            yield f"cannot start: {problem}"
+        elif executor in LOCAL_EXECUTORS:
+            yield from self._never_fits(name, spec)
+        yield from self._undelivered(spec)
+        yield from self._unknown(name, spec)
+
+    def _executor_problem(self, executor: str) -> str | None:
+        if executor == "process":
+            return None
+        from spool.executors import Executors
+
+        return Executors(lambda: executor).problem(executor)
+
+    def _never_fits(self, name: str, spec: Spec) -> Iterator[str]:
+        request = spec.request
+        if request == Request(cpus=min(request.cpus, 1)):
+            return  # any machine has that
+        machine = self._told(request) or self._machine(request)
+        room = FreeResources(machine, self._config.policy, self._now_ns, Runs())
+        reason = room.never_fits(Waiting(name, spec, "", self._now_ns))
+        if reason is not None:
+            yield reason.text
+
+    def _told(self, request: Request) -> Machine | None:
+        """Return the machine as a dispatcher that lives has last seen it, None if none has told what is asked."""
+        view, silent_ns = last_view(self._spool, self._now_ns) if self._spool.dispatcher_lives() else (None, None)
+        told = view.machine if view is not None and silent_ns is None else None
+        if told is None:
+            return None
+        gpus = told.told()
+        if request.gpus and gpus is None:
+            return None
+        cards, problem = (gpus.gpus, gpus.problem) if gpus is not None else ((), None)
+        return Machine(told.cpus, told.memory_bytes, gpus=cards, gpu_problem=problem, resources=self._config.resources)
+
+    def _machine(self, request: Request) -> Machine:
+        from spool.query.snapshot import machine_now
+
+        return machine_now(self._spool, self._now_ns, with_gpus=request.gpus > 0, patience_ns=_PATIENCE_NS)
+
+    def _undelivered(self, spec: Spec) -> Iterator[str]:
+        """Yield why no message of the job can arrive at an address. Asks nobody."""
+        if spec.notify is None:
+            return
+        from spool.listeners.message import UndeliveredError, masked
+        from spool.listeners.notifications import expanded
+        from spool.listeners.transports import NOT_INSTALLED, AppriseService, transport_for
+
+        for named in spec.notify.to:
+            try:
+                for address in expanded(named, self._config.contacts):
+                    transport = transport_for(address, self._config.notifier)
+                    if isinstance(transport, AppriseService) and find_spec("apprise") is None:
+                        raise UndeliveredError(NOT_INSTALLED)
+            except UndeliveredError as error:
+                yield f"nothing can be sent to {masked(named)}: {error}"
+
+    def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
+        missing = [each for each in names_in(spec) if not self._exists(each)]
+        for each in missing[:_MOST_DOUBTS]:
+            yield f"depends on {each}, and there is no job of that name; it waits until one is submitted"
+        if len(missing) > _MOST_DOUBTS:
+            yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that are not there"
+
+    def _exists(self, name: str) -> bool:
+        """Whether a job, or the array of which it would be a task, is there, was there, or is submitted as well."""
+        return any(
+            valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
+        )
+
+    def _was_seen(self, name: str) -> bool:
+        if self._spool.places(name) or self._spool.runs(name):
+            return True
+        return any(f'"{name}"'.encode() in line for line in self._spool.history())

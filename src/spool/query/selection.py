@@ -1,0 +1,94 @@
+"""Which jobs a request is for: those that a filter picks, the last one submitted, and those that failed with others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from spool.core.arrays import array_of
+from spool.core.dependencies import CANCELLED_BY, names_in
+from spool.core.errors import NoSuchJob, cannot
+from spool.core.layout import DONE, RUNNING
+from spool.core.model import State
+from spool.core.names import natural
+from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
+from spool.store.spool import Spool
+
+UNSUCCESSFUL = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.UNSCHEDULABLE, State.LOST})
+"""How a job ends that nobody has cancelled, and that has not finished."""
+
+_MANY = 1000  # ended jobs among which the last one submitted is sought
+
+
+def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
+    """Return the job that *user* has submitted last: one that waits or runs, or has ended within a day.
+
+    Of an array it is the array, not its last task. A job that was requeued counts from then on. Raises NoSuchJob.
+    """
+    rows = JobLister(spool, time.time_ns() if now_ns is None else now_ns).listing(recent=_MANY).rows
+    own = [row for row in rows if row.user == user and row.submitted_at_ns is not None]
+    if not own:
+        why = f"{user} has none that waits or runs, or ended within a day"
+        raise NoSuchJob(cannot("find", "the last job", why, remedy="name the job"))
+    last = max(own, key=lambda row: (row.submitted_at_ns or 0, row.name)).name
+    return _array(spool, last) or last
+
+
+def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the jobs in *places* that are wanted, in natural order, and the names that no job has.
+
+    What is being stopped is left out unless that state is asked for. Of an array that has ended its tasks stand for it,
+    and while it goes on it stands for its tasks.
+    """
+    found = list_jobs(spool, wanted, everything=DONE in places)
+    rows = [row for row in found.rows if row.place in places]
+    rows = [row for row in rows if row.state is not State.STOPPING or State.STOPPING in wanted.states]
+    return sorted({row.name for row in _once(spool, rows, by_task=DONE in places)}, key=natural), found.unknown
+
+
+def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow]:
+    """Return *rows* without those that others stand for; *by_task*: the tasks for their array."""
+    rows = list(rows)
+    names = {row.name for row in rows}
+    arrays = {name for name in {array_of(name) for name in names} & names if _is_array(spool, name)}
+    if by_task:
+        return [row for row in rows if row.name not in arrays]
+    going_on = {row.name for row in rows if row.name in arrays and row.place == RUNNING}
+    return [row for row in rows if array_of(row.name) not in going_on]
+
+
+def _is_array(spool: Spool, name: str) -> bool:
+    run = spool.latest_run(name) if name else None
+    return run is not None and spool.array(name, run) is not None
+
+
+def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
+    """Return the jobs that were cancelled because a dependency had failed, where that is one of *names*.
+
+    Also those that depend on these, and so on, each after what it depends on.
+    """
+    ended = list_jobs(spool, JobFilter(states=frozenset({State.CANCELLED})), everything=True).rows
+    needs: dict[str, tuple[str, ...]] = {}
+    for row in ended:
+        if row.place == DONE and row.started_at_ns is None and row.reason.startswith(CANCELLED_BY):
+            spec = spool.job_spec(DONE, row.name)
+            if spec is not None:
+                needs[row.name] = names_in(spec)
+    found: dict[str, None] = {}
+    new = set(names)
+    while new:
+        changed = new | {_array(spool, name) for name in new}
+        back = [
+            name
+            for name, listed in needs.items()
+            if name not in found and any(each in changed or _array(spool, each) in new for each in listed)
+        ]
+        found.update(dict.fromkeys(sorted(back, key=natural)))
+        new = set(back)
+    return [name for name in found if name not in names]
+
+
+def _array(spool: Spool, name: str) -> str:
+    """Return the array of which *name* is a task, "" for what is none."""
+    array = array_of(name)
+    return array if _is_array(spool, array) else ""

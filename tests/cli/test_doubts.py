@@ -1,0 +1,118 @@
+"""What is told of a job before it is submitted: it never fits, a message cannot arrive, a dependency is not there."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job
+from spool.cli import fastsubmit
+from spool.formats.state import GpuView, MachineView, StateView, render_state
+
+NEVER = [
+    (("--cpus", "9999"), "never fits: needs 9999 CPUs, the machine has 4"),
+    (("--memory", "1T"), "never fits: needs 1 TiB, the machine has 8 GiB"),
+    (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
+    (("--resource", "licence=1"), "never fits: "),
+    (("--executor", "slurm"), "cannot start: this version of spool has no executor 'slurm'"),
+    (("--notify", "someone"), "nothing can be sent to someone: it is no URL"),
+    (("--depends-on", "nosuch"), "depends on nosuch, and there is no job of that name"),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), NEVER)
+def test_what_can_never_be_is_told_at_submission(
+    spool: Command, spool_root: Path, words: tuple[str, ...], why: str
+) -> None:
+    """A warning with the numbers comes on stderr, and the job is submitted all the same; `--strict` submits nothing."""
+    (spool_root / "config.toml").write_text('autostart = false\ncpus = 4\nmemory = "8G"\n')
+    said = spool("submit", "--strict", "--name", "a", *words, "--", "true")
+    assert (said.code, said.out) == (1, "")
+    assert f"job a {why}" in said.err
+    assert "nothing was submitted" in said.err
+    assert list((spool_root / "queued").iterdir()) == []
+    said = spool("submit", "--name", "a", *words, "--", "true")
+    assert (said.code, said.out) == (0, "a\n")
+    assert f"warning: job a {why}" in said.err
+
+
+@pytest.mark.parametrize("strict", [(), ("--strict",)])
+def test_check_tells_the_same(spool: Command, spool_root: Path, tmp_path: Path, strict: tuple[str, ...]) -> None:
+    """`check` warns of what `submit` warns of; with `--strict` such a file is wrong."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 4\n")
+    file = tmp_path / "big.toml"
+    file.write_text('command = "true"\ncpus = 5\n')
+    said = spool("check", file, *strict)
+    assert said.code == (4 if strict else 0)
+    assert "never fits: needs 5 CPUs, the machine has 4" in (said.out if strict else said.err)
+    found = json.loads(spool("check", file, *strict, "--json").out)["files"][0]
+    assert found["valid"] is not bool(strict)
+    assert len(found["problems" if strict else "warnings"]) == 1
+
+
+def test_jobs_that_are_submitted_together_may_depend_on_each_other(
+    spool: Command, spool_root: Path, tmp_path: Path
+) -> None:
+    """Of several files, and of arrays, no dependency is missed; nor of what ended long ago, or waits as a file."""
+    for name, text in {"a": 'array = "0-3"\n', "b": 'depends_on = ["a", "a_2", "old", "gone", "new_7"]\n'}.items():
+        (tmp_path / f"{name}.toml").write_text(f'command = "true"\n{text}')
+    put_job(spool_root, "old", place="done")
+    put_job(spool_root, "new", 'command = "true"\narray = "0-9"\n')
+    (spool_root / "history.jsonl").write_text('{"job":"gone","run":1}\n')
+    said = spool("submit", "--strict", "-f", tmp_path / "a.toml", "-f", tmp_path / "b.toml")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
+    spool: Command, spool_root: Path, tmp_path: Path
+) -> None:
+    """Many names that nobody has are counted."""
+    names = ", ".join(f'"x{number}"' for number in range(1000))
+    (tmp_path / "a.toml").write_text(f'command = "true"\ndepends_on = [{names}]\n')
+    said = spool("submit", "-f", tmp_path / "a.toml")
+    assert said.code == 0
+    assert len(said.err.splitlines()) == 21
+    assert "depends on 980 more jobs" in said.err
+
+
+def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address that only Apprise understands is a warning without it, with its secrets masked."""
+    monkeypatch.setattr("spool.query.foresight.find_spec", lambda name: None)
+    said = spool("submit", "--name", "a", "--notify", "mailto://me:secret@example.org", "--", "true")
+    assert said.code == 0
+    assert "Apprise is not installed" in said.err
+    assert "secret" not in said.err
+
+
+def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of one processor reads neither the machine nor the state."""
+    monkeypatch.setattr("spool.query.foresight.last_view", None)
+    assert spool("submit", "--strict", "--name", "a", "-c", "true").code == 0
+
+
+def test_what_cannot_be_read_keeps_nobody_from_submitting(spool: Command, spool_root: Path) -> None:
+    """A history that is no file hides a warning, and the job is submitted."""
+    (spool_root / "history.jsonl").mkdir()
+    assert spool("submit", "--name", "a", "--depends-on", "b", "--", "true").code == 0
+
+
+def test_the_quick_way_is_for_what_the_machine_surely_has(spool_root: Path) -> None:
+    """What `state.json` shows to be there goes the quick way; for all else the full one looks, and warns."""
+    quick = ["--spool", str(spool_root), "submit", "--name"]
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    assert fastsubmit.submit([*quick, "a", "--", "true"]) == 0
+    assert fastsubmit.submit([*quick, "b", "--cpus", "2", "--", "true"]) is None
+    cards = tuple(GpuView(uuid=f"GPU-{index}", index=index) for index in range(2))
+    machine = MachineView(cpus=4, cpus_free=0, memory_bytes=8 << 30, memory_free_bytes=0, gpus_at_ns=1, gpus=cards)
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, host="h" * 64, boot_id="b" * 36, machine=machine)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    assert fastsubmit.submit([*quick, "b", "--cpus", "4", "--memory", "8G", "-g", "2", "--", "true"]) == 0
+    for words in (("--cpus", "5"), ("--memory", "9G"), ("--memory", "8193M"), ("--gpus", "3"), ("--executor", "tmux")):
+        assert fastsubmit.submit([*quick, "c", *words, "--", "true"]) is None
+    (spool_root / "state.json").write_bytes(b'{"machine":{"cpus":many')
+    assert fastsubmit.submit([*quick, "c", "--cpus", "2", "--", "true"]) is None

@@ -1,0 +1,217 @@
+"""Which jobs `cancel hold release requeue` are for: filters, the last job, what failed, and what failed with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job
+from spool.core.model import Result, State
+from spool.formats.history import parse_result, render_history, render_result
+from spool.machine.host import this_user
+from support import wait_for
+
+NOW = 1_900_000_000_000_000_000
+
+
+def places(root: Path, *names: str) -> list[str]:
+    """Return the directory in which each job has its file."""
+    return [
+        "+".join(at for at in ("queued", "held", "running", "done") if (root / at / f"{name}.toml").exists())
+        for name in names
+    ]
+
+
+def ended(root: Path, name: str, outcome: State, reason: str = "", text: str = "", *, ran: bool = True) -> None:
+    """Write down that a job has ended."""
+    put_job(root, name, f'command = "true"\n{text}', place="done")
+    result = Result(
+        name, 1, 1, outcome, reason, submitted_at_ns=NOW, started_at_ns=NOW if ran else None, ended_at_ns=NOW + 1,
+        user=this_user(),
+    )  # fmt: skip
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "result.toml").write_bytes(render_result(result))
+    with (root / "history.jsonl").open("ab") as history:
+        history.write(render_history(result))
+
+
+@pytest.mark.parametrize(
+    ("verb", "source", "target"),
+    [("cancel", "queued", "done"), ("hold", "queued", "held"), ("release", "held", "queued")],
+)
+@pytest.mark.parametrize("option", [("--project", "p"), ("--tag", "t"), ("--project=p", "--tag=t")])
+def test_a_verb_takes_the_jobs_that_its_options_pick(
+    spool: Command, spool_root: Path, verb: str, source: str, target: str, option: tuple[str, ...]
+) -> None:
+    """Each verb finds the jobs of a project or tag, in the places that it is for, and no others."""
+    put_job(spool_root, "a_2", 'command = "true"\nproject = "p"\ntags = ["t", "u"]\n', source)
+    put_job(spool_root, "a_10", 'command = "true"\nproject = "p"\ntags = ["t"]\n', source)
+    put_job(spool_root, "other", 'command = "true"\n', source)
+    said = spool(verb, *option)
+    assert (said.code, [line.split()[0] for line in said.out.splitlines()]) == (0, ["a_2", "a_10"]), said.err
+    assert places(spool_root, "a_2", "a_10", "other") == [target, target, source]
+
+
+def test_a_user_and_a_state_pick_too_and_names_narrow(spool: Command, spool_root: Path) -> None:
+    """`--user`, `--state` and globs are all to be true of a job."""
+    for name in ("a", "b"):
+        put_job(spool_root, name)
+    put_job(spool_root, "c", place="held")
+    assert spool("cancel", "--user", "nobody-here").out == "no job in queued/, held/, running/ matches: nothing to do\n"
+    assert spool("cancel", "--user", this_user(), "--state", "queued", "[bc]").out == "b cancelled\n"
+    assert places(spool_root, "a", "b", "c") == ["queued", "done", "held"]
+    said = spool("cancel", "--state", "held", "nosuch")
+    assert (said.code, "nosuch" in said.err) == (3, True)
+
+
+def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root: Path) -> None:
+    """A verb without a name or an option that picks does nothing, and says what it needs."""
+    put_job(spool_root, "a")
+    for words in (("cancel",), ("cancel", "--dry-run"), ("requeue", "--cascade")):
+        said = spool(*words)
+        assert (said.code, "--project" in said.err) == (2, True)
+    for option in ("--user", "--project", "--tag", "--state"):  # an unset variable of a script
+        for words in ((), ("a",), ("*",)):
+            assert spool("cancel", option, "", *words).code == 2
+    assert "no state 'quued'" in spool("cancel", "--state", "quued").err
+    assert places(spool_root, "a") == ["queued"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "source", "words"),
+    [
+        ("hold", "queued", "would be held"),
+        ("hold", "running", "would be stopped and held"),
+        ("release", "held", "would be released"),
+        ("requeue", "done", "would be queued again"),
+        ("requeue", "running", "would be stopped and queued again"),
+    ],
+)
+def test_every_dry_run_changes_nothing(spool: Command, spool_root: Path, verb: str, source: str, words: str) -> None:
+    """`--dry-run` says what would be done to each job, and every file stays, for each of the verbs."""
+    put_job(spool_root, "a", place=source)
+    assert spool(verb, "--dry-run", "a").out == f"a {words}\n"
+    if verb == "requeue":
+        assert spool(verb, "--dry-run", "a", "--with", "priority=3").out == f"a {words}\n"
+    assert places(spool_root, "a") == [source]
+    assert (spool_root / source / "a.toml").read_text() == 'command = "true"\n'
+
+
+@pytest.mark.parametrize("last", ["@", "-1"])
+def test_the_last_job_is_the_one_this_user_submitted_last(spool: Command, spool_root: Path, last: str) -> None:
+    """`@` and `-1` are the newest submission, whatever its name, and every verb for one job takes them."""
+    for name in ("z", "b", "a"):
+        put_job(spool_root, name)
+        at = spool_root / "queued" / f"{name}.toml"
+        os.utime(at)
+    newest = max("zba", key=lambda name: (spool_root / "queued" / f"{name}.toml").stat().st_ctime_ns)
+    assert spool("show", last).out.split()[:2] == ["job", newest]
+    assert spool("cancel", "--reason", "-1", last).out == f"{newest} cancelled\n"
+
+
+def test_without_a_last_job_that_is_said(spool: Command, spool_root: Path) -> None:
+    """In a spool without jobs of this user `@` is an error that says what to do."""
+    said = spool("cancel", "@")
+    assert (said.code, "name the job" in said.err) == (3, True)
+    assert spool("submit", "--name", "@", "--", "true").code != 0
+
+
+def test_requeue_failed_takes_what_failed_and_of_an_array_its_tasks(spool: Command, spool_root: Path) -> None:
+    """What failed, was lost or broke a limit comes back; what finished or was cancelled stays; no array runs twice."""
+    unwell = {"bad": State.FAILED, "slow": State.TIMEOUT, "gone": State.LOST, "big": State.OUT_OF_MEMORY}
+    well = {"good": State.FINISHED, "off": State.CANCELLED}
+    for name, outcome in {**unwell, **well, "late": State.UNSCHEDULABLE}.items():
+        ended(spool_root, name, outcome)
+    ended(spool_root, "sweep_0", State.FINISHED)
+    ended(spool_root, "sweep_1", State.FAILED)
+    ended(spool_root, "sweep", State.FAILED, "1 of 2 finished")
+    (spool_root / "jobs" / "sweep" / "1" / "array.toml").write_text('job = "sweep"\nrun = 1\ntasks = 2\n')
+    said = spool("requeue", "--failed")
+    assert said.code == 0, said.err
+    assert places(spool_root, "bad", "slow", "gone", "big", "late", "sweep_1") == ["queued"] * 6
+    assert places(spool_root, "good", "off", "sweep_0", "sweep") == ["done"] * 4
+
+
+def test_cascade_brings_back_what_was_cancelled_because_of_it(spool: Command, spool_root: Path) -> None:
+    """Dependents come back, and theirs, after what they need; what a person cancelled, or another failure, does not."""
+    because = {"reason": "dependency: a ended as failed", "ran": False}
+    ended(spool_root, "a", State.FAILED)
+    ended(spool_root, "other", State.FAILED)
+    ended(spool_root, "c", State.CANCELLED, text='depends_on = ["b"]\n', **because)  # type: ignore[arg-type]
+    ended(spool_root, "b", State.CANCELLED, text='depends_on = ["a"]\n', **because)  # type: ignore[arg-type]
+    ended(spool_root, "mine", State.CANCELLED, "cancelled by me before it started", 'depends_on = ["a"]\n', ran=False)
+    ended(spool_root, "d", State.CANCELLED, text='depends_on = ["other"]\n', **because)  # type: ignore[arg-type]
+    assert spool("requeue", "a", "--cascade", "--dry-run").out.count("would be queued again") == 3
+    assert spool("requeue", "a", "--cascade").out == "a queued again\nb queued again\nc queued again\n"
+    assert places(spool_root, "mine", "d", "other") == ["done"] * 3
+
+
+def test_cascade_knows_the_tasks_of_an_array(spool: Command, spool_root: Path) -> None:
+    """Who needs the array comes back with a task of it; who needs another task does not."""
+    ended(spool_root, "s_1", State.FAILED)
+    ended(spool_root, "s", State.FAILED)
+    (spool_root / "jobs" / "s" / "1" / "array.toml").write_text('job = "s"\nrun = 1\ntasks = 3\n')
+    for name, need in (("all", "s"), ("one", "s_1"), ("two", "s_2")):
+        ended(
+            spool_root,
+            name,
+            State.CANCELLED,
+            "dependency: s_1 ended as failed",
+            f'depends_on = ["{need}"]\n',
+            ran=False,
+        )
+    assert spool("requeue", "s_1", "--cascade").code == 0
+    assert places(spool_root, "all", "one", "two", "s") == ["queued", "queued", "done", "done"]
+
+
+def test_with_changes_the_keys_of_what_is_requeued(spool: Command, spool_root: Path) -> None:
+    """`--with` edits the file on its way, comments and all else stay, and a run that goes on is stopped to that end."""
+    put_job(spool_root, "a", '# mine\ncommand = "true"\npriority = 1\n', "done")
+    said = spool("requeue", "a", "--with", "priority=50", "--with", "env=A=1", "--with", "time-limit=2h")
+    assert said.code == 0, said.err
+    text = (spool_root / "queued" / "a.toml").read_text()
+    assert text.startswith('# mine\ncommand = "true"\npriority = 50\ntime_limit = "2h"\n')
+    assert places(spool_root, "a") == ["queued"]
+    put_job(spool_root, "r", place="running")
+    metadir = spool_root / "jobs" / "r" / "1"
+    metadir.mkdir(parents=True)
+    assert spool("requeue", "r", "--with", "cpus=2").out == "r is stopped and queued again\n"
+    assert (metadir / "stop").read_text().startswith("requeue ")
+    assert places(spool_root, "r") == ["queued"]
+
+
+@pytest.mark.parametrize("pair", ["priority", "prioriti=3", "=3", "priority=many", "command=", "nosuch=1"])
+def test_with_refuses_what_no_job_can_have(spool: Command, spool_root: Path, pair: str) -> None:
+    """A key that is not there and a value that is wrong change nothing, and are told in one line."""
+    put_job(spool_root, "a", place="done")
+    said = spool("requeue", "a", "--with", pair)
+    assert said.code != 0
+    assert said.err.startswith("spool: ")
+    assert places(spool_root, "a") == ["done"]
+    if pair == "prioriti=3":
+        assert "'priority'" in said.err
+
+
+def test_with_never_replaces_another_job(spool: Command, spool_root: Path) -> None:
+    """Where a job of the name waits, a requeue with other keys is refused, and both files stay."""
+    put_job(spool_root, "a", '# old\ncommand = "true"\n', "done")
+    put_job(spool_root, "a", '# new\ncommand = "true"\n')
+    assert spool("requeue", "a", "--with", "priority=3").code == 1
+    assert (spool_root / "queued" / "a.toml").read_text().startswith("# new")
+    assert (spool_root / "done" / "a.toml").read_text().startswith("# old")
+
+
+def test_a_running_job_is_requeued_with_other_keys(dispatcher: object, spool: Command, spool_root: Path) -> None:
+    """Its run is stopped and counts as requeued, and the next one has the new keys."""
+    put_job(spool_root, "a", 'command = "sleep 600"\n')
+    metadir = spool_root / "jobs" / "a"
+    wait_for(lambda: (metadir / "1" / "rc").exists() or (metadir / "1" / "jid").exists())
+    assert spool("requeue", "a", "--with", "command=echo $X", "--with", "env=X=new").code == 0
+    wait_for(lambda: (metadir / "2" / "result.toml").exists())
+    assert (metadir / "2" / "log").read_text() == "new\n"
+    first = parse_result((metadir / "1" / "result.toml").read_bytes())
+    assert (first.outcome, first.again) == (State.CANCELLED, "requeue")
+    assert places(spool_root, "a") == ["done"]
