@@ -178,7 +178,7 @@ def requeue(
         raise click.UsageError("--failed and --state exclude each other")
     spool = opened(root)
     requests = Requests(spool, this_user())
-    change = _rewriter(keys)
+    change = _rewriter(keys, spool.root)
     wanted = UNSUCCESSFUL if failed else states_of(states)
     names, code = _picked(spool, _REQUEUE, picks, wanted)
     again: list[str] = []
@@ -194,7 +194,7 @@ def requeue(
     return code
 
 
-def _rewriter(pairs: Sequence[str]) -> Callable[[str, bytes], bytes] | None:
+def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
     """Return what makes of a job's file the one with the keys that `--with` gives; None without any."""
     if not pairs:
         return None
@@ -214,9 +214,10 @@ def _rewriter(pairs: Sequence[str]) -> Callable[[str, bytes], bytes] | None:
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
+        from spool.store.config import defaults_of
 
         new = jobfile.edited(text, changes, name=name)
-        jobfile.parse(new, name=name)
+        jobfile.parse(new, name=name, defaults=defaults_of(root))
         return new
 
     return rewritten

@@ -18,7 +18,7 @@ from spool.cli.joboptions import key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import Spec, in_force
+from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
 from spool.store.config import defaults_of
@@ -65,7 +65,7 @@ def command(
     else:
         new = _in_editor(name, text, spool.root)
     if place == RUNNING:
-        _check_running(name, text, new)
+        _check_running(name, text, new, defaults_of(spool.root))
     if new == text:
         render.say(f"{name} is as it was")
         return 0
@@ -93,13 +93,13 @@ def _file(spool: Spool, name: str) -> tuple[str, bytes]:
     raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
 
 
-def _check_running(name: str, old: bytes, new: bytes) -> None:
+def _check_running(name: str, old: bytes, new: bytes, defaults: JobDefaults) -> None:
     """Raise SpoolError if more is changed of a job that runs than can be."""
     try:
-        before = jobfile.parse(old, name=name)
+        before = jobfile.parse(old, name=name, defaults=defaults)
     except InvalidJob:
         return  # it was changed by hand, and is mended now
-    after = jobfile.parse(new, name=name)
+    after = jobfile.parse(new, name=name, defaults=defaults)
     if before.is_array:
         if _with_limit_of(before, after) != after:
             why = "it is an array whose tasks are made; only max_running can be changed"

@@ -201,7 +201,9 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
 
     if not submit.is_spool(root):
         return
-    found = doubts(Spool(root), [(name, jobfile.parse(text, name=name)) for name, text in jobs])
+    defaults = defaults_of(root)
+    specs = [(name, jobfile.parse(text, name=name, defaults=defaults)) for name, text in jobs]
+    found = doubts(Spool(root), specs)
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")
     if found and strict:
