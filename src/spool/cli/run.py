@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import SpelledOption, made, strict_option, this_user
+from spool.cli.common import made, strict_option, this_user
 from spool.cli.group import WordsVerb, tell
 from spool.cli.joboptions import key_options
-from spool.cli.submit import asked, export_option, script_options
+from spool.cli.submit import asked, export_option, name_option, script_options, shell_command_option
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
@@ -27,22 +27,8 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "-n",
-    "--name",
-    cls=SpelledOption,
-    also=("-J", "--job-name"),
-    metavar="NAME",
-    help="The job's name. Default: from the program, with a short suffix.",
-)
-@click.option(
-    "-c",
-    "--shell-command",
-    cls=SpelledOption,
-    also=("--wrap",),
-    metavar="TEXT",
-    help="The command as a text for the shell: -c 'sort a | uniq'.",
-)
+@name_option
+@shell_command_option
 @click.option(
     "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
 )

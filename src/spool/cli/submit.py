@@ -15,6 +15,22 @@ from spool.client.submit import is_spool
 from spool.core.errors import UsageError
 from spool.formats.keys import EXPORTED
 
+name_option = click.option(
+    "-n",
+    "--name",
+    cls=SpelledOption,
+    also=("-J", "--job-name"),
+    metavar="NAME",
+    help="The job's name. Default: from the program, with a short suffix.",
+)
+shell_command_option = click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    also=("--wrap",),
+    metavar="TEXT",
+    help="The command as a text for the shell: -c 'sort a | uniq'.",
+)
 export_option = click.option(
     "--export",
     multiple=True,
@@ -56,22 +72,8 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "-n",
-    "--name",
-    cls=SpelledOption,
-    also=("-J", "--job-name"),
-    metavar="NAME",
-    help="The job's name. Default: from the program, with a short suffix.",
-)
-@click.option(
-    "-c",
-    "--shell-command",
-    cls=SpelledOption,
-    also=("--wrap",),
-    metavar="TEXT",
-    help="The command as a text for the shell: -c 'sort a | uniq'.",
-)
+@name_option
+@shell_command_option
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
 @click.option(
     "--hold",

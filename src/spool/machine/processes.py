@@ -179,7 +179,8 @@ class _Walk:
     ) -> None:
         """Look at every process but those in *asked*: of them it is known to whom they belong."""
         self._proc, self._me = proc, me
-        self.lost_sight = False  # whether a process ended before it was known whose it is
+        self.lost_sight = False  # whether an orphan ended before it was known whose it is
+        self._vanished = 0  # the pid that was asked last and was gone
         self._uid = os.getuid()
         self._alive: dict[int, Stat] = {}
         self._owners = asked if asked is not None else {}
@@ -267,6 +268,7 @@ class _Walk:
         # Whose parent was gone when that was looked at is an orphan by now.
         if stat.parent in self.reapers or not (stat.parent in self._alive or stat.parent in self._owners):
             owner = self._by_output(stat.pid)
+            self.lost_sight |= owner is None and self._vanished == stat.pid  # what has parents is known by them
             return owner is not None, owner
         return False, None
 
@@ -297,7 +299,8 @@ class _Walk:
         except OSError as error:
             if is_shortage(error):
                 raise
-            self.lost_sight |= error.errno in (errno.ENOENT, errno.ESRCH)
+            if error.errno in (errno.ENOENT, errno.ESRCH):
+                self._vanished = pid
             return None
         if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None
