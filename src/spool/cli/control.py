@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -24,7 +24,7 @@ from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
-class _Verb:
+class JobVerb:
     """For jobs in which places a verb is, and after what a dispatcher is needed; None: always."""
 
     places: tuple[str, ...]
@@ -40,15 +40,19 @@ class _Verb:
             return told(name, changes)
 
         code = for_each(names, told_of)
-        if done - DRY_RUN and (self.serve_if is None or self.serve_if in done):
+        if self.needs_dispatcher(done):
             ensure_dispatcher(spool.root)
         return code
 
+    def needs_dispatcher(self, done: Set[ChangeKind]) -> bool:
+        """Whether a dispatcher has to take notice of what was *done*."""
+        return bool(done - DRY_RUN) and (self.serve_if is None or self.serve_if in done)
 
-_CANCEL = _Verb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
-_HOLD = _Verb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
-_RELEASE = _Verb((HELD,))
-_REQUEUE = _Verb((RUNNING, DONE))
+
+CANCEL = JobVerb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
+HOLD = JobVerb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
+RELEASE = JobVerb((HELD,))
+REQUEUE = JobVerb((RUNNING, DONE))
 
 
 def _picking(function: Callable[..., int]) -> Callable[..., int]:
@@ -65,7 +69,7 @@ def _picking(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def _picked(spool: Spool, verb: _Verb, picks: Mapping[str, Any], states: frozenset[State]) -> tuple[list[str], int]:
+def _picked(spool: Spool, verb: JobVerb, picks: Mapping[str, Any], states: frozenset[State]) -> tuple[list[str], int]:
     """Return the jobs that the command line means, and the exit code of what it means in vain."""
     names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
     for key, value in filters.items():
@@ -105,8 +109,8 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _CANCEL, picks, states_of(states))
-    return max(code, _CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
+    names, code = _picked(spool, CANCEL, picks, states_of(states))
+    return max(code, CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
 
 
 @click.command(cls=Verb)
@@ -124,8 +128,8 @@ def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _HOLD, picks, states_of(states))
-    return max(code, _HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
+    names, code = _picked(spool, HOLD, picks, states_of(states))
+    return max(code, HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
@@ -141,8 +145,8 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _RELEASE, picks, states_of(states))
-    return max(code, _RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
+    names, code = _picked(spool, RELEASE, picks, states_of(states))
+    return max(code, RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
@@ -180,7 +184,7 @@ def requeue(
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
     wanted = UNSUCCESSFUL if failed else states_of(states)
-    names, code = _picked(spool, _REQUEUE, picks, wanted)
+    names, code = _picked(spool, REQUEUE, picks, wanted)
     again: list[str] = []
 
     def act(name: str) -> tuple[Change, ...]:
@@ -188,9 +192,9 @@ def requeue(
         again.append(name)
         return (done,)
 
-    code = max(code, _REQUEUE.carry_out(spool, names, act))
+    code = max(code, REQUEUE.carry_out(spool, names, act))
     if cascade and again:
-        code = max(code, _REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
+        code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code
 
 
