@@ -24,7 +24,7 @@ _MOST_NAMES = 500  # more to complete is of no use to anybody
 
 
 class SpelledOption(click.Option):
-    """An option that also takes the spellings of other tools, which its help does not list, in a *section* of the help."""
+    """An option in a *section* of the help that also takes the spellings of other tools, which the help does not list."""
 
     def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

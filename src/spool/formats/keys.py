@@ -299,8 +299,8 @@ DEFAULTS = KeyTable(
 )
 
 BY_OPTION = (
-    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_OUTPUT, *_RUNNING, *_GROUPS, *_MANY,
-    *_PEOPLE,
+    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_OUTPUT, *_RUNNING, *_GROUPS,
+    *_MANY, *_PEOPLE,
 )  # fmt: skip
 """The keys of a job file in the order in which a submission writes them."""
 
