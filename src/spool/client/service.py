@@ -91,7 +91,7 @@ def by_cron(root: str, words: Sequence[str], *, usual: bool) -> str:
 
 
 def units(root: str, words: Sequence[str], names: Iterable[str], *, usual: bool) -> list[Unit]:
-    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the one in the home directory."""
+    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the one in the home."""
     made = []
     for name in names:
         text = _shipped(name).decode()
