@@ -93,6 +93,8 @@ _EXPECTED = frozenset(
 LAST = "@"
 """The job that the user has submitted last. No job can have that name."""
 
+_FLAGS = 26  # cells for the options in a help with sections
+
 
 class Verb(click.Command):
     """A verb. In its help a paragraph with an indented line is printed as it stands, not filled."""
@@ -121,6 +123,20 @@ class Verb(click.Command):
                 return found + args[at:]
             found.append(LAST if word == "-1" and (at == 0 or args[at - 1] not in takes_value) else word)
         return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those with a `section` under its title, the sections in the order of their first ones."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+        rest = sections.pop("", [])
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{flags:{_FLAGS}}", text) for flags, text in records], col_max=_FLAGS)
+        with formatter.section("Other options" if sections else "Options"):
+            formatter.write_dl(rest, **({"col_max": _FLAGS} if sections else {}))
 
 
 class JobArgument(click.Argument):

@@ -37,6 +37,7 @@ class EventName(StrEnum):
     RELEASED = "released"
     RESERVATION_STARTED = "reservation_started"
     RESERVATION_ENDED = "reservation_ended"
+    GPU_TAKEN = "gpu_taken"  # a GPU that could be given was given, or is used by somebody else
     GPU_FREE = "gpu_free"  # a GPU that was taken can be given again
     DISPATCHER_STARTED = "dispatcher_started"
     DISPATCHER_STOPPED = "dispatcher_stopped"
@@ -95,6 +96,7 @@ OF_NO_JOB = frozenset(
     {
         EventName.RESERVATION_STARTED,
         EventName.RESERVATION_ENDED,
+        EventName.GPU_TAKEN,
         EventName.GPU_FREE,
         EventName.DISPATCHER_STARTED,
         EventName.DISPATCHER_STOPPED,
@@ -173,6 +175,7 @@ _SAYS = {
     EventName.RELEASED: "is released",
     EventName.RESERVATION_STARTED: "has begun",
     EventName.RESERVATION_ENDED: "is over",
+    EventName.GPU_TAKEN: "is taken",
     EventName.GPU_FREE: "is free",
     EventName.DISPATCHER_STARTED: "has started",
     EventName.DISPATCHER_STOPPED: "has stopped",

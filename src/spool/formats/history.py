@@ -332,6 +332,8 @@ class _RunLine(msgspec.Struct, gc=False):
     tags: tuple[str, ...] = ()
     cpus: _Count = msgspec.field(default=0, name="granted_cpus")
     gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
+    gpu_indices: tuple[int, ...] = ()
+    memory_bytes: int | None = msgspec.field(default=None, name="granted_memory_bytes")
     resources: dict[str, _Count] | None = msgspec.field(default=None, name="granted_resources")
     peak_memory_bytes: int | None = None
     cpu_time_ms: int | None = None
