@@ -119,7 +119,6 @@ SMALL_MODULES: dict[str, str] = {
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
-    "store/history.py": "reads the disk; what adds it up is a layer above",
     "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {}

@@ -301,6 +301,7 @@ def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
 _KEYS = sorted({option.key for option in OPTIONS})
 
 _ARGUMENTS: Mapping[str, _Words | str] = {
+    "signal_name": _signals,
     "directory": "dir",
     "files": "file",
     "name": _jobs,
