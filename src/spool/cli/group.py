@@ -35,6 +35,9 @@ SECTIONS = (
             "hold": "Keep jobs from running until they are released.",
             "release": "Let held jobs run.",
             "requeue": "Run jobs again: those that run, and those that have ended.",
+            "suspend": "Stop jobs that run where they are.",
+            "continue": "Let suspended jobs go on.",
+            "signal": "Send a signal to the processes of jobs that run.",
             "edit": "Change a job that waits, or the limit of one that runs.",
             "check": "Tell whether job files are valid.",
             "import": "Print the job file that a script for Slurm, gflow or PBS becomes.",
@@ -66,13 +69,17 @@ SECTIONS = (
     ),
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
-_CONTROL = frozenset({"cancel", "hold", "release", "requeue", "pause", "resume"})  # of one shape, so in one module
-_MODULES = {"import": "importing"}  # a word of the language cannot name a module
+_CONTROL = {  # of one shape, so in one module
+    **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
+    "continue": "go_on",
+}
+_MODULES = {"import": "importing", "signal": "signals"}  # a word of the language cannot name a module, or a function
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
+    "cont": "continue", "freeze": "suspend", "thaw": "continue", "unsuspend": "continue",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
@@ -191,7 +198,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module, command_name = (
-            ("control", cmd_name) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
+            ("control", _CONTROL[cmd_name]) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
         )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)
