@@ -14,7 +14,7 @@ from spool.cli import render
 from spool.cli.group import LAST, JobArgument, tell
 from spool.client.submit import ensure_spool
 from spool.core import layout
-from spool.core.errors import ExitCode, NoSuchJob, SpoolError, cannot
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.spool import Spool, TolerantSpool
@@ -121,6 +121,18 @@ def states_of(texts: Sequence[str]) -> frozenset[State]:
         if word not in known:
             raise click.UsageError(f"there is no state {word!r}; the states are {', '.join(State)}")
     return frozenset(map(State, words))
+
+
+def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
+    """Return the instant that an option was given, None if it was not. Raises UsageError."""
+    if text is None:
+        return None
+    from spool.query.accounting import moment
+
+    try:
+        return moment(text, now_ns)
+    except InvalidValue as error:
+        raise UsageError(f"cannot understand {option}: {error}") from None
 
 
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
