@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
+from spool.cli.common import job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
 from spool.core.names import is_pattern
@@ -70,7 +70,9 @@ FIELDS = {
     "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
 }
-USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
+COLUMNS = tuple(FIELDS)
+"""What `--columns` may name."""
+_USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -87,7 +89,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 
 
 @click.command(cls=Verb)
-@click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
 @click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
 @click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N that ended, instead of ten.")
 @click.option("--since", metavar="TIME", help='Those that ended since then: "2h" (ago), "today", a date, a time.')
@@ -207,7 +209,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     """Print the table; one that is watched in no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
-    kept = [FIELDS[name] for name in asked.columns or (*USUAL[:-1], *progress, USUAL[-1])]
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -78,9 +77,15 @@ def say_text(text: str) -> None:
     sys.stdout.write(shown(text, "\n\t"))
 
 
+def _columns() -> int:
+    import shutil  # slow to import, and only a terminal needs it
+
+    return shutil.get_terminal_size((80, 24)).columns
+
+
 def terminal_width() -> int | None:
     """Return how many cells a line of the terminal has that stdout is; None if it is none."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    return _columns() if sys.stdout.isatty() else None
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
@@ -216,6 +221,16 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
     """Write the lines of a table with the colours that the terminal has."""
+    coloured = painter()
+    head, *rows = lines
+    text = [coloured("bold", line) for line in head]
+    for at, row in enumerate(rows):
+        text += [coloured(styles[at] if styles else "", line) for line in row]
+    sys.stdout.write("".join(f"{line}\n" for line in text))
+
+
+def painter() -> Callable[[str, str], str]:
+    """Return what puts a style around a text, as far as stdout has colours and the user wants them."""
     from rich.console import COLOR_SYSTEMS, Console
     from rich.style import Style
 
@@ -228,11 +243,15 @@ def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
             found = found.without_color
         return found.render(text, color_system=system) if style else text
 
-    head, *rows = lines
-    text = [coloured("bold", line) for line in head]
-    for at, row in enumerate(rows):
-        text += [coloured(styles[at] if styles else "", line) for line in row]
-    sys.stdout.write("".join(f"{line}\n" for line in text))
+    return coloured
+
+
+def has_colours() -> bool:
+    """Whether stdout has colours, and the user wants them."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
 
 
 def prose(line: str, indent: str = "  ") -> None:
@@ -269,7 +288,7 @@ class StatusLine:
         """Show *text*, a bar before it of which that *part* is full; the line that was there goes."""
         if not self.lively:
             return
-        width = shutil.get_terminal_size((80, 24)).columns - 1
+        width = _columns() - 1
         if part is not None and width >= 2 * _BAR:
             filled = round(_BAR * min(1.0, max(0.0, part)))
             full, empty = "█░" if (sys.stderr.encoding or "").lower().startswith("utf") else "#."
