@@ -86,10 +86,12 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Put the schemas, and the tables of docs/FORMAT.md, into a *checkout* of the project."""
+    """Put the schemas, also beside the examples, and the tables of docs/FORMAT.md into a *checkout* of the project."""
     for kind in KINDS:
-        with open(f"{checkout}/src/spool/formats/{kind}.schema.json", "w", encoding="utf-8") as file:
-            file.write(render(kind))
+        # The examples have copies, not links, so that the schemas are there where the examples are copied to.
+        for folder in ("src/spool/formats", *(() if kind == "config" else ("examples",))):
+            with open(f"{checkout}/{folder}/{kind}.schema.json", "w", encoding="utf-8") as file:
+                file.write(render(kind))
     with open(f"{checkout}/docs/FORMAT.md", "r+", encoding="utf-8") as page:
         text = page.read()
         for kind in KINDS:
