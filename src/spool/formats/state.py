@@ -33,6 +33,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     since_ns: int | None = None
     started_at_ns: int | None = None
+    time_limit_ns: int | None = None
     array: bool = False  # it stands for its tasks, which are jobs themselves
 
 
