@@ -19,7 +19,7 @@ from spool.core.model import Grant, Machine, Result, State
 from spool.formats.history import render_history
 from spool.formats.run_records import GrantRecord, render_grant
 from spool.query import timeline as module
-from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineRun, timeline
+from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineRun, UsageCurve, timeline
 from spool.store.spool import Spool
 
 T0 = 1_700_000_000 * S
@@ -68,7 +68,7 @@ def pictured(found: Timeline) -> dict[str, str]:
     """Return the rows as text: the first letter of the job in each column, capital where it is not alone."""
     rows = {}
     for row in (*found.gpu_rows, *found.cpu_rows):
-        cells = ["."] * len(found.cpus_used)
+        cells = ["."] * len(found.cpus_used.columns)
         for bar in row.bars:
             cells[bar.first : bar.last] = [bar.run.job[0] if bar.alone else bar.run.job[0].upper()] * (
                 bar.last - bar.first
@@ -146,7 +146,7 @@ def test_each_gpu_has_a_row_and_a_shared_one_several(spool_root: Path) -> None:
     rows = {name: row for name, row in pictured(found).items() if name.startswith("GPU")}
     assert rows == {"GPU 0": "aaaaa.....", "GPU 1": "aaaaabbbbb", "GPU 1/1": "......cc.."}
     assert found.gpus == 2
-    assert found.gpus_used == (2.0,) * 5 + (1.0,) * 5
+    assert found.gpus_used == UsageCurve((2.0,) * 5 + (1.0,) * 5, 1.5, 2)
 
 
 def test_gpus_of_the_same_index_are_told_apart(spool_root: Path) -> None:
@@ -164,9 +164,9 @@ def test_what_is_in_use_is_a_mean_over_each_column(spool_root: Path) -> None:
     """CPUs and memory are means over the ten seconds of a column, cut at the edges of the period."""
     memory = {"grant": Grant(2, 4 * GIB), "peak_memory_bytes": GIB}
     found = drawn(spool_root, [ended("a", -20, 15, 2, **memory), ended("b", 95, 200, 3)])
-    assert found.cpus_used == (2.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1.5)
-    assert found.memory_asked_bytes[:3] == (4 * GIB, 2 * GIB, 0)
-    assert found.memory_used_bytes[:3] == (GIB, GIB / 2, 0)
+    assert found.cpus_used == UsageCurve((2.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1.5), 0.45, 3)
+    assert found.memory_asked.columns[:3] == (4 * GIB, 2 * GIB, 0)
+    assert found.memory_used.columns[:3] == (GIB, GIB / 2, 0)
     assert (found.cpus, found.memory_bytes) == (3, 8 * GIB)
 
 
@@ -273,6 +273,6 @@ def test_a_run_that_goes_on_is_drawn_up_to_now(spool_root: Path) -> None:
     found = drawn(spool_root, [ended("over", 50, 60)], until=None, now=100)
     assert (found.runs, found.going_on) == (2, 1)
     assert pictured(found)["CPU 1"] == ".....ooooo"
-    assert found.cpus_used[-1] == 2.0
+    assert found.cpus_used.columns[-1] == 2.0
     assert found.all_waits is not None
     assert found.all_waits.longest_ns == 50 * S

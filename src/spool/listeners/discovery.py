@@ -1,8 +1,8 @@
 """Who listens to a spool, found out without loading or running any of it.
 
 Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
-notifications, metrics and the status page are asked for by the configuration and by jobs. What plugins do as they are loaded may end the
-process that loads them: after a few such ends they are left out.
+notifications, metrics and the status page are asked for by the configuration, notifications by jobs as well. What
+plugins do as they are loaded may end the process that loads them: after a few such ends they are left out.
 """
 
 from __future__ import annotations

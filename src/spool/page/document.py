@@ -21,7 +21,7 @@ from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.state import GpuView
 from spool.page.content import Day, PageContent, RunShown, Shown, UserDay
-from spool.query.jobs import JobRow
+from spool.query.jobs import JobRow, row_of_result
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
@@ -319,6 +319,8 @@ def _runs(content: PageContent) -> Markup:
 def _run(run: RunShown, now_ns: int) -> list[Markup]:
     row = run.row
     marks = [tag("span", "array", class_="tag")] if run.is_array else []
+    if row.suspended_at_ns is not None:
+        marks.append(tag("span", "suspended", class_="tag"))
     if row.state is not State.RUNNING:
         marks.append(tag("span", row.state.value, class_="tag"))
     if row.attempt is not None and row.attempt > 1:
@@ -342,7 +344,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def _meter(run: RunShown, now_ns: int) -> Markup:
     row = run.row
-    ran_ns = max(0, now_ns - row.started_at_ns) if row.started_at_ns is not None else None
+    ran_ns = row.time_ns(now_ns) if row.started_at_ns is not None else None
     words, bars = [], []
     if run.percent is not None:
         bars.append(_bar(run.percent, 100))
@@ -560,9 +562,8 @@ def _last(day: Day, now_ns: int) -> Markup | None:
 
 def _ended(result: Result, now_ns: int) -> list[Markup]:
     ended = _clock(result.ended_at_ns, now_ns) if result.ended_at_ns is not None else ""
-    ran = ""
-    if result.started_at_ns is not None and result.ended_at_ns is not None:
-        ran = show_duration(max(0, result.ended_at_ns - result.started_at_ns))
+    ran_ns = row_of_result(result).time_ns(now_ns) if result.started_at_ns is not None else None
+    ran = show_duration(max(0, ran_ns)) if ran_ns is not None else ""
     why = result.reason if result.outcome is not State.FINISHED else ""
     again = tag("span", f"will {result.again}" if result.again == "retry" else result.again, class_="tag")
     return [

@@ -94,6 +94,15 @@ class WaitTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageCurve:
+    """How much was in use: the mean over each column, that over the whole period, and the most at one moment."""
+
+    columns: tuple[float, ...]
+    mean: float
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """What a timeline is made for: the columns of the picture, the CPU rows that it has at most, what colours mean.
 
@@ -107,7 +116,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What ran in a period. Column *n* begins at `since_at_ns + n * step_ns`; what was in use is its mean over that.
+    """What ran in a period. Column *n* begins at `since_at_ns + n * step_ns`.
 
     As memory in use each run counts with its peak, from its start to its end, if the peak is known.
     """
@@ -125,10 +134,10 @@ class Timeline:
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
-    cpus_used: tuple[float, ...]
-    gpus_used: tuple[float, ...]
-    memory_asked_bytes: tuple[float, ...]
-    memory_used_bytes: tuple[float, ...]
+    cpus_used: UsageCurve
+    gpus_used: UsageCurve
+    memory_asked: UsageCurve  # in bytes
+    memory_used: UsageCurve  # in bytes
     waits: tuple[WaitTimes | None, ...]  # of the runs that started in that column
     all_waits: WaitTimes | None
     unreadable: int = 0  # lines of the history
@@ -202,10 +211,10 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, 
         going_on=sum(run.ended_at_ns is None for run in runs),
         cpu_rows=_cpu_rows(runs, axis, machine.cpus, frame.cpu_rows),
         gpu_rows=_gpu_rows(runs, axis, gpus),
-        cpus_used=axis.means((*axis.cut(run), run.cpus) for run in runs),
-        gpus_used=axis.means((*each, 1) for each in _gpu_use(runs, axis)),
-        memory_asked_bytes=axis.means((*axis.cut(run), run.memory_bytes or 0) for run in runs),
-        memory_used_bytes=axis.means((*axis.cut(run), run.peak_memory_bytes or 0) for run in runs),
+        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in runs),
+        gpus_used=axis.usage((*each, 1) for each in _gpu_use(runs, axis)),
+        memory_asked=axis.usage((*axis.cut(run), run.memory_bytes or 0) for run in runs),
+        memory_used=axis.usage((*axis.cut(run), run.peak_memory_bytes or 0) for run in runs),
         waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
         all_waits=_summary([wait for listed in waits.values() for wait in listed]),
     )
@@ -352,16 +361,18 @@ class _Axis:
             yield between, self.step_ns
         yield last, end_ns - self.begin_ns - last * self.step_ns
 
-    def means(self, amounts: Iterable[tuple[int, int, int]]) -> tuple[float, ...]:
-        """Return for each column the mean of the sum of *amounts*, each there from an instant to another."""
+    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> UsageCurve:
+        """Return the sum of *amounts*, each there from an instant to another."""
         changes: Counter[int] = Counter()
         for start_ns, end_ns, amount in amounts:
             if amount and start_ns < end_ns:
                 changes[start_ns] += amount
                 changes[end_ns] -= amount
         edges = [self.begin_ns + at * self.step_ns for at in range(self.columns)]
-        areas = Steps(changes).areas([*edges, self.end_ns])
-        return tuple(area / self.length(at) for at, area in enumerate(areas))
+        steps = Steps(changes)
+        areas = steps.areas([*edges, self.end_ns])
+        means = tuple(area / self.length(at) for at, area in enumerate(areas))
+        return UsageCurve(means, sum(areas) / (self.end_ns - self.begin_ns), steps.highest)
 
 
 def _group(run: TimelineRun, by: By) -> str:
