@@ -400,7 +400,8 @@ def _day(day: Day, now_ns: int) -> Markup | None:
     ended = sum(day.outcomes.values())
     parts: list[Markup] = []
     if ended:
-        facts = [(f"{day.cpu_hours:,.1f}", "CPU hours")]
+        facts = list(_use(day.timeline)) if day.timeline is not None else []
+        facts.append((f"{day.cpu_hours:,.1f}", "CPU hours"))
         if day.gpu_hours:
             facts.append((f"{day.gpu_hours:,.1f}", "GPU hours"))
         if day.wait_median_ns is not None and day.wait_p90_ns is not None:
@@ -416,6 +417,13 @@ def _day(day: Day, now_ns: int) -> Markup | None:
         parts = [_timeline(day.timeline), *parts]
     note = "1 run has ended" if ended == 1 else f"{ended:,} runs have ended" if ended else ""
     return _section("Last 24 hours", note, *parts, anchor="day")
+
+
+def _use(line: Timeline) -> Iterator[tuple[str, str]]:
+    """Yield how much of the machine was given to jobs on average."""
+    for what, curve, there_are in (("CPUs", line.cpus_used, line.cpus), ("GPUs", line.gpus_used, line.gpus)):
+        if there_are:
+            yield f"{100 * curve.mean / there_are:.0f} %", f"of the {what} in use on average"
 
 
 def _timeline(line: Timeline) -> Markup:
@@ -448,8 +456,8 @@ def _lane(label: str, height: int, inner: Iterable[Markup], kind: str = "") -> M
 
 def _lane_bar(line: Timeline, row: TimelineRow, bar: LaneBar, y: int, height: int) -> Markup:
     """Return a stretch of a lane in the colour of its group; a long one on a GPU has the name of the job in it."""
-    columns = len(line.cpus_used)
-    first, width = 100 * bar.first / columns, 100 * (bar.last - bar.first) / columns
+    share = 100 * line.step_ns / (line.until_at_ns - line.since_at_ns)  # of a column
+    first, width = bar.first * share, (bar.last - bar.first) * share
     colour = f"k{min(line.groups.index(line.group_of(bar.run)), _COLOURS - 1)}"
     place = {"x": f"{first:.2f}%", "width": f"{width:.2f}%", "y": y or None, "height": height - 1 if y else height}
     title = _bar_title(line, bar) if bar.last - bar.first > 1 or len(row.bars) < _FEW_BARS else None
