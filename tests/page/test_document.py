@@ -66,7 +66,7 @@ def test_a_busy_spool_is_told_whole(spool_root: Path) -> None:
 def test_an_empty_spool_says_so(spool_root: Path) -> None:
     """A spool in which nothing has happened has a page that says just that."""
     text = the_page(lay(spool_root, a_view(NOW_NS))).text
-    for told in ("Nothing runs.", "Nothing waits.", "No run has ended within the last 24 hours.", "0 / 16 CPUs"):
+    for told in ("Nothing is running.", "Nothing is waiting.", "No run has ended in the last 24 hours.", "0 / 16 CPUs"):
         assert told in text, told
 
 

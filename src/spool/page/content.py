@@ -33,7 +33,8 @@ MOST_ENDED = 15
 MOST_USERS = 12
 COLUMNS = 192  # of the timeline: seven and a half minutes each
 CPU_ROWS = 16
-_MOST_HISTORY = 100_000  # runs of the last day that are added up
+_DEEP = 2000  # of the jobs that wait: only so many are looked at for those that are shown
+_MOST_HISTORY = 50_000  # runs of the last day that are added up
 _MOST_STATE = 1 << 30
 _DAY_SHARE = 100  # adding the last day up may cost one part in so many of a processor
 _HEAD = 256  # bytes of state.json: they hold when it was written
@@ -140,6 +141,7 @@ class ContentReader:
         self._day = Day()
         self._day_due_ns = 0
         self._day_problem = ""
+        self.aside_ns = 0  # processor time of the last look for what has a pace of its own
 
     def changed(self) -> bool:
         """Whether the dispatcher has written another view than the one that was read."""
@@ -216,7 +218,8 @@ class ContentReader:
 
     def _shown(self, rows: list[JobRow], most: int) -> Shown:
         rows.sort(key=_by_turn)
-        return Shown(tuple(islice(folded(self._spool, rows), most)), len(rows))
+        first = sorted(rows[:_DEEP], key=lambda row: (*_by_turn(row), natural(row.name)))
+        return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
 
     def _run(self, row: JobRow, view: JobView) -> RunShown:
         index = {gpu.uuid: gpu.index for gpu in self._view.machine.gpus} if self._view and self._view.machine else {}
@@ -230,6 +233,7 @@ class ContentReader:
 
     def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
         """Add the last day up, unless that takes so long that it is left for a while."""
+        self.aside_ns = 0
         if now_ns < self._day_due_ns:
             return
         begun_ns = time.thread_time_ns()
@@ -240,7 +244,8 @@ class ContentReader:
             self._day = replace(_day(runs, rows, now_ns), last=last, timeline=self._timeline(runs, rows, now_ns))
         except (OSError, SpoolError) as error:
             self._day_problem = f"the history cannot be read: {error}"
-        self._day_due_ns = now_ns + _DAY_SHARE * (time.thread_time_ns() - begun_ns)
+        self.aside_ns = time.thread_time_ns() - begun_ns
+        self._day_due_ns = now_ns + _DAY_SHARE * self.aside_ns
 
     def _timeline(self, ended: Collection[EndedRun], rows: Iterable[JobRow], now_ns: int) -> Timeline | None:
         view = self._view
@@ -282,8 +287,8 @@ def _state(view: JobView) -> State:
         return State.QUEUED
 
 
-def _by_turn(row: JobRow) -> tuple[bool, int, int, object]:
-    return row.state is State.INVALID, -(row.priority or 0), row.submitted_at_ns or _BIG, natural(row.name)
+def _by_turn(row: JobRow) -> tuple[bool, int, int]:
+    return row.state is State.INVALID, -(row.priority or 0), row.submitted_at_ns or _BIG
 
 
 def _by_start(row: JobRow) -> tuple[int, object]:

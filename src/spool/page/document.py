@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 
+from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.gpus import stranger
 from spool.core.model import SECOND_NS, Result, State
@@ -29,6 +30,7 @@ _LONGEST = 400  # characters of a sentence
 _LONGEST_NAME = 60  # characters of a name, before its middle is left out
 _NO_JS_EVERY_S = 15
 _MOST_POOLS = 6
+_MOST_PROBLEMS = 8
 _MOST_ON_A_GPU = 4
 _VOID = frozenset({"meta"})
 _LANE, _CPU = 18, 7  # heights of the rows of the timeline
@@ -89,8 +91,8 @@ def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
         _tiles(content),
         _gpus(content),
         _runs(content),
-        _waiting("Waiting", content.waiting, content.at_ns, "Nothing waits."),
-        _waiting("Held", content.held, content.at_ns, None),
+        _waiting("Waiting", content.waiting, content.at_ns, "Nothing is waiting."),
+        _waiting(_held(content), content.held, content.at_ns, None),
         _day(content.day, content.at_ns),
         _users(content.day),
         _last(content.day, content.at_ns),
@@ -172,28 +174,37 @@ def _header(content: PageContent) -> Markup:
 
 
 def _banners(content: PageContent) -> Markup:
-    old = "This page is out of date: it is no longer being written. The dispatcher may have died: run `spool info`."
-    found = [tag("p", old, class_="banner bad", id="stale")]
-    if not content.served and content.active:
-        text = (
-            f"No dispatcher is running, so nothing starts. Active jobs: {content.active}. `spool dispatch` starts one."
+    found = [
+        _banner(
+            "bad",
+            "This page is out of date: it is no longer being written. The dispatcher may have died: run ",
+            tag("code", "spool info"),
+            ".",
+            id="stale",
         )
-        found.append(tag("p", text, class_="banner bad"))
+    ]
+    if not content.served and content.active:
+        told = f"No dispatcher is running, so nothing starts. Active jobs: {content.active}. Start one with "
+        found.append(_banner("bad", told, tag("code", "spool dispatch"), "."))
     elif not content.served:
-        text = "No dispatcher is running and no jobs are active. The next `spool submit` starts one."
-        found.append(tag("p", text, class_="banner"))
+        told = "No dispatcher is running and no jobs are active. The next "
+        found.append(_banner("", told, tag("code", "spool submit"), " starts one."))
     if content.paused:
-        text = "The spool is paused: nothing starts, and what runs goes on. `spool resume` ends that."
-        found.append(tag("p", text, class_="banner warn"))
+        told = "The spool is paused: nothing starts, and running jobs go on. End that with "
+        found.append(_banner("warn", told, tag("code", "spool resume"), "."))
     if content.served and content.view_at_ns is None:
-        found.append(tag("p", "There is no view of the jobs yet.", class_="banner"))
+        found.append(_banner("", "The dispatcher has not listed the jobs yet."))
     if content.problems:
-        shown_ones = [tag("li", _cut(problem)) for problem in content.problems[:8]]
-        more = len(content.problems) - len(shown_ones)
-        if more:
-            shown_ones.append(tag("li", f"and {more} more: `spool doctor` tells them all"))
-        found.append(tag("div", tag("b", "Something is wrong"), tag("ul", *shown_ones), class_="banner bad"))
+        items = [tag("li", _cut(problem)) for problem in content.problems[:_MOST_PROBLEMS]]
+        if len(content.problems) > _MOST_PROBLEMS:
+            more = f"and {len(content.problems) - _MOST_PROBLEMS} more: run "
+            items.append(tag("li", more, tag("code", "spool doctor")))
+        found.append(tag("div", tag("b", "Something is wrong"), tag("ul", *items), class_="banner bad"))
     return joined(found)
+
+
+def _banner(kind: str, *told: str, **more: str) -> Markup:
+    return tag("p", *told, class_=f"banner {kind}".strip(), **more)
 
 
 def _tiles(content: PageContent) -> Markup:
@@ -227,7 +238,7 @@ def _share(what: str, given: int, total: int, *, bytes_: bool = False) -> Markup
             ((unit, 1 << power) for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)) if total >= 10 << power),
             ("MiB", 1 << 20),
         )
-        number, rest = f"{given / factor:.0f}", f" / {total / factor:.0f} {unit}"
+        number, rest, what = f"{given / factor:.0f}", f" / {total / factor:.0f}", f"{unit} of {what}"
     else:
         number, rest = str(given), f" / {total}"
     return _tile(what, joined((number, tag("small", rest))), _bar(given, total))
@@ -310,7 +321,7 @@ def _table(kind: str, heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[
 
 def _runs(content: PageContent) -> Markup:
     if not content.runs:
-        return _section("Running", "", _none("Nothing runs."), anchor="running")
+        return _section("Running", "", _none("Nothing is running."), anchor="running")
     heads = (("Job", ""), ("User", ""), ("CPUs", "n"), ("Memory", "n"), ("On GPU", "n"), ("Time", ""))
     table = _table("wide", heads, (_run(run, content.at_ns) for run in content.runs))
     return _section("Running", "", table, *filter(None, [_more(content.runs_left_out, "")]), anchor="running")
@@ -371,8 +382,12 @@ def _user(row: JobRow) -> Markup:
     return tag("td", _cut(row.user or "", 40), project, class_="user")
 
 
+def _held(content: PageContent) -> str:
+    return "Held and invalid" if content.counts.get(State.INVALID) else "Held"
+
+
 def _waiting(title: str, jobs: Shown, now_ns: int, otherwise: str | None) -> Markup | None:
-    anchor = title.lower()
+    anchor = title.partition(" ")[0].lower()
     if not jobs.total:
         return _section(title, "", _none(otherwise), anchor=anchor) if otherwise is not None else None
     heads = (("Job", ""), ("User", ""), ("CPUs", "n"), ("Memory", "n"), ("GPUs", "n"), ("Waited", "n"), ("Why", ""))
@@ -406,13 +421,13 @@ def _day(day: Day, now_ns: int) -> Markup | None:
             facts.append((f"{day.gpu_hours:,.1f}", "GPU hours"))
         if day.wait_median_ns is not None and day.wait_p90_ns is not None:
             facts.append((show_duration(day.wait_median_ns), "median wait"))
-            facts.append((show_duration(day.wait_p90_ns), "waited at most by 90 % of runs"))
+            facts.append((show_duration(day.wait_p90_ns), "wait at the 90th percentile"))
         parts.append(tag("div", *(tag("div", tag("b", number), f" {what}") for number, what in facts), class_="facts"))
         parts.append(_outcomes(day.outcomes, ended))
         if day.cut:
             parts.append(tag("p", "More runs have ended than are counted here.", class_="more"))
     else:
-        parts.append(_none("No run has ended within the last 24 hours."))
+        parts.append(_none("No run has ended in the last 24 hours."))
     if day.timeline is not None:
         parts = [_timeline(day.timeline), *parts]
     note = "1 run has ended" if ended == 1 else f"{ended:,} runs have ended" if ended else ""
@@ -446,7 +461,7 @@ def _timeline(line: Timeline) -> Markup:
         if 2 < at < 98
     ]
     lanes.append(_lane("", 16, hours, "axis"))
-    keys = [tag("span", _key(f"k{min(at, _COLOURS - 1)}"), _cut(group, 40)) for at, group in enumerate(line.groups)]
+    keys = [tag("span", _key(_colour(line, group)), _cut(_word(group), 40)) for group in line.groups]
     return joined((*lanes, tag("div", *keys, class_="legend")))
 
 
@@ -458,7 +473,7 @@ def _lane_bar(line: Timeline, row: TimelineRow, bar: LaneBar, y: int, height: in
     """Return a stretch of a lane in the colour of its group; a long one on a GPU has the name of the job in it."""
     share = 100 * line.step_ns / (line.until_at_ns - line.since_at_ns)  # of a column
     first, width = bar.first * share, (bar.last - bar.first) * share
-    colour = f"k{min(line.groups.index(line.group_of(bar.run)), _COLOURS - 1)}"
+    colour = _colour(line, line.group_of(bar.run))
     place = {"x": f"{first:.2f}%", "width": f"{width:.2f}%", "y": y or None, "height": height - 1 if y else height}
     title = _bar_title(line, bar) if bar.last - bar.first > 1 or len(row.bars) < _FEW_BARS else None
     opacity = None if bar.busy >= 1 else f"{0.3 + 0.7 * bar.busy:.2f}"
@@ -469,6 +484,11 @@ def _lane_bar(line: Timeline, row: TimelineRow, bar: LaneBar, y: int, height: in
         "text", _cut(bar.run.job, _LONGEST_NAME), x=5, y=height - 5, class_="in" if width > 2 * _WIDE else "in minor"
     )
     return joined((drawn, tag("svg", name, x=f"{first:.2f}%", width=f"{width:.2f}%", height=height)))
+
+
+def _colour(line: Timeline, group: str) -> str:
+    """Return the class of a group: a state has the colour that it has everywhere."""
+    return group if line.by is By.STATE else f"k{min(line.groups.index(group), _COLOURS - 1)}"
 
 
 def _bar_title(line: Timeline, bar: LaneBar) -> Markup:
@@ -531,28 +551,28 @@ def _users(day: Day) -> Markup | None:
         ("User", ""),
         ("Running", "n"),
         ("Waiting", "n"),
-        ("Ended", "n opt"),
+        ("Ended", "n"),
         ("Failed", "n"),
         ("CPU hours", "n"),
         ("GPU hours", "n"),
-        ("Median wait", "n opt"),
+        ("Median wait", "n"),
     )
     rows = [_user_row(user) for user in day.users]
     more = _more(day.users_left_out, "")
-    return _section("Users", "last 24 hours", _table("small", heads, rows), *filter(None, [more]), anchor="users")
+    return _section("Users", "last 24 hours", _table("wide", heads, rows), *filter(None, [more]), anchor="users")
 
 
 def _user_row(user: UserDay) -> list[Markup]:
     waited = show_duration(user.wait_median_ns) if user.wait_median_ns is not None else ""
     return [
         tag("td", _cut(user.user, 40), class_="name"),
-        tag("td", _some(user.running), class_="n"),
-        tag("td", _some(user.waiting), class_="n"),
-        tag("td", _some(user.ended), class_="n opt"),
-        tag("td", _some(user.failed), class_="n"),
-        tag("td", f"{user.cpu_hours:,.1f}" if user.cpu_hours else "", class_="n"),
-        tag("td", f"{user.gpu_hours:,.1f}" if user.gpu_hours else "", class_="n"),
-        tag("td", waited, class_="n opt"),
+        tag("td", _some(user.running), class_="n", data_l="running"),
+        tag("td", _some(user.waiting), class_="n", data_l="waiting"),
+        tag("td", _some(user.ended), class_="n", data_l="ended"),
+        tag("td", _some(user.failed), class_="n", data_l="failed"),
+        tag("td", f"{user.cpu_hours:,.1f}" if user.cpu_hours else "", class_="n", data_l="CPU hours"),
+        tag("td", f"{user.gpu_hours:,.1f}" if user.gpu_hours else "", class_="n", data_l="GPU hours"),
+        tag("td", waited, class_="n", data_l="median wait"),
     ]
 
 
@@ -577,7 +597,7 @@ def _ended(result: Result, now_ns: int) -> list[Markup]:
     return [
         tag("td", _named(result.job), again if result.again else None, class_="name"),
         tag("td", _cut(result.user or "", 40), class_="user"),
-        tag("td", tag("span", _word(result.outcome), class_=f"say {result.outcome}"), class_="say-cell"),
+        tag("td", tag("span", _word(result.outcome), class_=f"say {result.outcome}"), class_="outcome"),
         tag("td", ended, class_="n", data_l="ended"),
         tag("td", ran, class_="n", data_l="ran"),
         tag("td", _cut(why), class_="why"),

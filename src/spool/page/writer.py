@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
+from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.base import Listener
 from spool.listeners.discovery import page_path
@@ -74,7 +75,7 @@ class PageWriter(Listener):
             self._write(path, served=False)
 
     def _write(self, path: str, *, served: bool = True) -> None:
-        begun = time.thread_time()
+        begun_ns = time.thread_time_ns()
         fresh_s = max(_FRESH_S, 4 * self._pause_s)
         text = render(self._content.read(time.time_ns(), served=served), EVERY_S, fresh_s)
         try:
@@ -85,7 +86,7 @@ class PageWriter(Listener):
             self._complaint, self._written_to = "", path
         except OSError as error:
             self._complain(f"cannot write the status page: {path}: {error.strerror or error}")
-        self._pause_s = max(EVERY_S, _SHARE * (time.thread_time() - begun))
+        self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns - self._content.aside_ns) / SECOND_NS)
         now = time.monotonic()
         self._next, self._due = now + self._pause_s, now + max(REFRESH_S, self._pause_s)
 
