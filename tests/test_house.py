@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
+    "page": {"query", "client", "listeners", "machine", "store", "formats", "core"},
     "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
     "testing": {
         "cli",
