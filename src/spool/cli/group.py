@@ -60,6 +60,7 @@ SECTIONS = (
         {
             "init": "Make a spool.",
             "dispatch": "Run the dispatcher, which starts the jobs.",
+            "service": "Have systemd keep the dispatcher running.",
             "pause": "Start no job until `resume`.",
             "resume": "Start jobs again.",
             "gc": "Remove old records and outputs.",
