@@ -335,6 +335,6 @@ def test_a_run_that_goes_on_is_in_the_picture(spool: Command, spool_root: Path, 
     wait_for(lambda: "sleeper" in opened.names("running") and opened.latest_run("sleeper"))
     wait_for(lambda: spool("plot", "--show", "cpus").out)
     said = spool("plot", "--show", "cpus")
-    assert "1 run, 1 of them still running" in said.out
+    assert "1 run, 1 still running" in said.out
     assert spool("cancel", "sleeper").code == 0
     wait_for(lambda: "sleeper" not in opened.names("running"))
