@@ -18,7 +18,7 @@ def test_pictures_ask_no_other_host() -> None:
         assert set(re.findall(r"\w+://[^\"')\s]+", text)) <= {
             "http://www.w3.org/2000/svg",
             "http://www.w3.org/1999/xlink",
-            "https://www.textualize.io/",
+            "https://www.textualize.io",
         }, path
         assert "@font-face" not in text
         assert "url(http" not in text
