@@ -160,6 +160,7 @@ _COMPLETED = {
     "release": ("held",),
     "requeue": ("running", "done"),
     "edit": ("queued", "held", "running"),
+    "move": ("queued",),
     "suspend": ("running",),
     "continue": ("running",),
     "signal": ("running",),
