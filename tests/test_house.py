@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
+    "page": {"query", "client", "listeners", "machine", "store", "formats", "core"},
     "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
     "testing": {
         "cli",
@@ -93,6 +94,8 @@ ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
+    ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
+    ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
 
