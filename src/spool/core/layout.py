@@ -61,6 +61,7 @@ SIGNAL = "signal"
 KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
+GPUS = "gpus.toml"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"

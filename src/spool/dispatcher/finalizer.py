@@ -182,6 +182,7 @@ class Finalizer:
                 started_at_ns=None,
                 grant=Grant(),
                 executor=None,
+                gpu_use=(),
                 again=None,
                 again_at_ns=None,
             )
@@ -234,6 +235,7 @@ class Finalizer:
             grant=live.grant,
             executor=live.executor,
             host=identity.host(),
+            gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):

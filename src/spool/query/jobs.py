@@ -273,7 +273,9 @@ class JobLister:
         elif proof is not None and run is not None:
             found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
             state = found or state
-            reason = reason or spool.cancel_denial(name, run)
+            watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
+            idle = watch.words(spec) if watch is not None and spec is not None else ""
+            reason = reason or spool.cancel_denial(name, run) or idle
         row = JobRow(
             name,
             state,
@@ -412,6 +414,7 @@ class JobRow:
     reason: str = ""
     place: str | None = None  # the state directory in which its file lies; a name may have one in several
     progress: str = ""  # how far it says that it is
+    gpu_percent: int | None = None  # in how much of the last moments its GPUs computed; once it has ended, of its time
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None where that is unknown."""
@@ -468,7 +471,13 @@ def row_of_result(result: Result) -> JobRow:
         ended_at_ns=result.ended_at_ns,
         exit_code=result.exit_code,
         reason=result.reason if result.outcome is not State.FINISHED else "",
+        gpu_percent=_average(each.mean_percent for each in result.gpu_use),
     )
+
+
+def _average(percents: Iterable[float | None]) -> int | None:
+    known = [percent for percent in percents if percent is not None]
+    return round(sum(known) / len(known)) if known else None
 
 
 def row_of_view(name: str, state: State, view: JobView) -> JobRow:
@@ -489,6 +498,7 @@ def row_of_view(name: str, state: State, view: JobView) -> JobRow:
         submitted_at_ns=view.since_ns,
         started_at_ns=view.started_at_ns,
         reason="; ".join(filter(None, (view.problem, view.reason))),
+        gpu_percent=_average(each.percent for each in view.gpu_use),
     )
 
 
