@@ -118,7 +118,6 @@ SMALL_MODULES: dict[str, str] = {
     "api.py": "the public face, which programs import",
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
-    "store/history.py": "reads the disk; what adds it up is a layer above",
     "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {}

@@ -233,6 +233,22 @@ def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml)
     assert [set(each) & {"mean_percent", "peak_percent"} for each in use] == [set()]
 
 
+def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
+    """It cannot work, so the clock of `gpu_idle` stands still until it goes on."""
+    gpus.start()
+    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
+    gpus.pid("train")
+    assert gpus.spool("suspend", "train").returncode == 0
+    gpus.wait_reason("train", "suspended")
+    gpus.until(lambda: gpus.record("train", "gpus.toml"), "the record")
+    watched = gpus.state()["jobs"]["train"]["started_at_ns"]
+    gpus.until(lambda: gpus.state()["machine"]["gpus_at_ns"] > watched + 4_000_000_000, "looks for four seconds")
+    assert "has been idle" not in gpus.said()
+    assert gpus.spool("continue", "train").returncode == 0
+    gpus.wait_reason("train", "its GPU has been idle for")
+    _go(gpus, "train")
+
+
 def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     """`spool edit` of a job that runs changes `gpu_idle` at once."""
     gpus.start()

@@ -107,6 +107,20 @@ def test_a_gpu_that_is_free_again_is_told(gpus: Served, fake_nvml: FakeNvml) -> 
     gpus.until(lambda: ["gpu_free", "GPU-1"] in ledger(gpus), "GPU-1 free after the process")
 
 
+def test_a_gpu_that_is_taken_is_told_with_by_whom(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """By a job, and by somebody else's process; each once, also if the dispatcher is killed in between."""
+    hook(gpus, "gpu_taken", 'echo "$SPOOL_EVENT|$SPOOL_GPU|$SPOOL_REASON" >> ledger')
+    gpus.drop("one", ["sleep", "30"], gpus=1)
+    gpus.start()
+    gpus.until(lambda: ["gpu_taken", "GPU-0", "job one"] in ledger(gpus), "GPU-0 taken by the job")
+    gpus.kill()
+    gpus.start()
+    fake_nvml.process("GPU-1", os.getpid())
+    gpus.until(lambda: any(line[:2] == ["gpu_taken", "GPU-1"] for line in ledger(gpus)), "GPU-1 taken by a process")
+    assert f"pid {os.getpid()} " in next(line[2] for line in ledger(gpus) if line[1] == "GPU-1")
+    assert [line[1] for line in ledger(gpus)] == ["GPU-0", "GPU-1"]
+
+
 def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
     """One that begins and ends, one that is removed while it is in force; none twice over a restart."""
     for name in ("reservation_started", "reservation_ended"):

@@ -24,11 +24,12 @@ _MOST_NAMES = 500  # more to complete is of no use to anybody
 
 
 class SpelledOption(click.Option):
-    """An option that is taken in the spellings of other tools, too, which its help does not list."""
+    """An option in a *section* of the help that also takes the spellings of other tools, which the help does not list."""
 
-    def __init__(self, *args: Any, also: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.also = also
+        self.section = section
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Have the parser know every spelling."""
@@ -159,6 +160,9 @@ _COMPLETED = {
     "release": ("held",),
     "requeue": ("running", "done"),
     "edit": ("queued", "held", "running"),
+    "suspend": ("running",),
+    "continue": ("running",),
+    "signal": ("running",),
     "attach": ("running",),
     "why": ("queued", "held"),
 }

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import name_argument, one_job, opened, this_user
+from spool.cli.common import SpelledOption, name_argument, one_job, opened, this_user
 from spool.cli.group import Verb, tell
-from spool.cli.joboptions import key_options, values_of
+from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -27,8 +27,22 @@ from spool.store.spool import Spool
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("-c", "--shell-command", metavar="TEXT", help="Another command, as a text for the shell.")
-@click.option("--unset", multiple=True, metavar="KEY", help="Take a key out: memory, env.DEBUG. May be repeated.")
+@click.option(
+    "-c",
+    "--shell-command",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    metavar="TEXT",
+    help="Another command, as a text for the shell.",
+)
+@click.option(
+    "--unset",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    multiple=True,
+    metavar="KEY",
+    help="Take a key out: memory, env.DEBUG. May be repeated.",
+)
 @key_options
 @click.pass_context
 def command(

@@ -35,6 +35,9 @@ SECTIONS = (
             "hold": "Keep jobs from running until they are released.",
             "release": "Let held jobs run.",
             "requeue": "Run jobs again: those that run, and those that have ended.",
+            "suspend": "Stop jobs that run where they are.",
+            "continue": "Let suspended jobs go on.",
+            "signal": "Send a signal to the processes of jobs that run.",
             "edit": "Change a job that waits, or the limit of one that runs.",
             "check": "Tell whether job files are valid.",
             "import": "Print the job file that a script for Slurm, gflow or PBS becomes.",
@@ -66,13 +69,17 @@ SECTIONS = (
     ),
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
-_CONTROL = frozenset({"cancel", "hold", "release", "requeue", "pause", "resume"})  # of one shape, so in one module
-_MODULES = {"import": "importing"}  # a word of the language cannot name a module
+_CONTROL = {  # of one shape, so in one module
+    **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
+    "continue": "go_on",
+}
+_MODULES = {"import": "importing", "signal": "signals"}  # a word of the language cannot name a module, or a function
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
+    "cont": "continue", "freeze": "suspend", "thaw": "continue", "unsuspend": "continue",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
@@ -92,6 +99,8 @@ _EXPECTED = frozenset(
 
 LAST = "@"
 """The job that the user has submitted last. No job can have that name."""
+
+_FLAGS = 26  # cells for the options in a help with sections
 
 
 class Verb(click.Command):
@@ -121,6 +130,20 @@ class Verb(click.Command):
                 return found + args[at:]
             found.append(LAST if word == "-1" and (at == 0 or args[at - 1] not in takes_value) else word)
         return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those with a `section` under its title, the sections in the order of their first ones."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+        rest = sections.pop("", [])
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{flags:{_FLAGS}}", text) for flags, text in records], col_max=_FLAGS)
+        with formatter.section("Other options" if sections else "Options"):
+            formatter.write_dl(rest, **({"col_max": _FLAGS} if sections else {}))
 
 
 class JobArgument(click.Argument):
@@ -175,7 +198,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module, command_name = (
-            ("control", cmd_name) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
+            ("control", _CONTROL[cmd_name]) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
         )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from spool.formats.keys import BY_OPTION, Key
+from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, Key
+
+COMMON_TITLE = "Common options"
+"""The first section of the help."""
 
 Values = dict[str, list[str]]
 """What was given for each key, as text, in order. A flag is "true" or "false"."""
@@ -250,28 +253,42 @@ _READERS = _REPEATED | {
 OPTIONS = tuple(_options(BY_OPTION))
 
 
+def _by_section() -> Iterator[tuple[str, Option]]:
+    """Yield each option with the section of the help that it stands in, in the order of the help."""
+    of_key: dict[str, list[Option]] = {}
+    for option in OPTIONS:
+        of_key.setdefault(option.key.partition(".")[0], []).append(option)
+    for name in COMMON:
+        for option in of_key.pop(name):
+            yield COMMON_TITLE, option
+    for title, keys in SECTIONS:
+        for key in keys:
+            for option in of_key.pop(key.name, ()):
+                yield title, option
+
+
 def key_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command of click an option for every key of a job file."""
     import click
 
     from spool.cli.common import SpelledOption, complete_names
 
-    for option in reversed(OPTIONS):
+    for section, option in reversed(list(_by_section())):
+        flags, more = option.flags, dict[str, object]()
         if option.value:
-            made = click.option(*option.flags, option.word, flag_value=option.value, default=None, help=option.help)
+            more = {"flag_value": option.value}
         elif option.is_flag:
-            made = click.option("/".join(option.flags), option.word, default=None, help=option.help)
+            flags = ["/".join(flags)]
         else:
-            made = click.option(
-                *option.flags,
-                option.word,
-                cls=SpelledOption,
-                also=option.also,
-                metavar=option.metavar,
-                multiple=option.repeats,
-                shell_complete=complete_names if option.key == "depends_on" else None,
-                help=option.help,
-            )
+            more = {
+                "also": option.also,
+                "metavar": option.metavar,
+                "multiple": option.repeats,
+                "shell_complete": complete_names if option.key == "depends_on" else None,
+            }
+        made = click.option(
+            *flags, option.word, cls=SpelledOption, section=section, default=None, help=option.help, **more
+        )
         function = made(function)
     return function
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -77,9 +76,15 @@ def say_text(text: str) -> None:
     sys.stdout.write(shown(text, "\n\t"))
 
 
+def _columns() -> int:
+    import shutil  # slow to import, and only a terminal needs it
+
+    return shutil.get_terminal_size((80, 24)).columns
+
+
 def terminal_width() -> int | None:
     """Return how many cells a line of the terminal has that stdout is; None if it is none."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    return _columns() if sys.stdout.isatty() else None
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
@@ -259,7 +264,7 @@ class StatusLine:
         """Show *text*, a bar before it of which that *part* is full; the line that was there goes."""
         if not self.lively:
             return
-        width = shutil.get_terminal_size((80, 24)).columns - 1
+        width = _columns() - 1
         if part is not None and width >= 2 * _BAR:
             filled = round(_BAR * min(1.0, max(0.0, part)))
             full, empty = "█░" if (sys.stderr.encoding or "").lower().startswith("utf") else "#."

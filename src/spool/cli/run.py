@@ -14,10 +14,17 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import made, strict_option, this_user
+from spool.cli.common import SpelledOption, made, strict_option, this_user
 from spool.cli.group import WordsVerb, tell
-from spool.cli.joboptions import key_options
-from spool.cli.submit import asked, export_option, name_option, script_options, shell_command_option
+from spool.cli.joboptions import COMMON_TITLE, key_options
+from spool.cli.submit import (
+    asked,
+    export_option,
+    name_option,
+    replace_option,
+    script_options,
+    shell_command_option,
+)
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
@@ -30,13 +37,18 @@ from spool.store.spool import Spool
 @name_option
 @shell_command_option
 @click.option(
-    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
+    "-q",
+    "--quiet",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    is_flag=True,
+    help="Print nothing but the job's output.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but the job's output.")
+@key_options
+@export_option
+@replace_option
 @strict_option
 @script_options
-@export_option
-@key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
 def command(

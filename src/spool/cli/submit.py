@@ -10,7 +10,7 @@ import click
 from spool.cli import render, submission
 from spool.cli.common import SpelledOption, made, strict_option
 from spool.cli.group import WordsVerb
-from spool.cli.joboptions import key_options, values_of
+from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError
 from spool.formats.keys import EXPORTED
@@ -20,6 +20,7 @@ name_option = click.option(
     "--name",
     cls=SpelledOption,
     also=("-J", "--job-name"),
+    section=COMMON_TITLE,
     metavar="NAME",
     help="The job's name. Default: from the program, with a short suffix.",
 )
@@ -28,11 +29,17 @@ shell_command_option = click.option(
     "--shell-command",
     cls=SpelledOption,
     also=("--wrap",),
+    section=COMMON_TITLE,
     metavar="TEXT",
     help="The command as a text for the shell: -c 'sort a | uniq'.",
 )
+replace_option = click.option(
+    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
+)
 export_option = click.option(
     "--export",
+    cls=SpelledOption,
+    section="Environment",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
     help="Which variables of this environment go into the job's env: all, none, or these; a NAME may be a pattern. "
@@ -63,6 +70,8 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
         ),
         click.option(
             "--capture/--no-capture",
+            cls=SpelledOption,
+            section="Environment",
             default=None,
             help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
         ),
@@ -74,25 +83,40 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
 @name_option
 @shell_command_option
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    multiple=True,
+    metavar="FILE",
+    help="Submit this job file. May be repeated.",
+)
+@click.option(
+    "--wait",
+    "wait_for_it",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    is_flag=True,
+    help="Wait until it has ended and exit with its code.",
+)
+@key_options
 @click.option(
     "--hold",
     cls=SpelledOption,
     also=("-H",),
+    section="When it runs",
     is_flag=True,
     help="Submit it held: it does not run until `spool release`.",
 )
-@click.option(
-    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
-)
-@click.option("--wait", "wait_for_it", is_flag=True, help="Wait until it has ended and exit with its code.")
+@export_option
+@replace_option
 @strict_option
 @click.option(
     "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file and submit nothing."
 )
 @script_options
-@export_option
-@key_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
 def command(

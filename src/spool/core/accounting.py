@@ -198,6 +198,8 @@ class EndedRun(Protocol):
     ended_at_ns: int | None
     cpus: int  # what it was given
     gpus: tuple[str, ...]
+    gpu_indices: tuple[int, ...]
+    memory_bytes: int | None  # that it was given
     resources: dict[str, int] | None
     cpu_time_ns: int | None
     peak_memory_bytes: int | None
@@ -391,14 +393,44 @@ class By(StrEnum):
     EXECUTOR = "executor"
 
 
+class Tagged(Protocol):
+    """What a run or a job is chosen by."""
+
+    @property
+    def user(self) -> str | None:
+        """Whose it is."""
+
+    @property
+    def project(self) -> str | None:
+        """What it is for."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What its job file calls it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs are counted: those that ended from `since` up to, not including, `until`, of that user and project."""
+    """Which runs are counted: those that ended from `since` up to, not including, `until`, and are somebody's."""
 
     since_at_ns: int | None = None
     until_at_ns: int | None = None
     user: str | None = None
     project: str | None = None
+    tag: str | None = None
+
+    @property
+    def anyone(self) -> bool:
+        """Whether every run of the period is wanted."""
+        return self.user is None and self.project is None and self.tag is None
+
+    def wants(self, run: Tagged) -> bool:
+        """Whether a run of the period is wanted."""
+        return (
+            self.user in (None, run.user)
+            and self.project in (None, run.project)
+            and (self.tag is None or self.tag in run.tags)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +443,40 @@ class Statistics:
     last_at_ns: int | None
     duplicates: int  # lines that said what another had said
     clock_set: int  # runs that ended before they began, or centuries after; they have no run time
+
+
+class Submitted(Protocol):
+    """What says since when a run waited."""
+
+    job: str
+    submitted_at_ns: int | None
+    ended_at_ns: int | None
+    attempt: int
+    requeues: int
+    again: str | None
+
+
+class ReadyTimes:
+    """Since when runs waited, asked in the order in which they ended."""
+
+    __slots__ = ("going_on",)
+
+    def __init__(self) -> None:
+        self.going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
+
+    def of(self, run: Submitted) -> int | None:
+        """Return since when a run waited: its submission, or the end of the run before, of which it is the next.
+
+        None if the run before is not known.
+        """
+        ready = run.submitted_at_ns
+        if run.job in self.going_on:
+            ready = self.going_on.pop(run.job)
+        elif run.attempt > 1 or run.requeues:
+            ready = None
+        if run.again is not None:
+            self.going_on[run.job] = run.ended_at_ns
+        return ready
 
 
 class Ledger:
@@ -430,7 +496,7 @@ class Ledger:
         self._groups: defaultdict[str | None, GroupSums] = defaultdict(GroupSums)
         self._sums_of = self._counted_in()
         self._seen: set[int] = set()
-        self._going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
+        self._ready = ReadyTimes()
         self._gpus: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._first = LARGEST
         self._last = -LARGEST
@@ -440,12 +506,12 @@ class Ledger:
     def add(self, runs: Iterable[EndedRun]) -> None:
         """Count those of the *runs* that are wanted. In one loop: its million turns are what takes the time."""
         wanted, since, until = self._wanted, self._since, self._until
-        anyone = wanted.user is None and wanted.project is None
+        anyone = wanted.anyone
         always = wanted.since_at_ns is None and wanted.until_at_ns is None
-        seen, going_on, gpu_sets = self._seen, self._going_on, self._gpus
+        seen, going_on, gpu_sets = self._seen, self._ready.going_on, self._gpus
         by_day, sums_of = self._by is By.DAY, self._sums_of
         for run in runs:
-            if not anyone and not _is_of(run, wanted):
+            if not anyone and not wanted.wants(run):
                 continue
             start, end, ready = run.started_at_ns, run.ended_at_ns, run.submitted_at_ns
             mark = hash((run.job, run.run, ready if start is None else start))
@@ -454,7 +520,7 @@ class Ledger:
                 continue
             seen.add(mark)
             if run.again is not None or run.attempt > 1 or run.requeues or run.job in going_on:
-                ready = self._ready(run)
+                ready = self._ready.of(run)
             counts = always if end is None else since <= end < until
             waited_ns = ran_ns = None
             given_from = given_until = 0
@@ -509,20 +575,6 @@ class Ledger:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
-    def _ready(self, run: EndedRun) -> int | None:
-        """Return since when a run waits that is one of several of its submission: since the end of the one before.
-
-        None if the run before is not known.
-        """
-        ready = run.submitted_at_ns
-        if run.job in self._going_on:
-            ready = self._going_on.pop(run.job)
-        elif run.attempt > 1 or run.requeues:
-            ready = None
-        if run.again is not None:
-            self._going_on[run.job] = run.ended_at_ns
-        return ready
-
     def _counted_in(self) -> Callable[[EndedRun], Sequence[GroupSums]]:
         """Return what tells which sums a run is counted in."""
         groups, total, days = self._groups, self._total, self._days
@@ -535,18 +587,15 @@ class Ledger:
             case By.TAG:
                 return lambda run: (total, *(groups[tag] for tag in dict.fromkeys(run.tags) or (None,)))
             case by:
-                key = _KEY[by]
+                key = GROUP_KEYS[by]
                 return lambda run: (groups[key(run)],)
 
 
-def _is_of(run: EndedRun, wanted: RunFilter) -> bool:
-    return wanted.user in (None, run.user) and wanted.project in (None, run.project)
-
-
-_KEY: dict[By, Callable[[EndedRun], str | None]] = {
+GROUP_KEYS: dict[By, Callable[[object], str | None]] = {
     By.USER: attrgetter("user"),
     By.PROJECT: attrgetter("project"),
     By.STATE: attrgetter("outcome"),
     By.GROUP: attrgetter("group"),
     By.EXECUTOR: attrgetter("executor"),
 }
+"""What a run's group is called, where it is in one group; None: it has none."""

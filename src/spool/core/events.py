@@ -39,6 +39,7 @@ class EventName(StrEnum):
     RELEASED = "released"
     RESERVATION_STARTED = "reservation_started"
     RESERVATION_ENDED = "reservation_ended"
+    GPU_TAKEN = "gpu_taken"  # a GPU that could be given was given, or is used by somebody else
     GPU_FREE = "gpu_free"  # a GPU that was taken can be given again
     DISPATCHER_STARTED = "dispatcher_started"
     DISPATCHER_STOPPED = "dispatcher_stopped"
@@ -97,6 +98,7 @@ OF_NO_JOB = frozenset(
     {
         EventName.RESERVATION_STARTED,
         EventName.RESERVATION_ENDED,
+        EventName.GPU_TAKEN,
         EventName.GPU_FREE,
         EventName.DISPATCHER_STARTED,
         EventName.DISPATCHER_STOPPED,
@@ -176,6 +178,7 @@ _SAYS = {
     EventName.RELEASED: "is released",
     EventName.RESERVATION_STARTED: "has begun",
     EventName.RESERVATION_ENDED: "is over",
+    EventName.GPU_TAKEN: "is taken",
     EventName.GPU_FREE: "is free",
     EventName.DISPATCHER_STARTED: "has started",
     EventName.DISPATCHER_STOPPED: "has stopped",
@@ -234,7 +237,9 @@ def _result(result: Result) -> list[tuple[str, str]]:
         signal = f" (signal {result.exit_code - 128})" if result.exit_code > 128 else ""
         lines.append(("exit code", f"{result.exit_code}{signal}"))
     if result.started_at_ns is not None:
-        lines.append(("ran", _span(result.started_at_ns, result.ended_at_ns)))
+        lines.append(("ran", _span(result.started_at_ns + result.suspended_ns, result.ended_at_ns)))
+        if result.suspended_ns:
+            lines.append(("suspended", show_duration(result.suspended_ns)))
     lines.append(("waited", _span(result.submitted_at_ns, result.started_at_ns or result.ended_at_ns)))
     if result.peak_memory_bytes is not None:
         asked = result.grant.memory_bytes

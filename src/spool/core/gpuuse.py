@@ -49,6 +49,10 @@ class GpuWatch:
             return watch
         return replace(watch, idle_ns=self.idle_ns + passed_ns)
 
+    def passed_over(self, at_ns: int) -> GpuWatch:
+        """Return the watch after a look that says nothing of the run, as while it is suspended."""
+        return replace(self, at_ns=at_ns, now=())
+
     def is_due(self, spec: Spec) -> bool:
         """Whether a run has left its GPUs idle for too long, and that was not told yet."""
         return spec.gpu_idle_ns is not None and self.idle_ns >= spec.gpu_idle_ns and not self.is_told

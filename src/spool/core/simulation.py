@@ -369,17 +369,17 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
     )
 
 
-def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> _Steps:
+def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> Steps:
     changes: dict[int, int] = {}
     for each in outcomes:
         began, ended = each.started_at_ns, each.ended_at_ns
         if began is not None and ended is not None and (held := what(each)):
             changes[began] = changes.get(began, 0) + held
             changes[ended] = changes.get(ended, 0) - held
-    return _Steps(changes)
+    return Steps(changes)
 
 
-def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> _Steps:
+def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
     """Return how many jobs wait. One that never starts waits until it ends otherwise, or to the last end."""
     changes: dict[int, int] = {}
     for each in outcomes:
@@ -389,10 +389,10 @@ def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> _Steps:
         if until != each.submit_at_ns:
             changes[each.submit_at_ns] = changes.get(each.submit_at_ns, 0) + 1
             changes[until] = changes.get(until, 0) - 1
-    return _Steps(changes)
+    return Steps(changes)
 
 
-class _Steps:
+class Steps:
     """A sum that changes at instants; what comes and goes at the same instant was never there."""
 
     def __init__(self, changes: Mapping[int, int]) -> None:

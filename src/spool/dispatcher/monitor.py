@@ -1,7 +1,8 @@
 """Notice what no step of the dispatcher makes happen, and listeners want to hear of.
 
-That wrappers have begun, that runs go on, that reservations begin and end, that GPUs are free again, and that there is
-a dispatcher. What goes on is noted in the journal, so that the next dispatcher neither leaves it out nor tells it anew.
+That wrappers have begun, that runs go on, that reservations begin and end, that GPUs are taken and free again, and that
+there is a dispatcher. What goes on is noted in the journal, so that the next dispatcher neither leaves it out nor tells
+it anew.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import time
 from collections.abc import Iterable
 
 from spool.core.events import EventName
+from spool.core.gpus import stranger
 from spool.core.lifecycle import Liveness, Verdict
-from spool.core.model import SECOND_NS, Jid, Machine, Stop, StopKind
+from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -25,6 +27,7 @@ _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for 
 _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
 _OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
+_OF_GPUS = frozenset({EventName.GPU_TAKEN, EventName.GPU_FREE})
 
 
 class Monitor:
@@ -60,14 +63,14 @@ class Monitor:
     def _turn(self, machine: Machine | None) -> None:
         self._see_started()
         wanted = self._events.wanted
-        self._world.want_gpus(wanted=EventName.GPU_FREE in wanted or self._reservations.ask_for_gpus)
+        self._world.want_gpus(wanted=bool(wanted & _OF_GPUS) or self._reservations.ask_for_gpus)
         if not wanted:
             return
         if EventName.POLLING in wanted:
             self._see_going_on()
         if wanted & _OF_RESERVATIONS:
             self._see_reservations(self._clock())
-        if EventName.GPU_FREE in wanted and machine is not None and machine.gpu_problem is None:
+        if wanted & _OF_GPUS and machine is not None and machine.gpu_problem is None:
             self._see_gpus(machine, self._clock())
 
     def _set_timers(self) -> None:
@@ -215,16 +218,30 @@ class Monitor:
                 self._forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
-        granted = {uuid for run in self._state.runs.with_gpus.values() for uuid in run.grant.gpu_uuids}
+        holders: dict[str, list[Running]] = {}
+        for run in self._state.runs.with_gpus.values():
+            for uuid in run.grant.gpu_uuids:
+                holders.setdefault(uuid, []).append(run)
         taken = {this.name: this for this in conditions(self._told, ConditionKind.GPU)}
         for gpu in machine.gpus:
-            is_taken = gpu.uuid in granted or bool(gpu.foreign) or gpu.problem is not None
-            this = taken.get(gpu.uuid)
+            runs, this = holders.get(gpu.uuid, []), taken.get(gpu.uuid)
+            is_taken = bool(runs or gpu.foreign) or gpu.problem is not None
             if is_taken and this is None:
-                self._note(OngoingCondition(ConditionKind.GPU, gpu.uuid, now).key)
+                # Of a run it is known since when: told again after a crash, it is the same event.
+                since_ns = min((run.started_at_ns for run in runs), default=now)
+                new = OngoingCondition(ConditionKind.GPU, gpu.uuid, since_ns)
+                self._events.condition(EventName.GPU_TAKEN, new, now, _taker(gpu, runs))
+                self._note(new.key)
             elif not is_taken and this is not None:
                 self._events.condition(EventName.GPU_FREE, this, now)
                 self._forget(this.key)
+
+
+def _taker(gpu: Gpu, runs: list[Running]) -> str:
+    """Return who has a GPU, or why nobody gets it."""
+    if runs:
+        return ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))
+    return gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], "")
 
 
 def _key(live: ActiveRun, name: EventName) -> str:

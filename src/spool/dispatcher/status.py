@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from spool.core import layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
@@ -186,9 +186,10 @@ class StatusWriter:
         if live.proof is None and live.gone:  # how it ended cannot be read yet
             state, reason = State.STOPPING, "has ended"
         request, watch = live.spec.request, live.gpu_watch
+        idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
             state=state or State.STARTING,
-            reason=reason or live.kept or (watch.words(live.spec) if watch is not None else ""),
+            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name),
             run=live.run,
             attempt=live.attempts.attempt,
@@ -204,6 +205,8 @@ class StatusWriter:
             tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.started_at_ns,
+            suspended_ns=live.suspension.before_ns,
+            suspended_at_ns=live.suspension.since_ns,
         )
 
     def _proof(self, live: ActiveRun) -> Proof:

@@ -115,7 +115,7 @@ _RULE = KeyTable(
     "NotifyRuleTable",
     'Who is told of everybody\'s jobs, and of what. Filters are lists of patterns, as "train-*"; one must fit.',
     Key("to", "addresses", "Where to, as in a job file.", default=()),
-    Key("on", "events", 'On which events, as in a job file; or "gpu_free", "dispatcher_stopped".', default=("ended",)),
+    Key("on", "events", 'Which events, as in a job file; or those of GPUs, as "gpu_free".', default=("ended",)),
     Key("users", "patterns", "Only of jobs of these users.", default=()),
     Key("projects", "patterns", "Only of jobs of these projects.", default=()),
     Key("names", "patterns", "Only of jobs of these names.", default=()),

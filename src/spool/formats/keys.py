@@ -191,7 +191,7 @@ _RESOURCES = (
         help="What it needs of the resources that the configuration names; NAME alone is 1. May be repeated."),
 )
 
-_TIME = (
+_LIMITS = (
     Key("time_limit", "duration", "How long it may run; then it is stopped, and its outcome is `timeout`.", least=1,
         option="-t --time-limit TIME", also="--time"),
     Key("signal", "signal",
@@ -206,6 +206,9 @@ _TIME = (
         words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "The time between TERM and KILL for a run being stopped. 10s if absent.",
         option="--kill-grace TIME"),
+)
+
+_WHEN = (
     Key("priority", "count", "Higher is considered first.", default=10, most=255, option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
         "Jobs that this one waits for. A list means that all must finish well. An array's name means all its tasks.",
@@ -223,15 +226,19 @@ _TIME = (
         option="--scheduling-timeout TIME"),
 )
 
-_MANY = (
+_GROUPS = (
     Key("group", "label", "Jobs of one group are limited together.", option="--group NAME"),
     Key("group_limit", "count", "At most so many jobs of the group run at once.", least=1, option="--group-limit N",
         needs="group"),
+)
+
+_MANY = (
     Key("array", "indices",
         'Makes many jobs of this file: their indices, "0-99", with a step "0-99:2", as a list "1,3,7-9", and with '
         '"%4" at the end at most 4 at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
         option="--array 0-99:2%4", also="-a",
-        help="Makes many jobs of one: their indices, with a step :2, at most 4 of them at once %4."),
+        help="Makes many jobs of one, one for each index: with a step :2, at most 4 at once %4. Each has its index in "
+        "$SPOOL_ARRAY_INDEX, and {index} is replaced in the command, env and paths."),
     Key("matrix", "choices",
         "Makes many jobs of this file: each key a list, one job for each combination. `{key}` in `command`, `env` "
         "and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
@@ -254,13 +261,16 @@ _AGAIN = (
         help="Run it again after a reboot or when it vanished. Default: yes, at most 3 times."),
 )
 
-_RUNNING = (
+_OUTPUT = (
     Key("stdout", "output",
         "Where the output goes: a path, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array "
         "index, `%%` a percent sign. One `log` in the metadir if absent.", option="--stdout PATH", also="-o --output",
         help="Where the output goes: %n is the job, %r the run, %a the index. Default: a file in the spool."),
     Key("stderr", "output", "Where the error output goes, like `stdout`; together with it if absent.",
         option="--stderr PATH", also="--error"),
+)
+
+_RUNNING = (
     Key("prolog", "script", "Shell text that the wrapper runs before the command.", option="--prolog SHELL-TEXT"),
     Key("epilog", "script", "Shell text that the wrapper runs after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "word", "What runs the job. From the configuration if absent.", words=EXECUTORS,
@@ -284,7 +294,8 @@ _PEOPLE = (
 JOB = KeyTable(
     "JobFile",
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
-    *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_TIME, *_MANY, *_AGAIN, *_RUNNING, *_PEOPLE,
+    *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT, *_RUNNING,
+    *_PEOPLE,
 )
 
 DEFAULTS = KeyTable(
@@ -295,5 +306,24 @@ DEFAULTS = KeyTable(
     )),
 )
 
-BY_OPTION = (*_GPUS, *_MACHINE, *_RESOURCES, *_TIME, *_AGAIN, *reversed(_COMMAND), *_RUNNING, *_MANY, *_PEOPLE)
-"""The keys of a job file in the order in which the help lists their options, and a submission writes them."""
+BY_OPTION = (
+    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_OUTPUT, *_RUNNING, *_GROUPS,
+    *_MANY, *_PEOPLE,
+)  # fmt: skip
+"""The keys of a job file in the order in which a submission writes them."""
+
+COMMON = ("gpus", "cpus", "memory", "time_limit", "depends_on", "start_after", "array")
+"""The keys whose options the help lists before all others."""
+
+SECTIONS = (
+    ("What it needs", (*_GPUS, *_MACHINE, *_RESOURCES)),
+    ("When it runs", (*_WHEN, *_GROUPS)),
+    ("How long it runs", _LIMITS),
+    ("Retries", _AGAIN),
+    ("Arrays", _MANY),
+    ("Environment", _COMMAND),
+    ("Output", _OUTPUT),
+    ("How it runs", _RUNNING),
+    ("Labels and messages", _PEOPLE),
+)
+"""The sections of the help, each with the keys whose options it lists unless they are common."""

@@ -1,6 +1,7 @@
 """What will keep a job from ever running, or its messages from arriving, as far as it shows before it is submitted.
 
 Nothing here is certain: a machine may grow, and files come in any order. So these are warnings, not errors.
+Every submission asks, so what only some jobs need is imported when they do.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from spool.core.dependencies import names_in
 from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
-from spool.core.resources import FreeResources
-from spool.core.runs import Runs
 from spool.formats.config import Config
-from spool.query.jobs import last_view
 from spool.store.config import Settings
 from spool.store.spool import Spool
 
@@ -71,6 +69,9 @@ class _Seer:
         request = spec.request
         if request == Request(cpus=min(request.cpus, 1)):
             return  # any machine has that
+        from spool.core.resources import FreeResources
+        from spool.core.runs import Runs
+
         machine = self._told(request) or self._machine(request)
         room = FreeResources(machine, self._config.policy, self._now_ns, Runs())
         reason = room.never_fits(Waiting(name, spec, "", self._now_ns))
@@ -79,6 +80,8 @@ class _Seer:
 
     def _told(self, request: Request) -> Machine | None:
         """Return the machine as a dispatcher that lives has last seen it, None if none has told what is asked."""
+        from spool.query.jobs import last_view
+
         view, silent_ns = last_view(self._spool, self._now_ns) if self._spool.dispatcher_lives() else (None, None)
         told = view.machine if view is not None and silent_ns is None else None
         if told is None:

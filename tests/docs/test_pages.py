@@ -1,0 +1,101 @@
+"""The pages for those who come from another scheduler, and the recipes: what they show works."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from shell import Home, home_of_test
+from spool.cli import main
+from spool.core.errors import InvalidFile
+from spool.formats import config, jobfile, reservation
+from support import ROOT
+from test_readme import calls, end_dispatcher
+
+MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
+RECIPES = ROOT / "docs" / "RECIPES.md"
+PAGES = [*MIGRATIONS, RECIPES]
+TABLES = [
+    (page.relative_to(ROOT).as_posix(), text)
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for text in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
+
+
+def test_every_page_of_a_migration_is_found_from_the_readme() -> None:
+    """The README links each page, and each is about commands."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in MIGRATIONS:
+        assert f"(docs/migrate/{page.name})" in readme
+        assert len(calls(page.read_text(encoding="utf-8"))) > 10
+
+
+@pytest.fixture
+def folder(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder with the files that the pages speak of, and a spool in which nothing starts."""
+    (spool_root / "config.toml").write_text(
+        'autostart = false\nnotifier = "cat"\n[resources]\nansys = 2\n[contacts]\nme = "https://hooks.example.org"\n'
+    )
+    home = spool_root.parent
+    monkeypatch.chdir(home)
+    for name in ("job.sh", "train.sbatch", "array.sh"):
+        (home / name).write_text("#!/bin/sh\necho ready\n", encoding="utf-8")
+    for name in ("grid", "points"):
+        (home / f"{name}.csv").write_text("lr,seed\n0.1,1\n", encoding="utf-8")
+    for name in ("a", "train", "count"):
+        (home / f"{name}.toml").write_text('command = "true"\n', encoding="utf-8")
+    return home
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_job_that_the_pages_submit_is_accepted(
+    page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each `spool submit` and `spool run` makes a job file that is valid, with the values that the page shows."""
+    for program, *words in calls(page.read_text(encoding="utf-8")):
+        if words[0] == "--spool":
+            words = words[2:]
+        if words[0] not in ("submit", "run") or "--help" in words:
+            continue
+        words = ["--shell-command" if word == "-c" else word for word in words[1:] if word not in ("--quiet", "-q")]
+        code = main.run(["submit", "--dry-run", *words])
+        assert code == 0, (program, words, capsys.readouterr())
+
+
+@pytest.mark.parametrize(("page", "text"), TABLES)
+def test_every_table_of_the_pages_is_valid(page: str, text: str) -> None:
+    """Each block of TOML is a job file, or else a configuration or a reservation."""
+    tomllib.loads(text)
+    wrong = []
+    for parse in (
+        lambda data: jobfile.parse(data, name="job"),
+        config.parse,
+        lambda data: reservation.parse(data, name="demo", created_at_ns=0),
+    ):
+        try:
+            parse(text.encode())
+        except InvalidFile as error:
+            wrong.append(str(error))
+        else:
+            return
+    pytest.fail(f"{page}:\n{text}\n" + "\n".join(wrong))
+
+
+def test_every_block_of_the_recipes_runs() -> None:
+    """The shell blocks of the recipes that need nothing but a Linux machine succeed, and print what they promise."""
+    home = Home(home_of_test())
+    text = RECIPES.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    try:
+        printed = home.sh("\n".join(blocks))
+    finally:
+        end_dispatcher(home.spool)
+    for promise in (str(home.path / "env/bin/python"), "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step 0", "done"):
+        assert promise in printed, promise
+    attempts = sorted((home.spool / "jobs" / "count").iterdir())
+    assert len(attempts) > 1, "the warning came, and another try followed"
+    assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
