@@ -118,6 +118,7 @@ SMALL_MODULES: dict[str, str] = {
     "api.py": "the public face, which programs import",
     "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
+    "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
     "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {}
@@ -141,7 +142,7 @@ SAYS = {
     "cli/render.py": "say, tables, JSON",
     "cli/group.py": "tell",
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
-    "cli/completion.py": "a script of click's",
+    "cli/completion.py": "a script for a shell",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.

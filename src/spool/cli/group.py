@@ -51,6 +51,7 @@ SECTIONS = (
             "reserve": "Keep GPUs for somebody, for a time.",
             "plan": "Show what would start now, and what waits and why.",
             "stats": "Show what ended runs waited, took and used.",
+            "plot": "Draw what ran when and where, in the terminal or into a file.",
             "simulate": "Simulate a workload, and compare policies.",
         },
     ),
@@ -59,6 +60,7 @@ SECTIONS = (
         {
             "init": "Make a spool.",
             "dispatch": "Run the dispatcher, which starts the jobs.",
+            "service": "Have systemd keep the dispatcher running.",
             "pause": "Start no job until `resume`.",
             "resume": "Start jobs again.",
             "gc": "Remove old records and outputs.",
@@ -83,6 +85,7 @@ _ELSEWHERE = {
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
+    "gantt": "plot", "chart": "plot", "timeline": "plot",
     "sacct": "ls -a", "scontrol": "edit", "nice": "edit --priority", "renice": "edit --priority", "qsub": "submit",
     "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
     "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",

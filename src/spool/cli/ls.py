@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
+from spool.cli.common import job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
 from spool.core.names import is_pattern
@@ -74,6 +74,8 @@ _FIELDS = {
     "started": _Field(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
     "ended": _Field(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
 }
+COLUMNS = tuple(_FIELDS)
+"""What `--columns` may name."""
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 
 
@@ -91,7 +93,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 
 
 @click.command(cls=Verb)
-@click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
 @click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
 @click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N that ended, instead of ten.")
 @click.option("--since", metavar="TIME", help='Those that ended since then: "2h" (ago), "today", a date, a time.')

@@ -211,6 +211,16 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
     """Write the lines of a table with the colours that the terminal has."""
+    coloured = painter()
+    head, *rows = lines
+    text = [coloured("bold", line) for line in head]
+    for at, row in enumerate(rows):
+        text += [coloured(styles[at] if styles else "", line) for line in row]
+    sys.stdout.write("".join(f"{line}\n" for line in text))
+
+
+def painter() -> Callable[[str, str], str]:
+    """Return what puts a style around a text, as far as stdout has colours and the user wants them."""
     from rich.console import COLOR_SYSTEMS, Console
     from rich.style import Style
 
@@ -223,11 +233,15 @@ def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
             found = found.without_color
         return found.render(text, color_system=system) if style else text
 
-    head, *rows = lines
-    text = [coloured("bold", line) for line in head]
-    for at, row in enumerate(rows):
-        text += [coloured(styles[at] if styles else "", line) for line in row]
-    sys.stdout.write("".join(f"{line}\n" for line in text))
+    return coloured
+
+
+def has_colours() -> bool:
+    """Whether stdout has colours, and the user wants them."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
 
 
 def prose(line: str, indent: str = "  ") -> None:
