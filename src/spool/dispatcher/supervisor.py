@@ -42,7 +42,7 @@ MEMORY_EVERY_NS = SECOND_NS
 _SHARE = 50  # and it may cost one part in so many of a processor
 _AGAIN_NS = SECOND_NS // 4  # after an error
 
-_WRITE_GPUS_EVERY_NS = 60 * SECOND_NS
+_WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
 _READ_GPUS, _WRITE_GPUS, _JUDGE_GPUS = "read the GPU use of", "write the GPU use of", "warn of the idle GPUs of"
 _MOST_LOOKS = 2  # a look stands for no more time than that many looks are apart
 
@@ -455,11 +455,14 @@ class GpuUseRecorder:
         self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
         # Where a hook keeps it from being stopped, it is asked again after the same time, not at every look.
         live.gpus_watched(watch.telling(again=stops))
-        with suppress(OSError):  # on a full disk it is told again, and stopped all the same
-            self._context.events.flush()  # before the record says that it was told
-            self._write(live)
+        flushed = False
+        with suppress(OSError):  # on a full disk it is stopped all the same
+            self._context.events.flush()
+            flushed = True
         if stops:
             self._order(live, Stop(StopKind.CANCEL, "spool", self._context.clock(), words))
+        if flushed:  # else the next dispatcher tells it again: what says that it was told comes last
+            self._write(live)
 
     def _is_old(self, live: ActiveRun) -> bool:
         """Whether the record is to be written: the first look at once, so that short runs have one, others rarely."""
