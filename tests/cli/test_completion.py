@@ -47,9 +47,7 @@ class Terminal:
 
     def completed(self, typed: str) -> str:
         """Return the line after *typed* and a TAB."""
-        self._type(f"{typed}\t")
-        time.sleep(0.1)
-        self._type("\x07")
+        self._type(f"{typed}\t\x07")
         return self._until(r"LINE<(.*?)>")
 
     def _type(self, keys: str) -> None:

@@ -258,7 +258,8 @@ def test_an_svg_has_its_words_as_text(spool: Command, history: Path, tmp_path: P
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     path = tmp_path / "x.svg"
     said = spool("plot", *PERIOD, "-o", path)
-    assert (said.code, said.out, said.err) == (0, "", f"spool: drew {path}")
+    assert (said.code, said.out) == (0, "")
+    assert f"spool: drew {path}" in said.err
     texts = texts_of(path)
     assert {"train", "next", "alice", "bob", "carol", "GPU 0", "GPU 1", "CPU 1", "04:00"} <= texts
     assert "GPUs: 62% in use on average, at most 2 of 2" in texts
@@ -278,7 +279,8 @@ def test_hostile_names_stay_text_in_an_svg(spool: Command, spool_root: Path, tmp
     write(spool_root, [ended(user, at, at + 1, user=user) for at, user in enumerate(HOSTILE)])
     path = tmp_path / "x.svg"
     said = spool("plot", *PERIOD, "-o", path)
-    assert (said.code, said.err) == (0, f"spool: drew {path}")
+    assert said.code == 0, said.err
+    assert "Glyph" not in said.err  # of signs that the font lacks
     texts = texts_of(path)
     assert {"$\\frac{", "_hidden", "</text><scrip…", "&lt;--]]>"} <= texts
     assert b"<script" not in path.read_bytes()
@@ -333,6 +335,6 @@ def test_a_run_that_goes_on_is_in_the_picture(spool: Command, spool_root: Path, 
     wait_for(lambda: "sleeper" in opened.names("running") and opened.latest_run("sleeper"))
     wait_for(lambda: spool("plot", "--show", "cpus").out)
     said = spool("plot", "--show", "cpus")
-    assert "1 run, 1 of them still running" in said.out
+    assert "1 run, 1 still running" in said.out
     assert spool("cancel", "sleeper").code == 0
     wait_for(lambda: "sleeper" not in opened.names("running"))

@@ -25,6 +25,7 @@ SECTIONS = (
             "submit": "Put a job into the queue.",
             "run": "Submit a job, follow its output and exit with its code.",
             "ls": "List the jobs that wait, run, or ended a short while ago.",
+            "top": "Watch queue, runs and GPUs on a screen, and act on them.",
             "show": "Show everything about a job.",
             "why": "Say why a job does not run yet.",
             "log": "Show or follow a job's output.",
@@ -135,18 +136,25 @@ class Verb(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those with a `section` under its title, the sections in the order of their first ones."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
-        rest = sections.pop("", [])
+        """Write the options by section."""
+        sections = by_section(ctx)
+        if len(sections) == 1:
+            super().format_options(ctx, formatter)
+            return
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{flags:{_FLAGS}}", text) for flags, text in records], col_max=_FLAGS)
-        with formatter.section("Other options" if sections else "Options"):
-            formatter.write_dl(rest, **({"col_max": _FLAGS} if sections else {}))
+
+
+def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the options of a command with their help, by the `section` that they have, those without one last."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in ctx.command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and isinstance(parameter, click.Option):
+            sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+    rest = sections.pop("", [])
+    return {**sections, "Other options" if sections else "Options": rest}
 
 
 class JobArgument(click.Argument):

@@ -29,7 +29,7 @@ _MARGIN = 6  # lines of the terminal for the head of the table and for remarks
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class JobField:
     """A column that may be asked for: how it is drawn, and what it says of a job at an instant."""
 
     column: render.Column
@@ -47,34 +47,34 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
 
-_FIELDS = {
-    "name": _Field(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
-    "state": _Field(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
-    "priority": _Field(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
-    "cpus": _Field(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
-    "memory": _Field(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
-    "gpus": _Field(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
-    "busy": _Field(
+FIELDS = {
+    "name": JobField(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
+    "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
+    "priority": JobField(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
+    "cpus": JobField(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
+    "memory": JobField(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
+    "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
+    "busy": JobField(
         render.Column("BUSY", right=True, drop=3),
         lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent} %",
     ),
-    "user": _Field(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
-    "time": _Field(
+    "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
+    "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
-    "progress": _Field(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
-    "reason": _Field(render.Column("REASON", cut="end"), _reason),
-    "project": _Field(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
-    "tags": _Field(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
-    "resources": _Field(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
-    "run": _Field(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
-    "attempt": _Field(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
-    "exit": _Field(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),
-    "submitted": _Field(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
-    "started": _Field(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
-    "ended": _Field(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
+    "progress": JobField(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
+    "reason": JobField(render.Column("REASON", cut="end"), _reason),
+    "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
+    "tags": JobField(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
+    "resources": JobField(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
+    "run": JobField(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
+    "attempt": JobField(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
+    "exit": JobField(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),
+    "submitted": JobField(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
+    "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
+    "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
 }
-COLUMNS = tuple(_FIELDS)
+COLUMNS = tuple(FIELDS)
 """What `--columns` may name."""
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 
@@ -85,10 +85,10 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
         return ()
     words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
     for word in words:
-        if word not in _FIELDS:
-            raise click.UsageError(f"there is no column {shown(word)!r}; the columns are {', '.join(_FIELDS)}")
+        if word not in FIELDS:
+            raise click.UsageError(f"there is no column {shown(word)!r}; the columns are {', '.join(FIELDS)}")
     if not words:
-        raise click.UsageError(f"--columns names no column; the columns are {', '.join(_FIELDS)}")
+        raise click.UsageError(f"--columns names no column; the columns are {', '.join(FIELDS)}")
     return words
 
 
@@ -102,7 +102,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("--project", metavar="NAME", help="Only jobs of this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--sort", type=click.Choice(sorted(ORDERS)), help="The order. Default: ended, running, waiting.")
-@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns, of {', '.join(_FIELDS)}.")
+@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns, of {', '.join(FIELDS)}.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for spreadsheets: every column, or those of --columns.")
 @click.option("--tree", "as_tree", is_flag=True, help="Each job below what it depends on, each task below its array.")
 @click.option("--watch", is_flag=True, help="Show the list again every two seconds, until Ctrl-C.")
@@ -179,7 +179,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
         case "names":
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
         case "csv":
-            _print_csv(rows, asked.columns or tuple(_FIELDS), found.at_ns)
+            _print_csv(rows, asked.columns or tuple(FIELDS), found.at_ns)
         case "tree":
             _print_table(tree(spool, rows), asked, found.at_ns)
         case _:
@@ -215,7 +215,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
-    kept = [_FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
@@ -235,7 +235,7 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)
     for row in rows:
-        out.writerow([shown(_FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
+        out.writerow([shown(FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
 
 
 def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:

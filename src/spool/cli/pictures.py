@@ -70,7 +70,7 @@ def period(found: Timeline) -> str:
 
 def title(found: Timeline) -> str:
     """Return what the picture shows."""
-    going_on = f", {found.going_on} of them still running" if found.going_on else ""
+    going_on = f", {found.going_on} still running" if found.going_on else ""
     return f"{count_of(found.runs, 'run')}{going_on}, {period(found)}"
 
 
@@ -106,8 +106,14 @@ def wait_words(waits: WaitTimes | None) -> str:
 
 def memory_words(found: Timeline) -> str:
     """Return how much memory was asked for and used."""
+    if not _highest_memory(found):
+        return "memory: none asked for, and nothing known of its use"
     asked, used = show_size(found.memory_asked.highest), show_size(found.memory_used.highest)
     return f"memory: at most {asked} asked for and {used} used, of {show_size(found.memory_bytes)}"
+
+
+def _highest_memory(found: Timeline) -> int:
+    return max(found.memory_asked.highest, found.memory_used.highest)
 
 
 class TerminalPicture:
@@ -205,8 +211,10 @@ class TerminalPicture:
         ]
 
     def _memory(self, found: Timeline) -> list[str]:
-        highest = max(found.memory_asked.highest, found.memory_used.highest)
+        highest = _highest_memory(found)
         lines = self._wrapped(memory_words(found))
+        if not highest:
+            return lines
         lines += self._curve("asked for", found.memory_asked.columns, highest)
         lines += self._curve("used", found.memory_used.columns, highest)
         return [*lines, self._axis(found)]
@@ -303,12 +311,14 @@ class FilePicture:
 
     def _names(self, axes: Any, found: Timeline, boxes: Sequence[tuple[LaneBar, int, int]]) -> None:
         """Write the name of its job into each bar that has room for it."""
+        from rich.cells import cell_len
+
         column = found.step_ns / SECOND_NS
         marks = colours(found)
         for bar, top, below in boxes:
             name = shown(bar.run.job)
             room = (bar.last - bar.first) / len(found.waits) * _WIDTH_INCHES * 0.9
-            if bar.alone and len(name) * _LETTER_INCHES < room:
+            if bar.alone and cell_len(name) * _LETTER_INCHES < room:
                 ink = "white" if marks[found.group_of(bar.run)] == _BLUE else "black"
                 look = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": ink, "clip_on": True}
                 axes.text((bar.first + bar.last) / 2 * column, (top + below) / 2, name, **look)
@@ -356,7 +366,7 @@ class FilePicture:
         self._head(axes, wait_words(found.all_waits))
 
     def _memory(self, axes: Any, found: Timeline) -> None:
-        highest = max(found.memory_asked.highest, found.memory_used.highest)
+        highest = _highest_memory(found)
         unit, factor = ("GiB", 1 << 30) if highest >= 1 << 30 else ("MiB", 1 << 20)
         for name, used, colour in (
             ("asked for", found.memory_asked, _GROUP_COLOURS[1]),

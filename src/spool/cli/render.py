@@ -19,7 +19,8 @@ from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
-_GAP = "  "
+GAP = "  "
+"""What stands between two columns."""
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column has before others are left out
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
@@ -113,13 +114,8 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """Return a table as text whose lines have at most *width* cells: for its head and for each row its lines."""
-    from rich.cells import cell_len
-
     cells = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
-    natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
-    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
-    kept = _kept(columns, natural, filled, width)
-    widths = _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
+    kept, widths = layout(columns, cells, width)
     found = []
     for line in cells:
         parts = [
@@ -128,14 +124,27 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
         ]
         found.append(
             [
-                _GAP.join(
-                    _cell(part[at] if at < len(part) else "", columns[column], room)
+                GAP.join(
+                    cell(part[at] if at < len(part) else "", columns[column], room)
                     for part, column, room in zip(parts, kept, widths, strict=True)
                 ).rstrip()
                 for at in range(max(1, *map(len, parts)))
             ]
         )
     return found
+
+
+def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """Return which columns a table of that *width* has room for, and how wide each of them is.
+
+    *cells* are its texts, those of the head first.
+    """
+    from rich.cells import cell_len
+
+    natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
+    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
+    kept = _kept(columns, natural, filled, width)
+    return kept, _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
@@ -145,7 +154,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], w
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
         going = sorted((at for at in kept if droppable(columns[at])), key=lambda at: (at in filled, -columns[at].drop))
         for at in going:
-            if sum(map(wanted, kept)) + len(_GAP) * (len(kept) - 1) <= width:
+            if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:
                 return
             kept.remove(at)
 
@@ -157,7 +166,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], w
 def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
     """Return how wide the columns become that are kept: a name up to a third of the line, then the text, then names."""
     widths = [column.comfort(cells) for cells, column in zip(natural, columns, strict=True)]
-    room = width - sum(widths) - len(_GAP) * (len(widths) - 1)
+    room = width - sum(widths) - len(GAP) * (len(widths) - 1)
     names = [at for at, column in enumerate(columns) if column.cut == "middle"]
     texts = [at for at, column in enumerate(columns) if column.cut in ("end", "words")]
     wishes = [(at, min(natural[at], width // 3)) for at in names] + [(at, natural[at]) for at in (*texts, *names)]
@@ -173,7 +182,8 @@ def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
     return widths
 
 
-def _cell(text: str, column: Column, width: int) -> str:
+def cell(text: str, column: Column, width: int) -> str:
+    """Return *text* in exactly *width* cells, shortened or padded as *column* has it."""
     from rich.cells import cell_len
 
     text = short(text, width, middle=column.cut in ("middle", "words"))
@@ -320,7 +330,7 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
     for name, value in listed:
         parts = value.splitlines() or [""]
         if room is not None:
-            parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(_GAP), _NARROW))]
+            parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(GAP), _NARROW))]
         first, *more = parts
         say(f"{name.ljust(width)}  {first}".rstrip())
         for line in more:

@@ -6,6 +6,7 @@ done with it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -168,6 +169,9 @@ CONFIG = KeyTable(
     Key("metrics", "metrics file",
         "A file that metrics for Prometheus are written to, as node_exporter's textfile collector reads it: an "
         "absolute path that ends with `.prom`; it may begin with `~`."),
+    Key("status_page", "page file",
+        "A web page that shows the spool, renewed every few seconds while a dispatcher lives: `status.html` lies in "
+        "the spool; an absolute path, which may begin with `~`, is readable by everyone. It ends with `.html`."),
     Key("log_level", "word", "How much the dispatcher says.", words=("debug", "info", "warning", "error"),
         default="info"),
     Key("other_hosts_gone", "words",
@@ -264,6 +268,7 @@ class Config:
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notify: tuple[NotifyRule, ...] = ()
     metrics: str | None = None  # as written: absolute, or with ~
+    status_page: str | None = None  # as written: a name in the spool, absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
@@ -391,6 +396,14 @@ def _metrics(path: str) -> str:
     return path
 
 
+def _page(path: str) -> str:
+    if not trimmed(path).startswith(("/", "~")) and "/" in path:
+        raise InvalidValue(f"{toml.show(path)} must be a plain name, for a file in the spool, or an absolute path")
+    if not path.endswith(".html") or os.path.basename(path).startswith("."):
+        raise InvalidValue(f'{toml.show(path)} must name an .html file, as in "status.html"')
+    return path
+
+
 def _limit(stated: int | str) -> int:
     if isinstance(stated, int):
         return stated
@@ -427,6 +440,7 @@ _KINDS: Kinds = {
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
+    "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
 }
 
