@@ -14,7 +14,7 @@ import pytest
 
 from crash.world import Session, world_at
 from spool.core import layout
-from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
+from spool.core.model import SECOND_NS, GpuWork, Machine, Notify, StopKind
 from spool.dispatcher.supervisor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
@@ -28,13 +28,14 @@ class Looks:
     """A run with one GPU, and what looks at it see."""
 
     def __init__(self, session: Session, action: str) -> None:
-        session.users.submit("train", "run 1000", 'gpu_idle = "30m"', f'gpu_idle_action = "{action}"', 'notify = "me"')
+        session.users.submit("train", "run 1000", 'gpu_idle = "30m"', f'gpu_idle_action = "{action}"')
         session.turns(5)
         self.dispatcher = session.now
         live = self.dispatcher.state.jobs["train"].live
         assert live is not None
         self.live: ActiveRun = live
         live.grant = replace(live.grant, gpu_uuids=("GPU-0",))
+        live.spec = replace(live.spec, notify=Notify(("me",)))  # only now, so that no process of the listeners starts
         self.dispatcher.state.recount(live)
         self.at_ns = live.started_at_ns
         self.recorder = self.new_recorder()
