@@ -36,6 +36,7 @@ SECTIONS = (
             "hold": "Keep jobs from running until they are released.",
             "release": "Let held jobs run.",
             "requeue": "Run jobs again: those that run, and those that have ended.",
+            "move": "Have a job go before the others of its user, or after them.",
             "suspend": "Stop jobs that run where they are.",
             "continue": "Let suspended jobs go on.",
             "signal": "Send a signal to the processes of jobs that run.",
