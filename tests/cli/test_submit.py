@@ -343,6 +343,7 @@ QUICK_OPTIONS = st.lists(
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
             ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["-d", "b,c"], ["-d", "any:b"], ["-d", ","], ["-d", "x y"], ["-d", "b"],
             ["--executor", "process"], ["--executor", "slurm"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
             ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
@@ -385,6 +386,20 @@ def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list
     assert os.listdir(spool_root / "queued") == []
     spec = jobfile.parse((spool_root / "held" / "a.toml").read_bytes(), name="a")
     assert dict(spec.env)["A"] == "1"
+
+
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
+    spool: Command, spool_root: Path, way: list[str]
+) -> None:
+    """A job that waits for one that exists; one that waits for itself is refused, one for none is told of."""
+    spool("submit", "--name", "first", "--", "true")
+    said = spool("submit", *way, "-d", "first", "--name", "second", "--", "true")
+    assert (said.code, said.err) == (0, "")
+    spec = jobfile.parse((spool_root / "queued" / "second.toml").read_bytes(), name="second")
+    assert spec.depends_on.all == ("first",)
+    assert spool("submit", *way, "-d", "second", "--name", "second", "--replace", "--", "true").code == 4
+    assert "no job of that name" in spool("submit", *way, "-d", "none", "--", "true").err
 
 
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:

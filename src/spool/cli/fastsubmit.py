@@ -54,7 +54,10 @@ def submit(arguments: Sequence[str]) -> int | None:
         )
     except joboptions.UnclearError:
         return None
-    if not values.keys().isdisjoint(("rows", "start_after", "depends_on")):  # of a file, and in words of other tools
+    if not values.keys().isdisjoint(("rows", "start_after")):  # of a file, and in words of people
+        return None
+    needed = values.get("depends_on", [])
+    if any(text.startswith("after") for text in needed):  # in words of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -79,6 +82,9 @@ def submit(arguments: Sequence[str]) -> int | None:
     if text is None or (name is not None and not _usable(name)) or not _certainly_fits(root, values):
         return None
     if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
+        return None
+    needed = [each.strip() for text in needed for each in text.split(",") if each.strip()]
+    if name in needed or not all(submitting.ever_used(root, each) for each in needed):
         return None
     if name is None:
         name = fresh_name(stem_of(command), lambda name: submitting.ever_used(root, name))
@@ -169,6 +175,8 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
         return len(set(labels)) == len(labels) and all(_is_label(label) for label in labels)
     if key.kind == "word":
         return value in key.words
+    if key.kind == "DependsOn":
+        return isinstance(value, list) and value != [] and all(layout.valid_name(name) for name in value)
     if key.kind == "output":
         return isinstance(value, str) and _PLAIN_PATH.issuperset(value) and value[-1:] not in ("", "/", ".")
     if key.kind == "variables":
