@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
+from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
@@ -189,6 +190,10 @@ class Spool:
         """Return why the wrapper could not run the command."""
         data = self.record(name, run, layout.FAILURE)
         return data.decode("utf-8", "replace").strip() or None if data else None
+
+    def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
+        """Return what a run has done with its GPUs so far, as a dispatcher wrote it down last."""
+        return self._parsed(name, run, layout.GPUS, run_records.parse_gpus)
 
     def refusal(self, name: str, run: int) -> str | None:
         """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
