@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -15,7 +16,7 @@ from enum import Enum
 from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
-from spool.core.model import State
+from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
@@ -24,6 +25,7 @@ GAP = "  "
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column has before others are left out
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
+_REDRAWN_NS = 100_000_000  # how often at most
 _NARROW = 5  # cells: no column is made narrower than that
 
 STATE_STYLES = {
@@ -310,16 +312,20 @@ class StatusLine:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show on the terminal that stderr is, if it is one, how much of something is done; it goes when that is over."""
-    if not lively(sys.stderr):
-        yield lambda done, of: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    line = StatusLine()
+    drawn_ns = 0
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    def step(done: int, of: int) -> None:
+        nonlocal drawn_ns
+        now_ns = time.monotonic_ns()
+        if line.lively and (now_ns - drawn_ns >= _REDRAWN_NS or done == of):
+            drawn_ns = now_ns
+            line.draw(f"{what}: {done:,} of {of:,}", part=done / max(1, of))
+
+    try:
+        yield step
+    finally:
+        line.clear()
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:
@@ -404,6 +410,15 @@ def ratio(number: float | None) -> str:
 def percent(part: float | None) -> str:
     """Return a part of one as a percentage."""
     return "" if part is None else f"{100 * part:.1f}%"
+
+
+def gpu_use(use: GpuUse) -> str:
+    """Return what a run has used of a GPU: "43.0% busy on average, 100% at most; …" and its memory."""
+    busy = "use unknown" if use.mean_percent is None else f"{percent(use.mean_percent / 100)} busy on average"
+    most = f", {use.peak_percent}% at most" if use.peak_percent is not None else ""
+    memory = f"; memory {size(use.mean_memory_bytes)} on average" if use.mean_memory_bytes is not None else ""
+    peak = f", {size(use.peak_memory_bytes)} at most" if use.peak_memory_bytes is not None else ""
+    return f"{busy}{most}{memory}{peak}"
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

@@ -31,7 +31,7 @@ _COLUMNS = (
     render.Column("UNTIL", cut="words", drop=-1, least=render.DATE),
     render.Column("COMMENT", cut="words", least=12),
 )
-_STYLES = {"active": "green", "pending": "", "completed": "dim", "invalid": "red"}
+_STYLES = {"active": "green", "pending": "", "completed": "dim", "cancelled": "dim", "invalid": "red"}
 
 _HELP = unfilled("""\
 Keep GPUs for somebody, for a time.
@@ -106,14 +106,14 @@ def create(
 
 
 @command.command("list", cls=Verb, short_help="List the reservations, with a picture of them over time.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Those that are over, too.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also those that are over or cancelled.")
 @json_option
 @click.pass_obj
 def list_(root: str, everything: bool, as_json: bool) -> int:
     """List the reservations, with a picture of them over time.
 
-    A state is pending, active or completed; an invalid one has no effect, because of a mistake or because it conflicts
-    with one whose file is older.
+    A state is pending, active, completed or cancelled. An invalid one has no effect, because of a mistake or because it
+    conflicts with one whose file is older.
 
     By hand: head reservations/*
     """
@@ -175,7 +175,8 @@ def _whom(one: Reservation) -> str:
 
 def _values(one: ReservationStatus) -> dict[str, object]:
     values = render.plain(one.reservation) if one.reservation is not None else {}
-    return {key: value for key, value in values.items() if key != "name"} | {"problem": one.problem or None}
+    more = {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
+    return {key: value for key, value in values.items() if key != "name"} | more
 
 
 def _row(one: ReservationStatus) -> list[str]:

@@ -198,8 +198,9 @@ CONFIG = KeyTable(
         "Whether jobs without a time limit may start on GPUs that are reserved for later.", default=False,
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
-        "What counts for jobs whose files do not say: keys of a job file, of `cpus`, `memory`, `time_limit`, `retry`, "
-        "`notify` and `env`. No job file is changed, and what runs goes on as it began.", default={}),
+        "What counts for jobs whose files do not say: keys of a job file, of `cpus`, `memory`, `time_limit`, "
+        "`gpu_idle`, `gpu_idle_action`, `retry`, `notify` and `env`. No job file is changed, and what runs goes on as "
+        "it began.", default={}),
     Key("gpu", _GPU, "Which GPUs are given to jobs, and how they are chosen.", default={}),
     Key("gc", _GC, "What `spool gc` removes of ended runs.", default={}),
     Key("quotas", _QUOTAS, "What users and projects may have at once.", default={}),

@@ -198,6 +198,12 @@ _LIMITS = (
         'A signal sent as a warning before the time limit, and how long before: "USR1@60s". "USR1" alone is 60 '
         "seconds before.", examples=["USR1@60s"], option="--signal NAME@TIME",
         needs="time_limit: it is a warning before that"),
+    Key("gpu_idle", "timeout",
+        "How long it may leave all its GPUs idle before `gpu_idle_action` follows. 0s is forever.",
+        option="--gpu-idle TIME"),
+    Key("gpu_idle_action", "word",
+        'What follows: "warn" tells people, "stop" stops the run too, and its outcome is `cancelled`.',
+        words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "The time between TERM and KILL for a run being stopped. 10s if absent.",
         option="--kill-grace TIME"),
 )
@@ -295,7 +301,9 @@ JOB = KeyTable(
 DEFAULTS = KeyTable(
     "DefaultsTable",
     "What counts for jobs whose files do not say.",
-    *(key for key in JOB.keys if key.name in ("cpus", "memory", "time_limit", "retry", "notify", "env")),
+    *(key for key in JOB.keys if key.name in (
+        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+    )),
 )
 
 BY_OPTION = (

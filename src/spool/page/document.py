@@ -17,12 +17,13 @@ from importlib import resources
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.gpus import stranger
-from spool.core.model import SECOND_NS, Result, State
+from spool.core.model import SECOND_NS, State
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.state import GpuView
 from spool.page.content import Day, PageContent, RunShown, Shown, UserDay
-from spool.query.jobs import JobRow, row_of_result
+from spool.query.jobs import JobRow
+from spool.query.tasks import ListedJob
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
@@ -222,7 +223,8 @@ def _tiles(content: PageContent) -> Markup:
         given = machine.memory_bytes - machine.memory_free_bytes
         tiles.append(_share("memory", given, machine.memory_bytes, bytes_=True))
         if content.gpus:
-            tiles.append(_share("GPUs", sum(bool(gpu.jobs) for gpu in content.gpus), len(content.gpus)))
+            given = sum(bool(gpu.jobs) for gpu in content.gpus) if content.gpus_watched else 0
+            tiles.append(_share("GPUs", given, len(content.gpus)))
         for name, pool in list(machine.resources.items())[:_MOST_POOLS]:
             tiles.append(_share(_cut(name, 30), pool.granted, pool.total))
     return tag("div", *tiles, class_="tiles")
@@ -271,11 +273,11 @@ def _gpus(content: PageContent) -> Markup | None:
     if machine is None or (not content.gpus and machine.gpu_problem is None):
         return None
     users = {run.row.name: run.row.user or "?" for run in content.runs}
-    cards = [_gpu(gpu, users) for gpu in content.gpus]
+    cards = [_gpu(gpu, users) if content.gpus_watched else _unwatched(gpu) for gpu in content.gpus]
     problem = None
     if machine.gpu_problem is not None:
         problem = tag("p", f"What is free is unknown: {_cut(machine.gpu_problem)}", class_="banner warn")
-    asked = ""
+    asked = "" if content.gpus_watched else "no job needs one; the dispatcher looks at them when one does"
     if machine.gpus_at_ns is not None and content.at_ns - machine.gpus_at_ns > 60 * SECOND_NS:
         asked = f"as of {_clock(machine.gpus_at_ns, content.at_ns)}"
     return _section("GPUs", asked, *filter(None, (problem, tag("div", *cards, class_="gpus"))), anchor="gpus")
@@ -300,8 +302,15 @@ def _gpu(gpu: GpuView, users: Mapping[str, str]) -> Markup:
         told.append(tag("p", _cut(stranger(each, size, each.user or ""), 120), class_="odd"))
     if not told:
         told.append(tag("p", "free", class_="free"))
-    heading = tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
-    return tag("div", heading, tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+    return tag("div", _gpu_name(gpu), tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+
+
+def _unwatched(gpu: GpuView) -> Markup:
+    return tag("div", _gpu_name(gpu), tag("p", "no job"), class_="gpu")
+
+
+def _gpu_name(gpu: GpuView) -> Markup:
+    return tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
 
 
 def _holder(name: str, user: str | None, taken_bytes: int | None) -> Markup:
@@ -588,19 +597,19 @@ def _last(day: Day, now_ns: int) -> Markup | None:
     return _section("Recently ended", "", table, anchor="ended")
 
 
-def _ended(result: Result, now_ns: int) -> list[Markup]:
-    ended = _clock(result.ended_at_ns, now_ns) if result.ended_at_ns is not None else ""
-    ran_ns = row_of_result(result).time_ns(now_ns) if result.started_at_ns is not None else None
+def _ended(job: ListedJob, now_ns: int) -> list[Markup]:
+    row = job.row
+    marks = [tag("span", f"{job.count} tasks", class_="tag")] if job.count > 1 else []
+    ended = _clock(row.ended_at_ns, now_ns) if row.ended_at_ns is not None else ""
+    ran_ns = row.time_ns(now_ns) if row.started_at_ns is not None and job.count == 1 else None
     ran = show_duration(max(0, ran_ns)) if ran_ns is not None else ""
-    why = result.reason if result.outcome is not State.FINISHED else ""
-    again = tag("span", f"will {result.again}" if result.again == "retry" else result.again, class_="tag")
     return [
-        tag("td", _named(result.job), again if result.again else None, class_="name"),
-        tag("td", _cut(result.user or "", 40), class_="user"),
-        tag("td", tag("span", _word(result.outcome), class_=f"say {result.outcome}"), class_="outcome"),
+        tag("td", _named(job.name), *marks, class_="name"),
+        tag("td", _cut(row.user or "", 40), class_="user"),
+        tag("td", tag("span", _word(row.state), class_=f"say {row.state}"), class_="outcome"),
         tag("td", ended, class_="n", data_l="ended"),
         tag("td", ran, class_="n", data_l="ran"),
-        tag("td", _cut(why), class_="why"),
+        tag("td", _cut(row.reason), class_="why"),
     ]
 
 

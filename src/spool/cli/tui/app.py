@@ -44,7 +44,7 @@ _GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _VIEWS = ("queue", "history", "gpus")
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
-    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "progress", "reason"),
+    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", "progress", "reason"),
     "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
 }
 _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
