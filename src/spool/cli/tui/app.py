@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
 from textual.message import Message
+from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
@@ -36,7 +37,8 @@ from spool.query.tasks import ListedJob
 from spool.store.spool import Spool
 
 _EVERY_S = 1.0
-_REST = 5  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_REST = 4  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_LONGEST_S = 5.0
 _FEW = 1000  # jobs: why one of them waits is planned as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until it is asked for
 _GPU_LINES = 4
@@ -224,7 +226,7 @@ class Top(App[int]):
         except OSError as error:
             problem = f"cannot read the spool: {error.strerror or error}"
         quietly(lambda: self.post_message(Looked(seen, problem)))
-        return max(_EVERY_S, _REST * (time.monotonic() - begun))
+        return min(max(_EVERY_S, _REST * (time.monotonic() - begun)), _LONGEST_S)
 
     def _read_subject(self) -> float:
         """Read what there is about the job under the cursor, send what is new, and return how long to rest."""
@@ -270,7 +272,7 @@ class Top(App[int]):
     @on(Looked)
     def looked(self, message: Looked) -> None:
         """Show what is new."""
-        if message.seen is None and message.problem == self._problem:
+        if not self._is_open or (message.seen is None and message.problem == self._problem):
             return
         self._problem = message.problem
         if message.seen is not None:
@@ -281,7 +283,7 @@ class Top(App[int]):
     @on(SubjectRead)
     def subject_read(self, message: SubjectRead) -> None:
         """Show the lines about a job, unless the cursor has gone on."""
-        if self._subject is not None and message.subject.key == self._subject.key:
+        if self._is_open and self._subject is not None and message.subject.key == self._subject.key:
             self.query_one(TextPane).show_lines(message.lines, anew=message.anew)
 
     @on(Done)
@@ -296,10 +298,22 @@ class Top(App[int]):
         self._looks.wake()
 
     def _tick(self) -> None:
+        if not self._is_open:
+            return
         self._list.draw_changed()
         self._draw_facts()
 
     # --- drawing -------------------------------------------------------------------------------------------------
+
+    @property
+    def _base(self) -> Screen[object]:
+        """The screen below every question."""
+        return self.screen_stack[0]
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is something to draw on: messages come in while the screen is closed, too."""
+        return bool(self.screen_stack) and bool(self._base.query(TextPane))
 
     @property
     def _list(self) -> RowList[JobRow] | RowList[GpuGlance]:
@@ -360,7 +374,9 @@ class Top(App[int]):
     @on(RowList.Moved)
     def moved(self) -> None:
         """Read about the job that the cursor is on now."""
-        row, enlarged = self._row, self.screen.has_class("enlarged")
+        if not self._is_open:
+            return
+        row, enlarged = self._row, self._base.has_class("enlarged")
         few = self._seen is not None and len(self._seen.active) <= _FEW
         subject = PaneSubject(row, fully=enlarged or few) if row is not None else None
         self._draw_facts()
@@ -373,7 +389,7 @@ class Top(App[int]):
     @on(Resize)
     def resized(self) -> None:
         """Leave out what there is no room for."""
-        self.screen.set_class(self.size.height < _LOW, "low")
+        self._base.set_class(self.size.height < _LOW, "low")
         self._draw_header()
 
     # --- keys ----------------------------------------------------------------------------------------------------
@@ -386,7 +402,7 @@ class Top(App[int]):
     def action_view(self, view: str) -> None:
         """Show another list."""
         self._view = view
-        self.screen.remove_class("enlarged")
+        self._base.remove_class("enlarged")
         for each in _VIEWS:
             self.query_one(f"#{each}", RowList).set_class(each == view, "chosen")
         self._list.focus()
@@ -400,16 +416,16 @@ class Top(App[int]):
     @on(RowList.Opened)
     def action_enlarge(self) -> None:
         """Give the job the whole screen, or the list its part again."""
-        if self._row is None and not self.screen.has_class("enlarged"):
+        if self._row is None and not self._base.has_class("enlarged"):
             return
-        enlarged = not self.screen.has_class("enlarged")
-        self.screen.set_class(enlarged, "enlarged")
+        enlarged = not self._base.has_class("enlarged")
+        self._base.set_class(enlarged, "enlarged")
         (self.query_one(TextPane) if enlarged else self._list).focus()
         self.moved()
 
     def action_leave(self) -> None:
         """Leave what was opened last: the job, else the filter."""
-        if self.screen.has_class("enlarged"):
+        if self._base.has_class("enlarged"):
             self.action_enlarge()
             return
         pattern = self.query_one("#filter", Input)
