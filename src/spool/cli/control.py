@@ -258,11 +258,11 @@ def _bad_key(pair: str, key: str) -> str:
 @click.option("--reason", default="", metavar="TEXT", help="Why; `spool ls` shows it.")
 @click.pass_obj
 def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Stop jobs that run where they are, until `spool continue`.
+    """Pause running jobs where they are, until `spool continue`.
 
-    All processes of the job stand still (SIGSTOP), and so does the clock of its time limit. What the job was given
-    stays its own: no other job gets its CPUs, memory or GPUs. `spool hold` gives them back, and begins anew. Of an
-    array the tasks are suspended that run now.
+    All processes of the job stop (SIGSTOP), and so does the clock of its time limit. The job keeps its CPUs, memory and
+    GPUs: no other job gets them. `spool hold` frees them, but the job starts over later. For an array, the tasks that
+    run now are suspended.
 
       spool suspend train
       spool suspend --project vision --reason 'demo until 16:00'
@@ -280,7 +280,7 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
 @picking
 @click.pass_obj
 def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Let jobs go on that `spool suspend` has stopped.
+    """Continue suspended jobs.
 
       spool continue train
       spool continue --user anna
