@@ -10,16 +10,24 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, made, named, names_argument, one_job, opened, states_of, states_option, this_user
+from spool.cli.common import (
+    ensure_dispatcher,
+    for_each,
+    made,
+    named,
+    names_argument,
+    one_job,
+    opened,
+    states_of,
+    states_option,
+    this_user,
+)
 from spool.cli.group import Verb, tell
-from spool.cli.submission import ensure_dispatcher
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
-from spool.query.jobs import JobFilter
-from spool.query.selection import UNSUCCESSFUL, cancelled_with, picked, running_tasks
 from spool.store.spool import Spool
 
 
@@ -83,6 +91,9 @@ def picked_names(
             raise click.UsageError("name jobs, or pick them with --user, --project, --tag or --state")
         return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
+    from spool.query.jobs import JobFilter
+    from spool.query.selection import picked
+
     found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
     for name in unknown:
         tell(str(NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))))
@@ -186,6 +197,8 @@ def requeue(
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
+    from spool.query.selection import UNSUCCESSFUL, cancelled_with
+
     wanted = UNSUCCESSFUL if failed else states_of(states)
     names, code = picked_names(spool, REQUEUE.places, picks, wanted)
     again: list[str] = []
@@ -221,7 +234,7 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
-        from spool.store.config import defaults_of
+        from spool.store.glance import defaults_of
 
         new = jobfile.edited(text, changes, name=name)
         jobfile.parse(new, name=name, defaults=defaults_of(root))
@@ -245,11 +258,11 @@ def _bad_key(pair: str, key: str) -> str:
 @click.option("--reason", default="", metavar="TEXT", help="Why; `spool ls` shows it.")
 @click.pass_obj
 def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Stop jobs that run where they are, until `spool continue`.
+    """Pause running jobs where they are, until `spool continue`.
 
-    All processes of the job stand still (SIGSTOP), and so does the clock of its time limit. What the job was given
-    stays its own: no other job gets its CPUs, memory or GPUs. `spool hold` gives them back, and begins anew. Of an
-    array the tasks are suspended that run now.
+    All processes of the job stop (SIGSTOP), and so does the clock of its time limit. The job keeps its CPUs, memory and
+    GPUs: no other job gets them. `spool hold` frees them, but the job starts over later. For an array, the tasks that
+    run now are suspended.
 
       spool suspend train
       spool suspend --project vision --reason 'demo until 16:00'
@@ -267,7 +280,7 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
 @picking
 @click.pass_obj
 def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Let jobs go on that `spool suspend` has stopped.
+    """Continue suspended jobs.
 
       spool continue train
       spool continue --user anna
@@ -287,6 +300,8 @@ def _suspendable(
     names, code = picked_names(spool, SUSPEND.places, picks, states_of(states))
     by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
     orders = set(spool.suspend_orders())
+    from spool.query.selection import running_tasks
+
     found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]
     if not found and names:
         render.say(f"none of these is {'suspended' if suspended else 'running and not suspended'}: nothing to do")

@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
-from spool.store.config import defaults_of
+from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 

@@ -35,14 +35,14 @@ class _SignalVerb(Verb):
 @click.command(cls=_SignalVerb)
 @click.argument("signal_name", metavar="SIGNAL")
 @picking
-@click.option("--shell", is_flag=True, help="Also to the shell that runs a command given as text.")
+@click.option("--shell", is_flag=True, help="Also signal the shell that runs a command given as text.")
 @click.pass_obj
 def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Send a signal to the processes of jobs that run.
+    """Send a signal to the processes of running jobs.
 
     SIGNAL is a name or a number: USR1, SIGUSR1, 10. A shell that only waits for the command does not get it, as with
-    the key `signal`. What the job makes of it is its own affair: one that dies of it has failed. `spool cancel` ends
-    jobs, `spool suspend` stops them where they are.
+    the key `signal`. A job that dies from the signal has failed. To end a job use `spool cancel`, to pause it
+    `spool suspend`.
 
       spool signal USR1 train
       spool signal INT --project vision

@@ -165,9 +165,10 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     jid = spool.jid(name, run)
     wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
+    now_ns = time.time_ns()
     used = replace(
         used,
-        run_time_ns=max(0, time.time_ns() - grant.granted_at_ns),
+        run_time_ns=max(0, now_ns - grant.granted_at_ns - spool.suspension(name, run).total_ns(now_ns)),
         cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)

@@ -7,21 +7,12 @@ import os
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig, cannot
-from spool.core.model import JobDefaults
 from spool.formats import config
 from spool.formats.config import Config
 from spool.store.disk import read_file, remedy_for
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
-
-
-def defaults_of(root: str) -> JobDefaults:
-    """Return what counts in the spool *root* for jobs that do not say; nothing where its configuration is wrong."""
-    try:
-        return config.parse(read_file(f"{root}/{layout.CONFIG}") or b"").defaults
-    except (InvalidConfig, OSError):
-        return JobDefaults()
 
 
 class Settings:

@@ -219,9 +219,13 @@ class Spool:
         return self._parsed(name, run, layout.SUSPENDED, run_records.parse_suspended) or Suspension()
 
     def suspend_order(self, name: str) -> str | None:
-        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does."""
+        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does.
+
+        What is no regular file suspends nothing.
+        """
         path = self.layout.suspend_file(name)
-        if status_of(path) is None:
+        status = status_of(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
             return None
         return " ".join((read_record(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
 
