@@ -25,7 +25,7 @@ SECTIONS = (
             "submit": "Put a job into the queue.",
             "run": "Submit a job, follow its output and exit with its code.",
             "ls": "List the jobs that wait, run, or ended a short while ago.",
-            "top": "Watch queue, runs and GPUs on a screen, and act on them.",
+            "top": "Show queue, runs and GPUs on a screen, and act on them.",
             "show": "Show everything about a job.",
             "why": "Say why a job does not run yet.",
             "log": "Show or follow a job's output.",
