@@ -271,9 +271,9 @@ def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
 
 
 def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import plot
+    from spool.cli import pictures
 
-    return plot.PANELS
+    return pictures.PANELS
 
 
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
