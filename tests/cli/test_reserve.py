@@ -102,9 +102,9 @@ def test_what_cannot_stand_is_refused_and_not_written(
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("a", "--gpus", "1"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot combine"),
+        (("a", "--gpus", "1"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot be combined"),
         (("a", "--gpus", "two", "--duration", "1h"), 2, "write how many"),
         (("a", "--gpus", "1", "--start", "someday", "--duration", "1h"), 2, "--start"),
         (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
@@ -171,7 +171,7 @@ def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -
     """An empty list is quick."""
     said = spool("reserve", "list")
     assert (said.code, said.out) == (0, "")
-    assert "nothing is reserved" in said.err
+    assert "no reservations" in said.err
     assert four.calls() == []
     assert asked(spool, "reserve", "list")["reservations"] == []
 

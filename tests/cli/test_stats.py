@@ -209,8 +209,10 @@ def test_odd_lines_are_told_apart_from_bad_ones(spool: Command, history: Path) -
         found = asked(spool, "stats", *by)
         assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (6, 3, 2)
     said = spool("stats").err
-    assert "3 runs stood in the history more than once" in said
-    assert "2 runs ended before beginning, or centuries after it: the clock was set; not timed" in said
+    assert "3 runs recorded more than once in the history" in said
+    assert (
+        "2 runs ended before the start, or centuries later, because the clock was set; their times do not count" in said
+    )
 
 
 def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path, history: Path) -> None:

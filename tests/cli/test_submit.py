@@ -260,11 +260,11 @@ def test_a_script_on_stdin_for_another_program_is_captured(
     ("text", "words", "why"),
     [
         (b"#!\necho hi\n", (), "names no interpreter"),
-        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line ends"),
+        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line endings"),
         (b" \n", (), "it is empty"),
         (b"#!/bin/sh\n\xff\n", (), "line 2 is not UTF-8"),
         (b"#!/bin/sh\n\0\n", (), "NUL"),
-        (b"echo hi\n", ("x",), "arguments need"),
+        (b"echo hi\n", ("x",), "to take arguments"),
     ],
 )
 def test_a_script_on_stdin_that_nothing_can_run_is_refused(
@@ -695,7 +695,7 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     gone.rmdir()
     said = spool("submit", "-n", "a", "--workdir", "sub", "--", "true")
     assert said.code == 2
-    assert "the current directory was removed; give --workdir an absolute path" in said.err
+    assert "the current directory no longer exists; give --workdir an absolute path" in said.err
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
 
@@ -714,6 +714,6 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert env_of(spool_root, "b") == {"B": "2"}
     assert spool("edit", "b", "--unset", "time_limit", "--signal", "USR1@10s").code == 0
     shown = spool("show", "b").out
-    assert "from [defaults] of the configuration, because the file does not say:" in shown
+    assert "from [defaults] in the configuration, not set in the file:" in shown
     assert '  time_limit = "1m"' in shown
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out

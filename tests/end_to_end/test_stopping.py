@@ -117,7 +117,7 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
     assert "stopping" in shared.spool("ls", x).stdout
     for verb in ("cancel", "hold", "why"):
         assert "it is being stopped" in shared.spool(verb, x).stderr
-    assert "in vain" in shared.spool("wait", x, "--timeout", "300ms").stderr
+    assert "timed out waiting" in shared.spool("wait", x, "--timeout", "300ms").stderr
     gate.touch()
     result = shared.wait_done(x, after)
     assert result is not None

@@ -269,15 +269,15 @@ def test_a_reservation_that_cannot_be_meant_is_refused(text: str, why: str) -> N
     [
         ('export = "PATH"', "must be a list"),
         ("export = [1]", "must be a text in quotes"),
-        ('export = ["A B"]', "fits no variable; write a name or a pattern"),
-        ('export = ["A=1"]', "fits no variable"),
-        ('export = [""]', "fits no variable"),
+        ('export = ["A B"]', "matches no variable; write a name or a pattern"),
+        ('export = ["A=1"]', "matches no variable"),
+        ('export = [""]', "matches no variable"),
         ('export = [" A"]', "white space"),
         ('export = ["A", "A"]', "twice"),
     ],
 )
 def test_what_is_exported_is_names_and_patterns(line: str, why: str) -> None:
-    """What fits no variable is a mistake."""
+    """What matches no variable is a mistake."""
     with pytest.raises(InvalidConfig, match=why):
         config.parse(line.encode())
 

@@ -129,7 +129,7 @@ def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
         ("echo", 'does not begin with "#!"'),
         ("", 'does not begin with "#!"'),
         ("#! \\necho", 'does not begin with "#!"'),
-        ("#!/bin/sh\\r\\necho", "has Windows line ends"),
+        ("#!/bin/sh\\r\\necho", "has Windows line endings"),
     ],
 )
 def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str, why: str) -> None:
@@ -143,7 +143,7 @@ def test_a_key_that_needs_another_is_read_all_the_same() -> None:
     """What is wrong with its value is told beside what it lacks."""
     found = problems('command = "x"\ngpu_memory = "8 GiBs"\n')
     assert len(found) == 2
-    assert found[0] == '"gpu_memory" on line 2: needs "gpus": it is the memory of each GPU'
+    assert found[0] == '"gpu_memory" on line 2: needs "gpus": it is the memory on each GPU'
     assert "is not a size" in found[1]
 
 

@@ -1,4 +1,4 @@
-"""`spool completion`: the completion script for a shell."""
+"""`spool completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOW = {
 @click.command(cls=Verb)
 @click.argument("shell", type=click.Choice(sorted(_HOW)))
 def command(shell: str) -> int:
-    """Print the completion script for a shell. Verbs, options and the names of jobs complete.
+    """Print a completion script for a shell. It completes commands, options and job names.
 
     In ~/.bashrc, in ~/.zshrc, and once for fish:
       eval "$(spool completion bash)"
@@ -30,8 +30,8 @@ def command(shell: str) -> int:
     made = get_completion_class(shell)
     assert made is not None
     script = made(group.spool, {}, "spool", "_SPOOL_COMPLETE")
-    # In fish it cuts what it is told at every comma, and descriptions and lists of names have some of their own.
+    # In fish it splits at every comma, but descriptions and lists of names contain commas.
     template = script.source_template.replace('string split ","', 'string split --max 1 ","')
-    # Not `script.source()`: for bash that starts one to ask for its version.
+    # Not `script.source()`: for bash that starts a bash to ask for its version.
     sys.stdout.write(_HOW[shell] + template % script.source_vars() + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""`spool why`: why a job does not run yet."""
+"""`spool why`: why a job is not running yet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spool.query.explain import Explanation, why
 @json_option
 @click.pass_obj
 def command(root: str, name: str, as_json: bool) -> int:
-    """Say why a job does not run yet.
+    """Explain why a job is not running yet.
 
-    Every reason, in the order in which the rules are asked; the first is the one that `spool ls` shows. Then what
-    would have to end, and when it could start if every limit holds. It is the scheduler itself that answers, from a
-    fresh look at the files.
+    Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows. Then it
+    prints which jobs must end first, and when the job could start if every limit holds. The scheduler itself answers,
+    from a fresh look at the files.
 
-    By hand: the last answer of the dispatcher stands in state.json
+    By hand: state.json has the dispatcher's last answer
     """
     spool = viewed(root)
     answer = why(spool, one_job(spool, name))
@@ -35,14 +35,14 @@ def command(root: str, name: str, as_json: bool) -> int:
 
 def _print(answer: Explanation) -> None:
     if not answer.reasons:
-        render.prose(f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher")
+        render.prose(f"{answer.name}: nothing blocks it; it starts in the dispatcher's next pass")
     for at, reason in enumerate(answer.reasons):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         render.prose(f"{head} {reason.text}")
     for place in answer.beside:
-        render.prose(f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/")
+        render.prose(f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/")
     if answer.must_end:
-        render.prose(f"has to wait for the end of: {', '.join(answer.must_end)}")
+        render.prose(f"must end first: {', '.join(answer.must_end)}")
     if answer.place == "held":
         render.prose(f"could start: not before `spool release {answer.name}`")
     elif any(reason.code == "hook" for reason in answer.reasons):
@@ -50,9 +50,9 @@ def _print(answer: Explanation) -> None:
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
-        on = "what runs ends as expected" if answer.start_is_guess else "the time limits hold"
+        on = "running jobs end as expected" if answer.start_is_guess else "the time limits hold"
         about = "about " if answer.start_is_guess and wait > 0 else ""
-        render.prose(f"could start: {about}{when}, if {on} and nobody else is first")
+        render.prose(f"could start: {about}{when}, if {on} and no other job goes first")
     if answer.expected:
         render.prose(f"expected to run: {answer.expected}")
     if answer.standing and answer.place == "queued":
@@ -64,6 +64,6 @@ def _print(answer: Explanation) -> None:
     if answer.ahead and answer.place == "queued":
         render.say(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
-        render.prose(f"the dispatcher last said: {answer.last_said}")
+        render.prose(f"the dispatcher last reported: {answer.last_said}")
     if not answer.dispatcher:
-        render.prose("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.prose("no dispatcher is running: no job starts until you run `spool dispatch`")

@@ -33,14 +33,14 @@ def ensure(root: str) -> str | None:
     by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
     wanted, idle_exit = _wishes(root)
     if not wanted:
-        return f"no dispatcher runs, and autostart is off: {by_hand}"
+        return f"no dispatcher is running, and autostart is off: {by_hand}"
     unit = unit_for(root)
     try:
         if unit is not None and _run(["systemctl", "--user", "--no-block", "--quiet", "start", unit]):
             return None
         start(root, idle_exit)
     except OSError as error:
-        return f"no dispatcher runs, and none can be started ({error.strerror or error}): {by_hand}"
+        return f"no dispatcher is running, and starting one failed ({error.strerror or error}): {by_hand}"
     return None
 
 

@@ -193,7 +193,7 @@ def program(value: str) -> str:
     if not line.startswith("#!") or not line[2:].strip():
         raise InvalidValue('does not begin with "#!" and an interpreter, as in "#!/bin/sh"')
     if line.endswith("\r"):
-        raise InvalidValue("has Windows line ends, and no interpreter is found by such a first line; convert the file")
+        raise InvalidValue("has Windows line endings, so its interpreter would not be found; convert the file")
     return value
 
 
