@@ -114,11 +114,20 @@ class Life:
         """Have a run vanish."""
         self.world.kill(name)
 
+    def suspend(self, name: str) -> None:
+        """Have a run stand still, whether there is one or not, or let it go on."""
+        if self.random.random() < 0.5:
+            self.session.users.suspend(name)
+        else:
+            self.session.users.go_on(name)
+
     def live(self, events: int) -> None:
         """Do so many things, and bring everything to its end."""
         for _ in range(events):
             name = self.random.choice(NAMES)
-            deed = self.random.choice((self.submit, self.submit, self.move, self.move, self.remove, self.kill))
+            deed = self.random.choice(
+                (self.submit, self.submit, self.move, self.move, self.remove, self.kill, self.suspend)
+            )
             self.told.append(f"{deed.__name__} {name}")
             deed(name)
             if self.random.random() < 0.7:
@@ -129,6 +138,7 @@ class Life:
         for _ in range(60):
             self.session.settle()
             for name in NAMES:
+                self.session.users.go_on(name)
                 if not self._free(HELD, name) and self._free(QUEUED, name):
                     self.session.users.move(name, HELD, QUEUED)
                 for pid in self.world.pids(name):

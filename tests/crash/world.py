@@ -73,6 +73,7 @@ class World:
     cpus: int = 2
     alive: dict[int, Process] = field(default_factory=dict)
     left: set[tuple[str, int]] = field(default_factory=set)  # runs whose wrapper is gone and has left processes
+    halted: set[tuple[str, int]] = field(default_factory=set)  # runs that stand still
     launched: list[Launch] = field(default_factory=list)  # wrappers that have not spoken yet
     begun: list[tuple[str, int]] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)  # of each start: the job and its command
@@ -135,7 +136,7 @@ class World:
         """Let time pass: commands end, wrappers begin; return whether anything happened."""
         happened = bool(self.launched)
         for pid, process in list(self.alive.items()):
-            if process.code is not None:
+            if process.code is not None and (process.name, process.run) not in self.halted:
                 self.exit(pid, process.code)
                 happened = True
         launched, self.launched = self.launched, []
@@ -160,6 +161,7 @@ class World:
         self.boot = f"boot-{int(self.boot.split('-')[1]) + 1}"
         self.alive.clear()
         self.left.clear()
+        self.halted.clear()
         self.launched.clear()
 
     def pids(self, name: str, run: int | None = None) -> list[int]:
@@ -231,6 +233,14 @@ class Users:
             return False
         return True
 
+    def suspend(self, name: str) -> None:
+        """Have the run of a job stand still: `touch`."""
+        Path(self.layout.suspend_file(name)).touch()
+
+    def go_on(self, name: str) -> None:
+        """Let the run of a job go on: `rm`."""
+        Path(self.layout.suspend_file(name)).unlink(missing_ok=True)
+
     def cancel(self, name: str) -> None:
         """Cancel a job that runs, as the command does it."""
         spool = Spool(str(self.root))
@@ -253,7 +263,16 @@ class _Processes(LocalProcesses):
             for pid in self.world.pids(*run.key):
                 self.world.exit(pid, 143)
             self.world.left.discard(run.key)
+            self.world.halted.discard(run.key)
         return list(runs)
+
+    def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
+        for run, on in runs.items():
+            if on and self.world.pids(*run.key):
+                self.world.halted.add(run.key)
+            elif not on:
+                self.world.halted.discard(run.key)
+        return [run for run, on in runs.items() if (run.key in self.world.halted) is on]
 
     def left_behind(self, run: LocalRun) -> bool:
         return bool(self.world.pids(*run.key)) or run.key in self.world.left

@@ -160,6 +160,9 @@ _COMPLETED = {
     "release": ("held",),
     "requeue": ("running", "done"),
     "edit": ("queued", "held", "running"),
+    "suspend": ("running",),
+    "continue": ("running",),
+    "signal": ("running",),
     "attach": ("running",),
     "why": ("queued", "held"),
 }

@@ -19,7 +19,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.query.jobs import JobFilter
-from spool.query.selection import UNSUCCESSFUL, cancelled_with, picked
+from spool.query.selection import UNSUCCESSFUL, cancelled_with, picked, running_tasks
 from spool.store.spool import Spool
 
 
@@ -49,9 +49,10 @@ _CANCEL = _Verb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
 _HOLD = _Verb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
 _RELEASE = _Verb((HELD,))
 _REQUEUE = _Verb((RUNNING, DONE))
+_SUSPEND = _Verb((RUNNING,))
 
 
-def _picking(function: Callable[..., int]) -> Callable[..., int]:
+def picking(function: Callable[..., int]) -> Callable[..., int]:
     """Give a verb the job names and the options that select jobs."""
     for option in (
         click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
@@ -65,8 +66,10 @@ def _picking(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def _picked(spool: Spool, verb: _Verb, picks: Mapping[str, Any], states: frozenset[State]) -> tuple[list[str], int]:
-    """Return the jobs that the command line selects, and the exit code for names that match nothing."""
+def picked_names(
+    spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any], states: frozenset[State]
+) -> tuple[list[str], int]:
+    """Return the jobs in *places* that the command line selects, and the exit code for names that match nothing."""
     names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
     for key, value in filters.items():
         if value == "":  # an unset variable in a script must not mean all jobs
@@ -74,18 +77,18 @@ def _picked(spool: Spool, verb: _Verb, picks: Mapping[str, Any], states: frozens
     if not states and not any(filters.values()):
         if not names:
             raise click.UsageError("name jobs, or select them with --user, --project, --tag or --state")
-        return named(spool, names, verb.places), 0
+        return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
-    found, unknown = picked(spool, JobFilter(meant, states, **filters), verb.places)
+    found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
     for name in unknown:
         tell(str(NoSuchJob(cannot("find", f"job {name}", "the spool has no job of that name"))))
     if not found and not unknown:
-        render.say(f"nothing to do: no job in {'/, '.join(verb.places)}/ matches")
+        render.say(f"nothing to do: no job in {'/, '.join(places)}/ matches")
     return found, int(ExitCode.NO_SUCH_JOB) if unknown else 0
 
 
 @click.command(cls=Verb)
-@_picking
+@picking
 @click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with a running job.")
 @click.pass_obj
 def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
@@ -105,12 +108,12 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _CANCEL, picks, states_of(states))
+    names, code = picked_names(spool, _CANCEL.places, picks, states_of(states))
     return max(code, _CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
 
 
 @click.command(cls=Verb)
-@_picking
+@picking
 @click.pass_obj
 def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Hold jobs until they are released.
@@ -124,12 +127,12 @@ def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _HOLD, picks, states_of(states))
+    names, code = picked_names(spool, _HOLD.places, picks, states_of(states))
     return max(code, _HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
-@_picking
+@picking
 @click.pass_obj
 def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Release held jobs.
@@ -141,12 +144,12 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = _picked(spool, _RELEASE, picks, states_of(states))
+    names, code = picked_names(spool, _RELEASE.places, picks, states_of(states))
     return max(code, _RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
-@_picking
+@picking
 @click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
 @click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
 @click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")
@@ -180,7 +183,7 @@ def requeue(
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
     wanted = UNSUCCESSFUL if failed else states_of(states)
-    names, code = _picked(spool, _REQUEUE, picks, wanted)
+    names, code = picked_names(spool, _REQUEUE.places, picks, wanted)
     again: list[str] = []
 
     def act(name: str) -> tuple[Change, ...]:
@@ -231,6 +234,59 @@ def _bad_key(pair: str, key: str) -> str:
     near = get_close_matches(key, known, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
     return cannot(*what, f"unknown key {key!r}", remedy=remedy)
+
+
+@click.command(cls=Verb)
+@picking
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`.")
+@click.pass_obj
+def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+    """Suspend running jobs until `spool continue`.
+
+    SIGSTOP stops all processes of the job, and the clock of its time limit stops too. The job keeps its CPUs, memory
+    and GPUs; no other job gets them. (`spool hold` frees them, and the job starts over.) For an array, the tasks that
+    run now are suspended.
+
+      spool suspend train
+      spool suspend --project vision --reason 'demo until 16:00'
+
+    By hand: touch running/train.toml.suspended
+    """
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    names, code = _suspendable(spool, picks, states, suspended=False)
+    act: Callable[[str], tuple[Change, ...]] = lambda name: (requests.suspend(name, reason, dry_run=dry_run),)  # noqa: E731
+    return max(code, _SUSPEND.carry_out(spool, names, act))
+
+
+@click.command(cls=Verb)
+@picking
+@click.pass_obj
+def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+    """Resume suspended jobs.
+
+      spool continue train
+      spool continue --user anna
+
+    By hand: rm running/train.toml.suspended
+    """
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    names, code = _suspendable(spool, picks, states, suspended=True)
+    return max(code, _SUSPEND.carry_out(spool, names, lambda name: (requests.go_on(name, dry_run=dry_run),)))
+
+
+def _suspendable(
+    spool: Spool, picks: Mapping[str, Any], states: tuple[str, ...], *, suspended: bool
+) -> tuple[list[str], int]:
+    """Return the selected runs: those named, and of the other selected ones the *suspended*, or the rest."""
+    names, code = picked_names(spool, _SUSPEND.places, picks, states_of(states))
+    by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
+    orders = set(spool.suspend_orders())
+    found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]
+    if not found and names:
+        render.say(f"nothing to do: none of these is {'suspended' if suspended else 'running and not suspended'}")
+    return found, code
 
 
 @click.command(cls=Verb)

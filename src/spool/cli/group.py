@@ -35,6 +35,9 @@ SECTIONS = (
             "hold": "Hold jobs until they are released.",
             "release": "Release held jobs.",
             "requeue": "Run ended or running jobs again.",
+            "suspend": "Suspend running jobs.",
+            "continue": "Resume suspended jobs.",
+            "signal": "Send a signal to the processes of running jobs.",
             "edit": "Change a waiting job, or the limits of a running one.",
             "check": "Check job files for errors.",
             "import": "Convert a Slurm, gflow or PBS script to a job file.",
@@ -66,13 +69,17 @@ SECTIONS = (
     ),
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
-_CONTROL = frozenset({"cancel", "hold", "release", "requeue", "pause", "resume"})  # similar, so in one module
-_MODULES = {"import": "importing"}  # a Python keyword cannot name a module
+_CONTROL = {  # similar, so in one module
+    **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
+    "continue": "go_on",
+}
+_MODULES = {"import": "importing", "signal": "signals"}  # a Python keyword cannot name a module, or a function
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
+    "cont": "continue", "freeze": "suspend", "thaw": "continue", "unsuspend": "continue",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
@@ -191,7 +198,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module, command_name = (
-            ("control", cmd_name) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
+            ("control", _CONTROL[cmd_name]) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
         )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)

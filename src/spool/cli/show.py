@@ -143,6 +143,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("started", render.moment(run.started_at_ns, now_ns)),
         ("ended", render.moment(run.ended_at_ns, now_ns)),
         ("ran", render.duration(run.ran_ns(now_ns))),
+        ("suspended", _suspended(run, now_ns)),
         ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),
         ("CPU time", render.cpu_time(run.cpu_time_ns)),
         ("given", _given(run)),
@@ -153,6 +154,14 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("directory", run.metadir),
         ("again", again),
     ]
+
+
+def _suspended(run: RunDetails, now_ns: int) -> str:
+    total_ns, since_ns = run.suspension.total_ns(run.ended_at_ns or now_ns), run.suspension.since_ns
+    if since_ns is None or run.ended_at_ns is not None:
+        return render.duration(total_ns) if total_ns else ""
+    before = f", {render.duration(total_ns)} in all" if run.suspension.before_ns else ""
+    return f"since {render.moment(since_ns, now_ns)}{before}"
 
 
 def _given(run: RunDetails) -> str:

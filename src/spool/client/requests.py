@@ -34,6 +34,10 @@ class ChangeKind(StrEnum):
     STOPPED_AND_QUEUED = "is stopped and queued again"
     CANCELLED = "cancelled"
     STOPPING = "is being stopped"
+    SUSPENDED = "suspended"
+    CONTINUED = "continued"
+    WOULD_BE_SUSPENDED = "would be suspended"
+    WOULD_BE_CONTINUED = "would be continued"
     WOULD_BE_CANCELLED = "would be cancelled"
     WOULD_BE_STOPPED = "would be stopped"
     WOULD_BE_HELD = "would be held"
@@ -51,6 +55,8 @@ _WOULD = {
     ChangeKind.STOPPED_AND_QUEUED: ChangeKind.WOULD_BE_STOPPED_AND_QUEUED,
     ChangeKind.CANCELLED: ChangeKind.WOULD_BE_CANCELLED,
     ChangeKind.STOPPING: ChangeKind.WOULD_BE_STOPPED,
+    ChangeKind.SUSPENDED: ChangeKind.WOULD_BE_SUSPENDED,
+    ChangeKind.CONTINUED: ChangeKind.WOULD_BE_CONTINUED,
 }
 DRY_RUN = frozenset(_WOULD.values())
 """What a request would come to; nothing was changed."""
@@ -158,6 +164,45 @@ class Requests:
             if RUNNING in places and self._stop(name, reason):
                 found[RUNNING] = ChangeKind.STOPPING
         raise SpoolError(cannot("cancel", f"job {name}", "it is moved again and again by somebody else"))
+
+    def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
+        """Have a run stand still: `touch running/NAME.toml.suspended`. The file says by whom and why.
+
+        Raises SpoolError if it does not run, is suspended already, or is an array.
+        """
+        run = self._running("suspend", name)
+        if self._spool.suspend_order(name) is not None:
+            remedy = f"`spool continue {name}` lets it go on"
+            raise SpoolError(cannot("suspend", f"job {name}", "it is suspended already", remedy=remedy))
+        if dry_run:
+            return Change(ChangeKind.WOULD_BE_SUSPENDED, RUNNING)
+        said = f"{self._user}: {' '.join(reason.split())}" if reason else self._user
+        with suppress(FileExistsError):  # somebody else was quicker
+            self._disk.publish(self._layout.suspend_file(name), f"{said}\n".encode(errors="replace"))
+        if RUNNING not in self._spool.places(name) or self._spool.latest_run(name) != run:
+            self._disk.discard(self._layout.suspend_file(name))  # it is not to hit the next run
+            raise SpoolError(cannot("suspend", f"job {name}", "it has ended meanwhile"))
+        return Change(ChangeKind.SUSPENDED, RUNNING)
+
+    def go_on(self, name: str, *, dry_run: bool = False) -> Change:
+        """Let a run go on that is suspended: `rm running/NAME.toml.suspended`. Raises SpoolError if it is not."""
+        if self._spool.suspend_order(name) is None:
+            self._running("continue", name)
+            raise SpoolError(cannot("continue", f"job {name}", "it is not suspended"))
+        if dry_run:
+            return Change(ChangeKind.WOULD_BE_CONTINUED, RUNNING)
+        self._disk.discard(self._layout.suspend_file(name))
+        return Change(ChangeKind.CONTINUED, RUNNING)
+
+    def _running(self, verb: str, name: str) -> int:
+        """Return the run of a job that runs. Raises SpoolError if it does not, or is an array."""
+        places, run = self._spool.places(name), self._spool.latest_run(name)
+        if RUNNING not in places or run is None or self._spool.is_stopping(name):
+            raise self._not_there(verb, name, [DONE] if RUNNING in places else places)
+        if self._is_array(name):
+            why = "it is an array, and none of its tasks runs now"
+            raise SpoolError(cannot(verb, f"job {name}", why, remedy=f"`spool hold {name}` keeps them from starting"))
+        return run
 
     def pause(self, reason: str = "") -> bool:
         """Start nothing from now on: `touch paused`. Return whether that is new."""
@@ -275,6 +320,9 @@ class Requests:
             ("hold", DONE): f"`spool requeue {name}` runs it again",
             ("release", DONE): f"`spool requeue {name}` runs it again",
             ("requeue", HELD): f"`spool release {name}` lets it run",
+            ("suspend", QUEUED): f"`spool hold {name}` keeps it from starting",
+            ("continue", HELD): f"`spool release {name}` lets it run",
+            ("suspend", DONE): f"`spool requeue {name}` runs it again",
         }
         place = places[0] if places else DONE
         if place == DONE and self._spool.is_stopping(name):

@@ -96,7 +96,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
             then.release(over)
             ended.append(over)
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
-            guessed = guessed or (over.spec.time_limit_ns is None and not over.stopping)
+            guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
             next_end += 1
         then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
 

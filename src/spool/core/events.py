@@ -234,7 +234,9 @@ def _result(result: Result) -> list[tuple[str, str]]:
         signal = f" (signal {result.exit_code - 128})" if result.exit_code > 128 else ""
         lines.append(("exit code", f"{result.exit_code}{signal}"))
     if result.started_at_ns is not None:
-        lines.append(("ran", _span(result.started_at_ns, result.ended_at_ns)))
+        lines.append(("ran", _span(result.started_at_ns + result.suspended_ns, result.ended_at_ns)))
+        if result.suspended_ns:
+            lines.append(("suspended", show_duration(result.suspended_ns)))
     lines.append(("waited", _span(result.submitted_at_ns, result.started_at_ns or result.ended_at_ns)))
     if result.peak_memory_bytes is not None:
         asked = result.grant.memory_bytes

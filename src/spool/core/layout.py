@@ -13,6 +13,7 @@ _NAME = re.compile(NAME_PATTERN + r"\Z", re.ASCII)
 JOB_SUFFIX = ".toml"
 ERROR_SUFFIX = ".error"
 REASON_SUFFIX = ".reason"
+SUSPENDED_SUFFIX = ".suspended"
 
 # The state directories, FORMAT 2.
 QUEUED = "queued"
@@ -61,6 +62,7 @@ SIGNAL = "signal"
 KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
+SUSPENDED = "suspended"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"
@@ -109,6 +111,11 @@ def job_of_reason_file(filename: str) -> str | None:
     return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
 
 
+def job_of_suspend_file(filename: str) -> str | None:
+    """Return the job whose run a file of this name suspends, or None if it is none."""
+    return job_of(filename[: -len(SUSPENDED_SUFFIX)]) if filename.endswith(SUSPENDED_SUFFIX) else None
+
+
 class Layout:
     """The paths of one spool."""
 
@@ -132,6 +139,10 @@ class Layout:
     def reason_file(self, name: str) -> str:
         """Return the path of the file that says why spool itself has held a job."""
         return f"{self.root}/{HELD}/{name}{JOB_SUFFIX}{REASON_SUFFIX}"
+
+    def suspend_file(self, name: str) -> str:
+        """Return the path of the file that suspends the run of a job."""
+        return f"{self.root}/{RUNNING}/{name}{JOB_SUFFIX}{SUSPENDED_SUFFIX}"
 
     def runs(self, name: str) -> str:
         """Return the directory that holds the metadirs of job *name*."""

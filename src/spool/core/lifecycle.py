@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind
+from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
 
 MAX_REQUEUES = 3
 """So often a submission is run again because a run of it was lost. Counted apart from its retries."""
@@ -146,6 +146,11 @@ def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State
             return State.STOPPING, _LEFTOVERS
         case _:
             return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
+
+
+def suspended_words(suspension: Suspension, by: str) -> str:
+    """Return that a run is suspended, *by* whom and why; "" if it is not."""
+    return "" if suspension.since_ns is None else f"suspended by {by}" if by else "suspended"
 
 
 def exit_words(code: int) -> str:

@@ -256,6 +256,7 @@ class Result:
     grant: Grant = Grant()
     executor: str | None = None
     host: str | None = None
+    suspended_ns: int = 0  # how long it was suspended in all, between its start and its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,22 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspension:
+    """How long a run has been suspended. The clock of its time limit stands still meanwhile."""
+
+    before_ns: int = 0  # in all, but for the time since the last
+    since_ns: int | None = None  # it is suspended since then; None: it is not
+    since_boot_ns: int | None = None  # the same instant, on the clock that no one sets: since boot
+
+    def total_ns(self, now_ns: int) -> int:
+        """Return how long it has been suspended in all by then."""
+        return self.before_ns + (0 if self.since_ns is None else max(0, now_ns - self.since_ns))
+
+
+NOT_SUSPENDED = Suspension()
+
+
+@dataclass(frozen=True, slots=True)
 class Running:
     """A run that is alive or not proved gone, and so holds its grant."""
 
@@ -342,6 +359,17 @@ class Running:
     attempt: int = 1
     stopping: bool = False
     elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: on this one
+    suspension: Suspension = NOT_SUSPENDED
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it stands still, so that nobody knows when it ends."""
+        return self.suspension.since_ns is not None
+
+    @property
+    def counts_from_ns(self) -> int:
+        """When it would have started if it had never been suspended, up to the suspension that lasts."""
+        return self.started_at_ns + self.suspension.before_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Past:
             return
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
-            self.run_times.add(user, result.job, result.request, ran_ns)
+            self.run_times.add(user, result.job, result.request, max(ran_ns - result.suspended_ns, 0))
         if result.submitted_at_ns is not None and result.executor in (None, *LOCAL_EXECUTORS):
             self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
             runs = () if self._policy.max_running is None else ((_RUNS, 1),)

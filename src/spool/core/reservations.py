@@ -181,7 +181,7 @@ class Calendar:
 
 def _is_over(run: Running, at_ns: int) -> bool:
     limit_ns = run.spec.time_limit_ns
-    return limit_ns is not None and run.started_at_ns + limit_ns <= at_ns
+    return limit_ns is not None and not run.suspended and run.counts_from_ns + limit_ns <= at_ns
 
 
 def choose(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> list[GpuSlot] | None:

@@ -34,6 +34,7 @@ class Runs(Mapping[str, Running]):
         self._ends: dict[str, int] = {}
         self._in_order: Ordered[tuple[int, str]] = Ordered()
         self._stopping: set[str] = set()
+        self._suspended: set[str] = set()
         for run in runs:
             self.put(run)
 
@@ -69,10 +70,12 @@ class Runs(Mapping[str, Running]):
         elif run.grant.gpu_uuids:
             self.with_gpus[name] = run
         expected = self._expected[name] = expected or self.run_times.of_run(run)
-        end_ns = self._ends[name] = run.started_at_ns + expected.ns
+        end_ns = self._ends[name] = run.counts_from_ns + expected.ns
         self._in_order.add((end_ns, name))
         if run.stopping:
             self._stopping.add(name)
+        elif run.suspended:
+            self._suspended.add(name)
 
     def remove(self, name: str) -> None:
         """Count the run of that job no more; one that is not there is none of our business."""
@@ -91,6 +94,7 @@ class Runs(Mapping[str, Running]):
         del self._expected[name]
         self._in_order.discard((self._ends.pop(name), name))
         self._stopping.discard(name)
+        self._suspended.discard(name)
 
     def learn_from(self, run_times: RunTimes) -> None:
         """Guess anew how long each runs, from now on by what *run_times* has learnt."""
@@ -107,10 +111,12 @@ class Runs(Mapping[str, Running]):
         """Return when each run is expected to have ended, the first first; for reading only.
 
         One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
-        has passed is replaced by another, which depends on nothing but the instant and what was learnt.
+        has passed is replaced by another, which depends on nothing but the instant and what was learnt. One that is
+        suspended has as much left as it had then, as if it went on now.
         """
         entries = self._in_order.entries
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
+        elsewhere |= {name: self._if_continued_ns(name, now_ns) for name in self._suspended}
         for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:
             if self._expected[name].is_guess and name not in elsewhere:
                 elsewhere[name] = self._overrun_until_ns(name, now_ns)
@@ -128,7 +134,13 @@ class Runs(Mapping[str, Running]):
 
     def _overrun_until_ns(self, name: str, now_ns: int) -> int:
         run = self._runs[name]
-        return run.started_at_ns + self.run_times.overrun(run, self._expected[name].ns, now_ns - run.started_at_ns)
+        return run.counts_from_ns + self.run_times.overrun(run, self._expected[name].ns, now_ns - run.counts_from_ns)
+
+    def _if_continued_ns(self, name: str, now_ns: int) -> int:
+        since_ns, end_ns = self._runs[name].suspension.since_ns or now_ns, self._ends[name]
+        if end_ns <= since_ns and self._expected[name].is_guess:
+            end_ns = self._overrun_until_ns(name, since_ns)
+        return now_ns + max(0, end_ns - since_ns)
 
 
 _Note = Callable[[str, int], None]

@@ -72,4 +72,5 @@ class Changes:
     runs: WorkQueue = field(default_factory=WorkQueue)  # live runs whose file in running/ changed
     strays: WorkQueue = field(default_factory=WorkQueue)  # files in running/ that belong to no live run
     vanished: WorkQueue = field(default_factory=WorkQueue)  # waiting jobs whose files went away
+    suspensions: WorkQueue = field(default_factory=WorkQueue)  # names whose run may be to suspend, or to go on
     arrays: WorkQueue = field(default_factory=WorkQueue)  # arrays in progress whose file may have changed

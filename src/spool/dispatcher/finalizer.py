@@ -180,6 +180,7 @@ class Finalizer:
                 self._result(job, live, State.CANCELLED, reason, now_ns),
                 run=spool.next_run(name),
                 started_at_ns=None,
+                suspended_ns=0,
                 grant=Grant(),
                 executor=None,
                 again=None,
@@ -234,6 +235,7 @@ class Finalizer:
             grant=live.grant,
             executor=live.executor,
             host=identity.host(),
+            suspended_ns=live.suspension.total_ns(ended),
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):

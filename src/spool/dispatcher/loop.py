@@ -34,6 +34,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
+from spool.dispatcher.suspender import Suspender
 from spool.dispatcher.terminator import Halt, StopOrders, Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
@@ -62,6 +63,7 @@ Task = tuple[Thing, str]
 _LOCK: Task = Thing("service", "the spool anew"), "lock"
 _OBSERVE: Task = Thing("spool", "the spool"), "look at"
 _TAKE_ANSWERS: Task = Thing("service", "the answers of hooks"), "take in"
+_SUSPEND: Task = Thing("service", "runs"), "suspend or continue"
 _GO_ON: Task = Thing("service", "the arrays"), "go on with"
 _HALT: Task = Thing("service", "what waits and runs"), "cancel"
 _START: Task = Thing("spool", "jobs"), "start"
@@ -111,6 +113,7 @@ class Dispatcher:
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = LimitEnforcer(context, self.stops.order)
+        self.suspender = Suspender(context, self.limits)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
@@ -222,6 +225,7 @@ class Dispatcher:
         self._step(_OBSERVE, self._observe)
         self._serve(_TAKE_ANSWERS, self._take_answers)
         self._recover()
+        self._serve(_SUSPEND, self.suspender.work)
         ended = self._collect_ended()
         self.limits.check()
         self.stops.record_again()
@@ -467,6 +471,7 @@ class Dispatcher:
             self.admission.forget(filed)
             for live in filed:
                 self.stops.forget(live)
+                self.suspender.forget(live)
                 self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
 

@@ -364,6 +364,7 @@ class Recovery:
             inode=inode,
         )
         live.launched(handle)
+        live.suspends(spool.suspension(name, run), spool.suspend_order(name) or "")
         if stop is not None:
             live.stop_on_record(stop)
         live.may_be_silent(time.monotonic_ns() + grace_ns)

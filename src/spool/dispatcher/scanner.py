@@ -102,9 +102,10 @@ class Scanner:
             for name in [name for name in self._state.jobs if name not in found and self._known(place, name)]:
                 self._set(place, name, None)
             yield from self._examine_all(place, list(found), marks, in_one_go=in_one_go)
-        running = set[str]()
+        running, orders = set[str](), set[str]()
         with self._confinement.spool("list", f"{RUNNING}/"):
-            running = set(self._spool.names(RUNNING))
+            running, orders = set(self._spool.names(RUNNING)), set(self._spool.suspend_orders())
+        self._changes.suspensions.update(orders | {live.name for live in self._state.live.values() if live.suspended})
         live = {live.name for live in self._state.live.values()}
         self._changes.strays.update(running - live - self._state.arrays.keys())
         self._changes.arrays.update(self._state.arrays)
@@ -112,6 +113,9 @@ class Scanner:
 
     def hint(self, place: str, filename: str) -> None:
         """Look at what one event was about."""
+        if place == RUNNING and (name := layout.job_of_suspend_file(filename)) is not None:
+            self._changes.suspensions.add(name)
+            return
         name = layout.job_of(filename) or layout.job_of_editor_mark(filename) or layout.job_of_error_file(filename)
         if name is None:
             return

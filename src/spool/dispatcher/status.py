@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from spool.core import layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
@@ -187,7 +187,7 @@ class StatusWriter:
         request = live.spec.request
         return JobView(
             state=state or State.STARTING,
-            reason=reason or live.kept,
+            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept,
             problem=self._confinement.why(live.name),
             run=live.run,
             attempt=live.attempts.attempt,
@@ -202,6 +202,8 @@ class StatusWriter:
             tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.started_at_ns,
+            suspended_ns=live.suspension.before_ns,
+            suspended_at_ns=live.suspension.since_ns,
         )
 
     def _proof(self, live: ActiveRun) -> Proof:

@@ -297,7 +297,7 @@ def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
     if limit is None:
         return False
     before_ns = signal.before_ns if moment.warning and signal is not None else 0
-    return live.started_boot_ns + limit - before_ns <= now_ns
+    return not live.suspended and live.counts_from_boot_ns + limit - before_ns <= now_ns
 
 
 class LimitEnforcer:
@@ -316,10 +316,10 @@ class LimitEnforcer:
         self._memory_at_ns = 0
 
     def add(self, live: ActiveRun) -> None:
-        """Watch a run that has been started or adopted, or whose limit has changed."""
+        """Watch a run that has been started or adopted, that goes on, or whose limit has changed."""
         limit = live.spec.time_limit_ns
         if limit is not None:
-            end = live.started_boot_ns + limit
+            end = live.counts_from_boot_ns + limit
             heapq.heappush(self._moments, _Moment(end, live.key, False))
             signal = live.spec.signal
             if signal is not None:
@@ -355,7 +355,7 @@ class LimitEnforcer:
         if warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
             if live.handle is not None:
-                live.handle.warn(signal.name, spare_shell=isinstance(live.spec.command, str))
+                live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))
         elif not warning:
             limit = live.spec.time_limit_ns or 0
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))

@@ -114,8 +114,11 @@ class RunHandle(Protocol):
     def left_behind(self) -> bool:
         """Whether anything of the run has outlived its wrapper."""
 
-    def warn(self, signal_name: str, *, spare_shell: bool) -> None:
-        """Signal what the run runs; *spare_shell*: not the shell of a command that is waiting for it."""
+    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
+        """Signal what the run runs; *spare_shell*: not the shell of a command that is waiting for it.
+
+        Returns how many processes were told. Raises OSError where it is not seen who they are.
+        """
 
     @property
     def holds_memory(self) -> bool:
@@ -141,6 +144,13 @@ class Engine(Protocol):
         """Go on ending *runs*: ask each to end, once, and force those that are True; return what is gone for good.
 
         One look serves all of them. Raises OSError where it is not seen what is left of them.
+        """
+
+    def suspend(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
+        """Have the runs that are True stand still, and the others go on; return those that do.
+
+        Called again for the rest, since what forks meanwhile escapes a look. Raises OSError where it is not seen who
+        is to be told. :meth:`terminate` ends a run that stands still as any other.
         """
 
 

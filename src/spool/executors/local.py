@@ -91,8 +91,8 @@ class LocalRun:
         """Whether processes of the run outlived its wrapper."""
         return self.engine.left_behind(self)
 
-    def warn(self, signal_name: str, *, spare_shell: bool) -> None:
-        """Signal every process of the run but its wrapper."""
+    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
+        """Signal every process of the run but its wrapper; return how many were told."""
         members = self.engine.processes_of([self])[self]
         wrapper = self._wrapper_pid
         spared = {wrapper}
@@ -100,7 +100,8 @@ class LocalRun:
             parents = {process.pid: _parent(process) for process in members}
             waited_for = set(parents.values())
             spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
-        send([process for process in members if process.pid not in spared], signal.Signals[f"SIG{signal_name}"])
+        to = [process for process in members if process.pid not in spared]
+        return len(send(to, signal.Signals[f"SIG{signal_name}"]).signalled)
 
     @property
     def holds_memory(self) -> bool:
@@ -169,6 +170,8 @@ class LocalRun:
                 self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
                 send(news, signal.SIGTERM)
                 self._told |= news
+            if not kill:  # what stands still hears nothing else before it goes on
+                send([process for process in others & self._told if _stands_still(process)], signal.SIGCONT)
             return
         if self._alone_since_ns is None:
             self._alone_since_ns = now
@@ -177,6 +180,16 @@ class LocalRun:
                 self._told |= left
         elif kill and now >= self._alone_since_ns + _WRAPPER_GRACE_NS:
             send(left, signal.SIGKILL)
+
+    def suspend(self, members: set[Process], *, on: bool) -> bool:
+        """Have its processes stand still, or go on; return whether all of them do.
+
+        The wrapper is spared: it only waits, and tmux wakes a session whose first process stands still.
+        """
+        others = {process for process in members if process.pid != self._wrapper_pid}
+        wrong = {process for process in others if _stands_still(process) is not on}
+        send(wrong, signal.SIGSTOP if on else signal.SIGCONT)
+        return not wrong and (bool(others) or not on)
 
     def _untold(self, others: set[Process], left: set[Process]) -> set[Process]:
         """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
@@ -307,6 +320,11 @@ class LocalProcesses:
                 run.press(left[run], kill=kill)
         return [run for run in runs if not left[run]]
 
+    def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
+        """Have *runs* stand still or go on, after one walk over all processes; return those that do."""
+        members = self.processes_of(runs)
+        return [run for run, on in runs.items() if run.suspend(members[run], on=on)]
+
     def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
         """Return what these runs have in memory, exactly where that is over the limit that stands beside each.
 
@@ -331,6 +349,11 @@ class LocalProcesses:
         for run, memory_bytes in used.items():
             run.used(memory_bytes)
         return {run: memory_bytes for run, memory_bytes in used.items() if memory_bytes}
+
+
+def _stands_still(process: Process) -> bool:
+    stat = identity.read_stat(process.pid)
+    return stat is not None and stat.state == "T"
 
 
 def _parent(process: Process) -> int | None:

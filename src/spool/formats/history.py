@@ -61,7 +61,7 @@ def render_result(result: Result) -> bytes:
         at_lines("ended_at", result.ended_at_ns),
         number_lines(("peak_memory_bytes", result.peak_memory_bytes)),
         number_lines(("cpu_time_ms", _to_ms(result.cpu_time_ns)), ("cpu_time_ns", result.cpu_time_ns)),
-        number_lines(("requeues", result.requeues or None)),
+        number_lines(("requeues", result.requeues or None), ("suspended_ns", result.suspended_ns or None)),
         text_lines(("again", result.again)),
         at_lines("again_at", result.again_at_ns),
         text_lines(("user", result.user), ("project", result.project), ("group", result.group)),
@@ -113,6 +113,7 @@ def parse_result(data: bytes) -> Result:
         grant=grant_of(grant) if isinstance(grant, dict) else NOTHING,
         executor=optional(keys, "executor", str),
         host=optional(keys, "host", str),
+        suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
     )
 
 
@@ -175,6 +176,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     again_at: str | UnsetType = UNSET
     executor: str | UnsetType = UNSET
     host: str | UnsetType = UNSET
+    suspended_ms: int = 0  # between its start and its end
 
 
 _encode = msgspec.json.Encoder().encode
@@ -219,6 +221,7 @@ def render_history(result: Result) -> bytes:
         again_at=_at(result.again_at_ns),
         executor=_text(result.executor),
         host=_text(result.host),
+        suspended_ms=result.suspended_ns // _NS_PER_MS,
     )
     return _encode(line) + b"\n"
 
@@ -300,6 +303,7 @@ def parse_history_line(data: bytes) -> Result:
         ),
         executor=_set(line.executor),
         host=_set(line.host),
+        suspended_ns=max(0, line.suspended_ms) * _NS_PER_MS,
     )
 
 

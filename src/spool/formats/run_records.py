@@ -1,4 +1,4 @@
-"""The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `status`, `grant.toml`, `array.toml`.
+"""The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `suspended`, `grant.toml` and so on.
 
 The one-line records are whole only when they end with a newline. One that does not is not there yet, and reads as
 None, like one that is missing. One that is whole and says nothing that can be understood raises InvalidRecord: it is
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
-from spool.core.model import Grant, Jid, State, Stop, StopKind
+from spool.core.model import Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.timestamps import at_lines, read_at
 
@@ -33,6 +33,7 @@ VOID_JID = b"void\n"
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: .*)?")
 _RC = re.compile(r"[0-9]{1,3}")
+_SUSPENDED = re.compile(r"([0-9]{1,19})(?: ([0-9]{1,19}) ([0-9]{1,19})(?: .*)?)?")
 
 
 def _line(data: bytes, record: str) -> str | None:
@@ -111,6 +112,24 @@ def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
     if len(rest) > 1 and re.fullmatch(r"[0-9]{1,19}", rest[1]):
         return Stop(known, by, int(rest[1]), rest[2] if len(rest) > 2 else "")
     return Stop(known, by, at_ns, " ".join(rest[1:]))
+
+
+def render_suspended(suspension: Suspension) -> bytes:
+    """Return `BEFORE_NS`, or `BEFORE_NS SINCE_NS SINCE_BOOT_NS` of a run that is suspended now, and a newline."""
+    since = "" if suspension.since_ns is None else f" {suspension.since_ns} {suspension.since_boot_ns or 0}"
+    return f"{suspension.before_ns}{since}\n".encode()
+
+
+def parse_suspended(data: bytes) -> Suspension | None:
+    """Return how long a run has been suspended, None while the record is not whole. Raises InvalidRecord."""
+    line = _line(data, "suspended")
+    if line is None:
+        return None
+    match = _SUSPENDED.fullmatch(line)
+    if match is None:
+        raise _senseless("suspended", data)
+    before, since, boot = match.groups()
+    return Suspension(int(before)) if since is None else Suspension(int(before), int(since), int(boot))
 
 
 def render_status(state: State) -> bytes:

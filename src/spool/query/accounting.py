@@ -119,7 +119,7 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
     grant = result.grant
     ran_ns = None
     if result.started_at_ns is not None and result.ended_at_ns is not None:
-        ran_ns = result.ended_at_ns - result.started_at_ns
+        ran_ns = result.ended_at_ns - result.started_at_ns - result.suspended_ns
     return MeasuredRun(
         job=result.job,
         run=result.run,

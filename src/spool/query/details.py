@@ -10,8 +10,8 @@ from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
-from spool.core.lifecycle import Verdict, shown
-from spool.core.model import Grant, Result, State, Stop
+from spool.core.lifecycle import Verdict, shown, suspended_words
+from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem
 from spool.formats import jobfile
 from spool.machine.processes import MachineProber
@@ -48,10 +48,14 @@ class RunDetails:
     grant: Grant | None
     stop: Stop | None
     progress: str = ""  # how far it says that it is, while it runs
+    suspension: Suspension = NOT_SUSPENDED
 
     def ran_ns(self, now_ns: int) -> int | None:
-        """Return how long it has run, or ran; None if it has not begun."""
-        return None if self.started_at_ns is None else (self.ended_at_ns or now_ns) - self.started_at_ns
+        """Return how long it has run, or ran, without the time in which it was suspended; None if it has not begun."""
+        if self.started_at_ns is None:
+            return None
+        until_ns = self.ended_at_ns or now_ns
+        return max(0, until_ns - self.started_at_ns - self.suspension.total_ns(until_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
     grant = spool.grant(name, run)
     proof = spool.prove(name, run, prober)
     stop = spool.stop(name, run)
+    suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
     state, reason = shown(proof, filed=result is not None, stop=stop)
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
@@ -173,6 +178,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
             state, reason = now.outcome or State.RUNNING, now.reason
     elif spool.array(name, run) is not None:
         state = State.RUNNING
+    elif state is State.RUNNING and suspension.since_ns is not None:
+        reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
     elif state in (State.STARTING, State.RUNNING) and (kept := spool.cancel_denial(name, run)):
         reason = f"not cancelled: {kept}"
     jid = spool.jid(name, run)
@@ -204,4 +211,5 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         grant=grant.grant if grant is not None else None,
         stop=stop,
         progress=progress_of(spool, name, run) if state is State.RUNNING else "",
+        suspension=suspension,
     )

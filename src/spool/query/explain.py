@@ -106,6 +106,8 @@ def _what_it_does(spool: Spool, name: str) -> str:
     row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
+    if row is not None and row.suspended_at_ns is not None:
+        return f"it runs, and is {row.reason}; `spool continue {name}` lets it go on"
     run = spool.latest_run(name)
     kept = spool.cancel_denial(name, run) if run is not None else ""
     return f"it runs, and was not cancelled: {kept}" if kept else "it runs"

@@ -20,8 +20,8 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import shown
-from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.core.lifecycle import shown, suspended_words
+from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import is_pattern, natural
 from spool.formats.history import parse_history_line
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
@@ -267,12 +267,14 @@ class JobLister:
         proof = spool.prove(name, run, self._prober) if run is not None else None
         grant = spool.grant(name, run) if run is not None else None
         array = spool.array(name, run) if run is not None else None
-        state, reason = State.STARTING, ""
+        state, reason, suspension = State.STARTING, "", Suspension()
         if array is not None:
             state, reason = State.RUNNING, f"{array.tasks} tasks"
         elif proof is not None and run is not None:
             found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
             state = found or state
+            suspension = spool.suspension(name, run)
+            reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
             reason = reason or spool.cancel_denial(name, run)
         row = JobRow(
             name,
@@ -283,6 +285,8 @@ class JobLister:
             submitted_at_ns=grant.submitted_at_ns if grant else None,
             started_at_ns=grant.granted_at_ns if grant else None,
             reason=reason,
+            suspended_ns=suspension.before_ns,
+            suspended_at_ns=suspension.since_ns,
         )
         return row_of_spec(row, spec)
 
@@ -412,13 +416,20 @@ class JobRow:
     reason: str = ""
     place: str | None = None  # the state directory in which its file lies; a name may have one in several
     progress: str = ""  # how far it says that it is
+    suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
+    suspended_at_ns: int | None = None  # since when it is; None: it is not
 
     def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran; None where that is unknown."""
+        """Return how long the job has waited, has run, or ran; None where that is unknown.
+
+        While it is suspended it does not run.
+        """
+        if self.started_at_ns is not None:
+            until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
+            return max(0, until_ns - self.started_at_ns - self.suspended_ns)
         if self.ended_at_ns is not None:
-            return self.ended_at_ns - self.started_at_ns if self.started_at_ns is not None else None
-        since = self.started_at_ns if self.started_at_ns is not None else self.submitted_at_ns
-        return now_ns - since if since is not None else None
+            return None
+        return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
 
 
 _RANKS = {
@@ -468,6 +479,7 @@ def row_of_result(result: Result) -> JobRow:
         ended_at_ns=result.ended_at_ns,
         exit_code=result.exit_code,
         reason=result.reason if result.outcome is not State.FINISHED else "",
+        suspended_ns=result.suspended_ns,
     )
 
 
@@ -489,6 +501,8 @@ def row_of_view(name: str, state: State, view: JobView) -> JobRow:
         submitted_at_ns=view.since_ns,
         started_at_ns=view.started_at_ns,
         reason="; ".join(filter(None, (view.problem, view.reason))),
+        suspended_ns=view.suspended_ns,
+        suspended_at_ns=view.suspended_at_ns,
     )
 
 

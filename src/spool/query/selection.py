@@ -57,6 +57,19 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
     return [row for row in rows if array_of(row.name) not in going_on]
 
 
+def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:
+    """Return *names* with the tasks that run in the place of an array that has some."""
+    running: dict[str, list[str]] = {}
+    for name in spool.names(RUNNING):
+        running.setdefault(array_of(name), []).append(name)
+    found = {
+        task: None
+        for name in names
+        for task in (sorted(running.get(name, ()), key=natural) if _is_array(spool, name) else ()) or [name]
+    }
+    return list(found)
+
+
 def _is_array(spool: Spool, name: str) -> bool:
     run = spool.latest_run(name) if name else None
     return run is not None and spool.array(name, run) is not None

@@ -165,6 +165,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, default
         stop=spool.stop(name, run) or memory.stopping.get((name, run)),
         inode=record.inode or 0,
     )
+    live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
         live.outlived()
     return live

@@ -224,7 +224,8 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
     for name in names:
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
         if run is not None:
-            expected, start_ns = run_times.of_run(run), run.started_at_ns
+            start_ns = run.started_at_ns + run.suspension.total_ns(now_ns)
+            expected = run_times.of_run(run)
         elif job is not None:
             estimate = seen.plan.expected_start(name)
             if estimate is None and name not in starting:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilter, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, Machine
 from spool.core.simulation import Steps
 from spool.core.units import LARGEST
 from spool.formats.run_records import GrantRecord
@@ -160,20 +160,37 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
     since_ns = until_ns - RECENT_NS if wanted.since_at_ns is None else wanted.since_at_ns
     if since_ns >= until_ns:
         raise UsageError("cannot draw runs: the period is empty; --since must be before --until, and before now")
-    seen = _Seen(spool, now_ns)
-    runs = [run for run in seen.runs(wanted, since_ns) if _overlaps(run, since_ns, until_ns)]
-    runs.sort(key=lambda run: (run.started_at_ns, run.job, run.run))
+    seen, history = _Seen(now_ns), History(spool.root)
+    rows = _going_on(spool, wanted, now_ns)  # before the history: what ends meanwhile is in there
+    ended = list(seen.ended(history.since(since_ns), wanted))
+    runs = _within([*ended, *seen.going_on(spool, rows)], since_ns, until_ns)
     if runs and wanted.since_at_ns is None:
         since_ns = max(since_ns, min(_ready(run) for run in runs))
         if wanted.until_at_ns is None and all(run.ended_at_ns is not None for run in runs):
             until_ns = max(since_ns + 1, *(run.ended_at_ns or 0 for run in runs))
-    axis = _Axis(since_ns, until_ns, frame.columns)
-    return _drawn(runs, axis, frame, seen)
+    machine = machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
+    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, seen, machine)
+    return replace(drawn, unreadable=history.unreadable, problems=tuple(history.problems))
 
 
-def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen) -> Timeline:
+def last_day(
+    ended: Iterable[EndedRun], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
+) -> Timeline:
+    """Return what ran in the last day, whole, of runs that are known already; reads nothing."""
+    seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
+    runs = list(seen.ended(ended, RunFilter()))
+    runs = _within([*runs, *(run for run in going_on if not seen.has_ended(run.job, run.run))], since_ns, now_ns)
+    return _drawn(runs, _Axis(since_ns, now_ns, frame.columns), frame, seen, machine)
+
+
+def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[TimelineRun]:
+    """Return the runs of which a part lies in the period, in the order of their starts."""
+    found = [run for run in runs if _overlaps(run, since_ns, until_ns)]
+    return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.run))
+
+
+def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
-    machine = machine_now(seen.spool, seen.now_ns, patience_ns=_PATIENCE_NS)
     gpus = seen.gpus | {gpu.uuid: gpu.index for gpu in machine.gpus}
     by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
     waits: dict[int, list[int]] = {}
@@ -200,57 +217,61 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen) 
         memory_used=axis.usage((*axis.cut(run), run.peak_memory_bytes or 0) for run in runs),
         waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
         all_waits=_summary([wait for listed in waits.values() for wait in listed]),
-        unreadable=seen.history.unreadable,
-        problems=tuple(seen.history.problems),
     )
 
 
 class _Seen:
-    """What is read of a spool: the runs that go on and those that have ended, and the GPUs that they had."""
+    """What is seen of runs: which have ended, since when those that go on wait, and the GPUs that they had."""
 
-    def __init__(self, spool: Spool, now_ns: int) -> None:
-        self.spool = spool
+    def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
-        self.history = History(spool.root)
         self.gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
+        self._clock = ReadyTimes()
+        self._ended: set[tuple[str, int]] = set()
 
-    def runs(self, wanted: RunFilter, since_ns: int) -> Iterator[TimelineRun]:
-        """Yield what is wanted of the runs that go on or ended since, and some that ended before, each once."""
-        rows = self._going_on(wanted)  # before the history: what ends meanwhile is in there
-        clock = ReadyTimes()
-        seen = set()
-        for run in self.history.since(since_ns):
+    def ended(self, history: Iterable[EndedRun], wanted: RunFilter) -> Iterator[TimelineRun]:
+        """Yield what is wanted of the runs of a history, each once."""
+        clock, seen = self._clock, set()
+        for run in history:
             if run.started_at_ns is None or run.ended_at_ns is None or not wanted.wants(run):
                 clock.of(run)
                 continue
             mark = run.job, run.run, run.started_at_ns
             if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
                 seen.add(mark)
+                self._ended.add(mark[:2])
                 if run.gpus:
                     self._note(run.gpus, run.gpu_indices)
                 yield _of_history(run, run.started_at_ns, clock.of(run))
-        ended = {(job, run) for job, run, _ in seen}
+
+    def has_ended(self, job: str, run: int | None) -> bool:
+        """Whether that run was among those that have ended."""
+        return (job, run) in self._ended
+
+    def going_on(self, spool: Spool, rows: Iterable[tuple[JobRow, GrantRecord]]) -> Iterator[TimelineRun]:
+        """Yield the runs that have not ended since they were listed."""
         for row, record in rows:
-            if (row.name, row.run) not in ended:
+            if not self.has_ended(row.name, row.run):
                 self._note(record.grant.gpu_uuids, record.grant.gpu_indices)
                 first = record.attempt == 1 and not record.requeues
-                ready_ns = clock.going_on.get(row.name, record.submitted_at_ns if first else None)
-                spec = self.spool.spec(row.name, record.run)
+                ready_ns = self._clock.going_on.get(row.name, record.submitted_at_ns if first else None)
+                spec = spool.spec(row.name, record.run)
                 yield _of_record(row, record, ready_ns, spec.group if spec is not None else None)
-
-    def _going_on(self, wanted: RunFilter) -> list[tuple[JobRow, GrantRecord]]:
-        rows = JobLister(self.spool, self.now_ns).listing(recent=0).rows
-        found = []
-        for row in rows:
-            if row.place == RUNNING and row.run is not None and wanted.wants(row):
-                record = self.spool.grant(row.name, row.run)
-                if record is not None and record.granted_at_ns is not None and record.granted_at_ns <= self.now_ns:
-                    found.append((row, record))
-        return found
 
     def _note(self, uuids: Sequence[str], indices: Sequence[int]) -> None:
         known = len(uuids) == len(indices)
         self.gpus.update(zip(uuids, indices, strict=True) if known else dict.fromkeys(uuids, -1))
+
+
+def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow, GrantRecord]]:
+    """Return the runs of the jobs in `running/` that are wanted."""
+    found = []
+    for row in JobLister(spool, now_ns).listing(recent=0).rows:
+        if row.place == RUNNING and row.run is not None and wanted.wants(row):
+            record = spool.grant(row.name, row.run)
+            if record is not None and record.granted_at_ns is not None and record.granted_at_ns <= now_ns:
+                found.append((row, record))
+    return found
 
 
 def _of_history(run: EndedRun, started_at_ns: int, ready_ns: int | None) -> TimelineRun:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import (
+    NOT_SUSPENDED,
     Grant,
     Jid,
     JobDefaults,
@@ -17,6 +18,7 @@ from spool.core.model import (
     Spec,
     Stop,
     StopKind,
+    Suspension,
     in_force,
 )
 from spool.core.names import LOCAL_EXECUTORS
@@ -70,6 +72,8 @@ class ActiveRun:
     final: bool = False  # its job has ended with it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
+    suspension: Suspension = NOT_SUSPENDED
+    suspended_by: str = ""  # who suspends it, and why, where that is said
     key: tuple[str, int] = field(init=False)  # what names this run
 
     def __post_init__(self) -> None:
@@ -80,6 +84,16 @@ class ActiveRun:
     def holds_room(self) -> bool:
         """Whether what it was granted is not free."""
         return not self.gone and self.proof is None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it stands still."""
+        return self.suspension.since_ns is not None
+
+    @property
+    def counts_from_boot_ns(self) -> int:
+        """From when its time limit counts, on the clock since boot; of one that is suspended nothing is due."""
+        return self.started_boot_ns + self.suspension.before_ns
 
     @property
     def stop_kind(self) -> StopKind | None:
@@ -197,6 +211,10 @@ class ActiveRun:
         """Learn that its paperwork is done. *final*: its job has ended with it."""
         self.final = final
 
+    def suspends(self, suspension: Suspension, by: str = "") -> None:
+        """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
+        self.suspension, self.suspended_by = suspension, by
+
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
@@ -246,6 +264,7 @@ class ActiveRun:
             self.attempts.attempt,
             stopping,
             elsewhere=self.elsewhere,
+            suspension=self.suspension,
         )
 
     @classmethod

@@ -338,6 +338,10 @@ class LockedSpool(Spool):
         """Take the reason away: spool itself holds the job no longer."""
         self.disk.discard(self.layout.reason_file(name))
 
+    def withdraw_suspend_order(self, name: str) -> None:
+        """Take the file away that suspends a run: the run is over."""
+        self.disk.discard(self.layout.suspend_file(name))
+
     def complain(self, path: str, text: str) -> None:
         """Write *text* to the `.error` file *path*, unless it says so already."""
         data = text.encode()

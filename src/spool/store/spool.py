@@ -14,7 +14,17 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, Jid, JobDefaults, Result, Spec, Stop, in_force
+from spool.core.model import (
+    DEFAULT_KILL_GRACE_NS,
+    SECOND_NS,
+    Jid,
+    JobDefaults,
+    Result,
+    Spec,
+    Stop,
+    Suspension,
+    in_force,
+)
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, parse_array
@@ -198,6 +208,25 @@ class Spool:
         except OSError:
             return ""
         return " ".join((read_bytes(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
+
+    def suspension(self, name: str, run: int) -> Suspension:
+        """Return how long a run has been suspended, as the dispatcher recorded it."""
+        return self._parsed(name, run, layout.SUSPENDED, run_records.parse_suspended) or Suspension()
+
+    def suspend_order(self, name: str) -> str | None:
+        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does."""
+        path = self.layout.suspend_file(name)
+        if status_of(path) is None:
+            return None
+        return " ".join((read_record(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
+
+    def suspend_orders(self) -> list[str]:
+        """Return the jobs in `running/` whose run somebody suspends."""
+        try:
+            listed = os.listdir(self.layout.at(layout.RUNNING))
+        except FileNotFoundError:
+            return []
+        return [name for name in map(layout.job_of_suspend_file, listed) if name is not None]
 
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whatever became of its jid."""

@@ -66,9 +66,10 @@ class FakeRun:
         """Leave nothing behind."""
         return False
 
-    def warn(self, signal_name: str, *, spare_shell: bool) -> None:
+    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Take a signal, and go on."""
         self.asked.append(signal_name)
+        return 1
 
     def usage(self) -> Usage:
         """Return what the test says that it used."""
@@ -144,3 +145,9 @@ class FakeEngine:
             if not run.gone and (kill or run.obeys):
                 run.end(None if kill else 143)
         return [run for run in runs if run.gone]
+
+    def suspend(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
+        """Take note of it."""
+        for run, on in runs.items():
+            run.asked.append("STOP" if on else "CONT")
+        return list(runs)

@@ -1,0 +1,108 @@
+"""`spool signal`: send a signal to what jobs run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import click
+
+from spool.cli.common import for_each, opened, states_of
+from spool.cli.control import picked_names, picking
+from spool.cli.group import Verb
+from spool.core.errors import NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.layout import RUNNING
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid
+from spool.query.selection import running_tasks
+from spool.store.spool import Spool
+
+_KNOWN = {each.name.removeprefix("SIG"): each for each in signal.Signals}
+
+
+class _SignalVerb(Verb):
+    """A verb whose first word may be written as for kill(1): -USR1."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the dash away from a signal."""
+        first = args[0].upper() if args else ""
+        if re.fullmatch(r"-(SIG)?[A-Z0-9]+", first) and first.removeprefix("-").removeprefix("SIG") in _KNOWN:
+            args = [first[1:], *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_SignalVerb)
+@click.argument("signal_name", metavar="SIGNAL")
+@picking
+@click.option("--shell", is_flag=True, help="Also to the shell that runs a command given as text.")
+@click.pass_obj
+def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+    """Send a signal to the processes of jobs that run.
+
+    SIGNAL is a name or a number: USR1, SIGUSR1, 10. A shell that only waits for the command does not get it, as with
+    the key `signal`. What the job makes of it is its own affair: one that dies of it has failed. `spool cancel` ends
+    jobs, `spool suspend` stops them where they are.
+
+      spool signal USR1 train
+      spool signal INT --project vision
+      spool signal HUP 'serve_*' --dry-run
+
+    By hand:
+      ps -s $(cut -d' ' -f1 jobs/train/1/jid)  # its processes, the wrapper first
+      kill -USR1 PID
+    """
+    number, spool = _number(signal_name, picks["names"]), opened(root)
+    names, code = picked_names(spool, (RUNNING,), picks, states_of(states))
+
+    def act(name: str) -> str:
+        return _signalled(spool, name, number, shell=shell, dry_run=dry_run)
+
+    return max(code, for_each(running_tasks(spool, names), act))
+
+
+def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
+    name = text.upper().removeprefix("SIG")
+    found = _KNOWN.get(name)
+    if found is None and text.isascii() and text.isdigit() and int(text) in set(_KNOWN.values()):
+        found = signal.Signals(int(text))
+    if found is None:
+        last = names[-1].upper().removeprefix("SIG") if names else ""
+        remedy = f"write `spool signal {last} {text}`" if last in _KNOWN else "`kill -l` lists the signals"
+        raise UsageError(cannot("send", f"a signal {text!r}", "there is none of that name", remedy=remedy))
+    if found is signal.SIGSTOP:
+        why = "the time limit would go on"
+        raise UsageError(cannot("send", "STOP", why, remedy="`spool suspend` stops a job and its clock"))
+    return found
+
+
+def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, dry_run: bool) -> str:
+    """Send the signal and return what was done. Raises SpoolError if nothing of the job can have got it."""
+    from spool.executors import Executors
+    from spool.executors.local import LocalProcesses
+
+    what, word = ("signal", f"job {name}"), number.name.removeprefix("SIG")
+    run = spool.latest_run(name)
+    if RUNNING not in spool.places(name) or run is None:
+        if not spool.places(name) and not spool.runs(name):
+            raise NoSuchJob(cannot(*what, "no job of that name is in the spool"))
+        raise SpoolError(cannot(*what, "it does not run", remedy=f"`spool show {name}` says what it does"))
+    if spool.array(name, run) is not None:
+        raise SpoolError(cannot(*what, "it is an array, and none of its tasks runs now"))
+    suspended = spool.suspend_order(name) is not None
+    if suspended and number is signal.SIGCONT:
+        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` lets it go on"))
+    grant, jid, spec = spool.grant(name, run), spool.jid(name, run), spool.spec(name, run)
+    if grant is None or not isinstance(jid, Jid):
+        raise SpoolError(cannot(*what, "it is just starting", remedy="try again in a moment"))
+    handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
+    if handle.liveness() is Liveness.ELSEWHERE:
+        raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
+    if dry_run:
+        return f"{name} would get {word}"
+    spare = not shell and spec is not None and isinstance(spec.command, str)
+    told = handle.signal(word, spare_shell=spare)
+    if not told:
+        raise SpoolError(cannot(*what, "no process of it was found that may be signalled"))
+    later = "; it takes effect when the job goes on" if suspended and number is not signal.SIGKILL else ""
+    return f"{name}: {word} sent to {told} process{'' if told == 1 else 'es'}{later}"

@@ -1,0 +1,278 @@
+"""`spool suspend`, `spool continue` and `spool signal`: what stands still, what counts, and who gets a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from served import Served, marked
+from spool.machine import identity
+
+EXECUTORS = ("process", "tmux")
+
+_COUNTS = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
+_CATCHES = (
+    "import signal, time\n"
+    "for name in ('USR1', 'TERM'):\n"
+    "    signal.signal(getattr(signal, 'SIG' + name), lambda number, _: print('got', number, flush=True))\n"
+    "print('ready', flush=True)\n"
+    "while True:\n    time.sleep(0.05)\n"
+)
+
+
+def _order(served: Served, name: str) -> Path:
+    return served.root / "running" / f"{name}.toml.suspended"
+
+
+def _is_suspended(served: Served, name: str) -> bool:
+    return "suspended" in served.reason(name)
+
+
+def _stands_still(pid: int) -> bool:
+    stat = identity.read_stat(pid)
+    return stat is not None and stat.state == "T"
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _quiet(served: Served, name: str) -> bool:
+    """Whether a job that writes all the time writes nothing for a while."""
+    before = served.log(name)
+    time.sleep(0.4)
+    return served.log(name) == before
+
+
+def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared: Served) -> None:
+    """Also those that have left its session or its descent, and those of one that forks all the time."""
+    name = "all"
+    shared.drop(name, f"(setsid sh -c 'echo $$; {_COUNTS.replace('echo $i', ':')}' &)\necho $$\n{_COUNTS}")
+    shared.says(name, "\n5\n")
+    pids = [pid for pid in marked(shared.root, name) if pid != shared.pid(name)]
+    assert shared.spool("suspend", name).stdout == f"{name} suspended\n"
+    shared.until(lambda: _quiet(shared, name), "a quiet job")
+    assert all(_stands_still(pid) for pid in marked(shared.root, name) if pid != shared.pid(name))
+    assert len(pids) >= 2
+    assert shared.spool("continue", name).stdout == f"{name} continued\n"
+    shared.until(lambda: not _quiet(shared, name), "a job that writes again")
+    assert not [pid for pid in marked(shared.root, name) if _stands_still(pid)]
+    shared.spool("cancel", name)
+    shared.wait_done(name)
+
+
+def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
+    """A job with a limit of 2 s is suspended for longer than that, and has its whole time all the same."""
+    name = "limited"
+    shared.drop(name, "sleep 1.5; echo end", time_limit="2s")
+    shared.until(lambda: shared.places(name) == ["running"], "a run")
+    _order(shared, name).touch()
+    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
+    time.sleep(2.5)
+    assert shared.outcome(name) is None
+    _order(shared, name).unlink()
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], shared.log(name)) == ("finished", "end\n")
+    assert 2.4e9 < result["suspended_ns"] < 6e9
+    line = next(line for line in shared.history() if line["job"] == name)
+    assert line["suspended_ms"] == result["suspended_ns"] // 1_000_000
+
+
+def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) -> None:
+    """What was left of the limit is left when it goes on, and no more."""
+    name = "over"
+    shared.drop(name, "sleep 100", time_limit="1s")
+    shared.until(lambda: shared.places(name) == ["running"], "a run")
+    _order(shared, name).touch()
+    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
+    time.sleep(1.2)
+    _order(shared, name).unlink()
+    result = shared.wait_done(name)
+    assert result is not None
+    assert result["outcome"] == "timeout"
+    assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 1e9
+
+
+def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(shared: Served) -> None:
+    """It is woken to hear it, so that it can tidy up, and does not wait for KILL."""
+    name = "tidy"
+    program = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(print('tidied', flush=True)))\n"
+    program += "print('ready', flush=True)\ntime.sleep(100)\n"
+    shared.drop(name, [sys.executable, "-c", program], kill_grace="30s")
+    shared.says(name, "ready")
+    shared.spool("suspend", name)
+    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
+    begun = time.monotonic()
+    shared.spool("cancel", name)
+    assert shared.wait_outcome(name) == "cancelled"
+    assert time.monotonic() - begun < 20
+    assert "tidied" in shared.log(name)
+    shared.until(lambda: not _order(shared, name).exists(), "no order for a run that is over")
+
+
+def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
+    """No other job gets its CPUs, and `why` and `show` say who suspended it and why."""
+    shared.drop("big", _COUNTS, cpus=8)
+    shared.says("big", "3")
+    shared.spool("suspend", "big", "--reason", "demo\x1b[31m until 16:00")
+    shared.until(lambda: _is_suspended(shared, "big"), "a suspended job")
+    shared.drop("other", "true")
+    assert "cpus: needs 1" in shared.wait_reason("other", "cpus")
+    said = shared.spool("why", "big").stderr
+    assert "; `spool continue big` lets it go on" in said
+    assert "\x1b" not in said + shared.spool("show", "big").stdout
+    assert "demo" in shared.spool("show", "big").stdout
+    shared.spool("continue", "big")
+    shared.spool("cancel", "big")
+    shared.wait_done("other")
+
+
+def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
+    """Requeued while it stands still, it begins anew and moves; a file that suspends nothing is taken away."""
+    name = "again"
+    shared.drop(name, f"echo run $SPOOL_RUN; {_COUNTS}")
+    shared.says(name, "2")
+    shared.spool("suspend", name)
+    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
+    shared.spool("requeue", name)
+    shared.says(name, "\n5\n", run=2)
+    shared.until(lambda: not _order(shared, name).exists(), "no order")
+    assert not _quiet_run(shared, name, 2)
+    _order(shared, "nobody").touch()
+    shared.until(lambda: not _order(shared, "nobody").exists(), "a file that suspends nothing taken away")
+    shared.spool("cancel", name)
+    shared.wait_done(name)
+
+
+def _quiet_run(served: Served, name: str, run: int) -> bool:
+    before = served.log(name, run)
+    time.sleep(0.4)
+    return served.log(name, run) == before
+
+
+def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:
+    """A process that somebody lets go on while its job is suspended is stopped again at the next look."""
+    (served.root / "config.toml").write_text('look_every = "1s"\n')
+    served.start()
+    served.drop("woken", _COUNTS)
+    served.says("woken", "3")
+    served.spool("suspend", "woken")
+    served.until(lambda: _is_suspended(served, "woken") and _quiet(served, "woken"), "a suspended job")
+    for pid in marked(served.root, "woken"):
+        os.kill(pid, signal.SIGCONT)
+    served.until(lambda: _quiet(served, "woken"), "a job that stands still again")
+
+
+def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
+    """Killed and started again, the dispatcher leaves it suspended; what was asked meanwhile is done then."""
+    served.start()
+    served.drop("kept", _COUNTS, time_limit="3s")
+    served.says("kept", "3")
+    served.spool("suspend", "kept")
+    served.until(lambda: _is_suspended(served, "kept") and _quiet(served, "kept"), "a suspended job")
+    served.kill()
+    served.start()
+    time.sleep(3.2)
+    assert _quiet(served, "kept")
+    assert served.places("kept") == ["running"]
+    served.kill()
+    _order(served, "kept").unlink()
+    assert _quiet(served, "kept")
+    served.start()
+    result = served.wait_done("kept")
+    assert result is not None
+    assert result["outcome"] == "timeout"
+    assert result["suspended_ns"] > 3.2e9
+
+
+def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:
+    """An array means its tasks that run; `--dry-run` changes nothing; what is suspended already is left out."""
+    shared.drop("many", _COUNTS, array="0-3%2", project="p")
+    shared.until(lambda: len(list((shared.root / "running").glob("many_*.toml"))) == 2, "two tasks")
+    assert shared.spool("suspend", "many", "--dry-run").stdout.split("\n")[:2] == [
+        "many_0 would be suspended", "many_1 would be suspended",
+    ]  # fmt: skip
+    assert shared.spool("suspend", "many_0").returncode == 0
+    assert shared.spool("suspend", "many").stdout == "many_1 suspended\n"
+    assert shared.spool("suspend", "many_0").stderr.startswith("spool: cannot suspend job many_0: it is suspended")
+    assert shared.spool("continue", "--project", "p").stdout == "many_0 continued\nmany_1 continued\n"
+    said = shared.spool("continue", "--project", "p")
+    assert (said.returncode, said.stdout) == (0, "nothing to do: none of these is suspended\n")
+    shared.spool("cancel", "many")
+    shared.wait_done("many")
+
+
+@pytest.mark.parametrize(("verb", "place"), [("suspend", "queued"), ("suspend", "held"), ("continue", "held")])
+def test_what_does_not_run_cannot_be_suspended(shared: Served, verb: str, place: str) -> None:
+    """It is told what the job does, and which verb is for that."""
+    shared.drop("waits", "true", place=place, start_after="1h")
+    said = shared.spool(verb, "waits")
+    assert said.returncode == 1
+    assert f"cannot {verb} job waits: it" in said.stderr
+    assert not _order(shared, "waits").exists()
+    shared.spool("cancel", "waits")
+    shared.wait_done("waits")
+
+
+def test_a_signal_reaches_the_command_and_not_the_wrapper(shared: Served) -> None:
+    """By name or number, with or without SIG or a dash; to a job that stands still it comes when that goes on."""
+    name = "catches"
+    shared.drop(name, [sys.executable, "-c", _CATCHES])
+    shared.says(name, "ready")
+    for word in ("USR1", "sigusr1", "10", "-USR1"):
+        assert shared.spool("signal", word, name).stdout == f"{name}: USR1 sent to 1 process\n"
+    shared.until(lambda: "got 10" in shared.log(name), "a signal that is caught")
+    before = shared.log(name)
+    shared.spool("suspend", name)
+    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
+    shared.until(lambda: all(_stands_still(pid) for pid in marked(shared.root, name) - {shared.pid(name)}), "a halt")
+    assert "when the job goes on" in shared.spool("signal", "TERM", name).stdout
+    assert "it is suspended" in shared.spool("signal", "CONT", name).stderr
+    assert shared.log(name).replace("got 10\n", "") == before.replace("got 10\n", "")
+    shared.spool("continue", name)
+    shared.says(name, "got 15")
+    assert shared.spool("signal", "KILL", name, "--dry-run").stdout == f"{name} would get KILL\n"
+    shared.spool("signal", "KILL", name)
+    result = shared.wait_done(name)
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 137)
+
+
+def test_a_signal_spares_the_shell_that_waits_unless_asked(shared: Served) -> None:
+    """The shell of a command given as text goes on after what it waits for; with `--shell` it is told as well."""
+    shared.drop("spared", "sleep 100; echo next")
+    shared.drop("told", "trap 'echo trapped' USR1; echo ready; sleep 100 & wait; sleep 100")
+    shared.says("told", "ready")
+    shared.until(lambda: any(_name(pid) == "sleep" for pid in marked(shared.root, "spared")), "a shell that waits")
+    shared.spool("signal", "TERM", "spared")
+    shared.says("spared", "next")
+    shared.spool("signal", "USR1", "told", "--shell")
+    shared.says("told", "trapped")
+    shared.spool("cancel", "told")
+    shared.wait_done("spared", "told")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("USR9", "x"), "there is none of that name"),
+        (("x", "USR1"), "write `spool signal USR1 x`"),
+        (("STOP", "x"), "`spool suspend` stops a job"),
+        (("USR1", "nobody"), "no job of that name"),
+        (("USR1",), "name jobs"),
+    ],
+)
+def test_a_signal_that_cannot_be_sent_is_told(shared: Served, words: tuple[str, ...], why: str) -> None:
+    """Wrong signals, wrong order, no such job, no job at all."""
+    said = shared.spool("signal", *words)
+    assert said.returncode != 0
+    assert why in said.stderr
