@@ -246,10 +246,10 @@ def test_resources_are_shown(spool: Command, spool_root: Path) -> None:
     assert "starts with 1 CPU, licence 1, tpu 2 (3, 5)" in spool("plan").out
     reasons = {each["code"]: each["text"] for each in asked(spool, "why", "b")["reasons"]}
     assert reasons == {
-        "max_running": "spool is full: 1 of 1 run",
+        "max_running": "spool is full: 1 of 1 running",
         "resources": "licence: needs 1, 0 of 1 free (1 run holds 1)",
     }
-    assert "it names licence (1), tpu (2)" in spool("why", "c").out
+    assert "it defines licence (1), tpu (2)" in spool("why", "c").out
     assert "licence 1, tpu 2" in spool("show", "a").out
     assert asked(spool, "show", "a")["row"]["resources"] == {"licence": 1, "tpu": 2}
     told = asked(spool, "info")

@@ -206,7 +206,7 @@ def test_an_array_in_progress_is_held_as_a_whole_and_not_requeued(spool: Command
     (metadir / "array.toml").write_text('job = "a"\nrun = 1\ntasks = 3\n')
     said = spool("requeue", "a")
     assert said.code != 0
-    assert "the array is not over" in said.err
+    assert "the array has not ended" in said.err
     said = spool("hold", "a")
     assert (said.code, said.out) == (0, "a held\n")
     assert places(spool_root, "a") == ["held"]

@@ -82,8 +82,8 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be kept beside first"),
-        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be kept beside first, the machine has 4"),
+        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be reserved beside first"),
+        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be reserved beside first, the machine has 4"),
         (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
         (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would have ended already"),
     ],
@@ -158,7 +158,7 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     }  # fmt: skip
     problems = {one["name"]: one["problem"] for one in rows}
     assert 'did you mean "gpus"' in problems["bad"]
-    assert "5 GPUs would be kept beside active" in problems["beside"]
+    assert "5 GPUs would be reserved beside active" in problems["beside"]
     assert problems["active"] is None
     everything = asked(spool, "reserve", "list", "--all")["reservations"]
     assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}

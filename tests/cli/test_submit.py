@@ -163,7 +163,7 @@ def test_a_job_that_has_ended_is_never_in_the_way(spool: Command, spool_root: Pa
 
 
 def test_hold_submits_into_held(spool: Command, spool_root: Path) -> None:
-    """`submit --hold` puts the file where it does not run."""
+    """`submit --hold` puts the file where it is not running."""
     spool("submit", "--hold", "--name", "a", "--", "true")
     assert os.listdir(spool_root / "held") == ["a.toml"]
     assert os.listdir(spool_root / "queued") == []
@@ -566,8 +566,8 @@ def test_all_takes_all_that_means_something_elsewhere(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set here"),
-        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it means something in this process alone"),
+        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set"),
+        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it only makes sense in this process"),
         (("--export", "LATIN"), "LATIN is not passed on: it is not UTF-8"),
     ],
 )

@@ -80,7 +80,7 @@ def test_cancel_names_each_that_it_cancels(spool: Command, spool_root: Path, twi
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("hold", "dup"), "dup (queued/) held; that in running/ is as it was\n"),
+        (("hold", "dup"), "dup (queued/) held; the one in running/ is unchanged\n"),
         (("edit", "dup", "--priority", "3"), "dup (queued/) changed; the one in running/ is unchanged\n"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_request_names_the_file_that_it_is_for(
 def test_release_and_requeue_name_the_file_too(spool: Command, spool_root: Path, twins: Path) -> None:
     """A release beside a run says which it released; a requeue into a name that waits is refused with what to do."""
     twins.rename(spool_root / "held" / "dup.toml")
-    assert spool("release", "dup").out == "dup (held/) released; that in running/ is as it was\n"
+    assert spool("release", "dup").out == "dup (held/) released; the one in running/ is unchanged\n"
     said = spool("requeue", "dup")
     assert said.code == 1
     assert "another job of that name is in queued/" in said.err

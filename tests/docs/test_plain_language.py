@@ -20,6 +20,8 @@ from support import ROOT
 # added here once it passes.
 SCANNED = (
     "src/spool/cli",
+    "src/spool/client",
+    "src/spool/core",
     "src/spool/state",
     "src/spool/testing",
 )
@@ -41,7 +43,7 @@ PHRASES: dict[str, str] = {
     r"\bnigh\b|\bamidst\b|\bwhilst\b|\bamongst\b": "near, amid, while, among",
     # Translated.
     r"\bwho\b[^.;:]{0,40}\bof which\b": "split the sentence",
-    r"\bof which\b(?! the| one)": "split the sentence, or use 'whose', 'that … has'",
+    r"(?<!one\s)(?<!each\s)(?<!all\s)(?<!regardless\s)\bof which\b": "split the sentence, or 'whose', 'that … has'",
     r"\b(?:is|are|was|were) to be (?!seen)\w+": "'must be …', 'needs to be …', or an imperative",
     r"\bso many (?!that)": "a number; 'N', 'this many', 'FACTOR'",
     r"\bso long (?!that)": "'this long', 'while', 'a duration'",

@@ -372,8 +372,8 @@ def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
     assert served.wait_outcome("left") == "finished"
     assert seen == unserved
     assert seen == {
-        "ls": ("stopping", "its command has ended, processes that it started are still there"),
-        "show": [("stopping", "its command has ended, processes that it started are still there")],
+        "ls": ("stopping", "its command has ended, but processes that it started are still running"),
+        "show": [("stopping", "its command has ended, but processes that it started are still running")],
         "why left": "is being stopped",
         "why next": ["cpus"],
         "plan": ["cpus"],

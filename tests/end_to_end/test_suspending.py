@@ -128,7 +128,7 @@ def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
     shared.drop("other", "true")
     assert "cpus: needs 1" in shared.wait_reason("other", "cpus")
     said = shared.spool("why", "big").stderr
-    assert "; `spool continue big` lets it go on" in said
+    assert "; `spool continue big` resumes it" in said
     assert "\x1b" not in said + shared.spool("show", "big").stdout
     assert "demo" in shared.spool("show", "big").stdout
     shared.spool("continue", "big")
@@ -264,7 +264,7 @@ def test_a_signal_spares_the_shell_that_waits_unless_asked(shared: Served) -> No
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("USR9", "x"), "there is none of that name"),
+        (("USR9", "x"), "no such signal"),
         (("x", "USR1"), "write `spool signal USR1 x`"),
         (("STOP", "x"), "`spool suspend` stops a job"),
         (("USR1", "nobody"), "no job of that name"),

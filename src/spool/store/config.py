@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def defaults_of(root: str) -> JobDefaults:
-    """Return what counts in the spool *root* for jobs that do not say; nothing where its configuration is wrong."""
+    """Return the job defaults of the spool *root*; none if its configuration is invalid."""
     try:
         return config.parse(read_file(f"{root}/{layout.CONFIG}") or b"").defaults
     except (InvalidConfig, OSError):
@@ -63,7 +63,9 @@ class Settings:
 
     def _keep(self, problem: str, *, first: bool) -> bool:
         if problem != self.problem:
-            log.warning("%s; %s", problem, "the defaults are in force" if first else "what was in force stays so")
+            log.warning(
+                "%s; %s", problem, "the defaults apply" if first else "the previous configuration stays in force"
+            )
         self.problem = problem
         return False
 
