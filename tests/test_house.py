@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
+    "page": {"query", "client", "listeners", "machine", "store", "formats", "core"},
     "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
     "testing": {
         "cli",
@@ -93,6 +94,8 @@ ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
+    ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
+    ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
 
@@ -116,8 +119,8 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "api.py": "the public face, which programs import",
-    "cli/main.py": "the entry of the program, which pyproject.toml names",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
+    "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
     "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {}
@@ -141,7 +144,8 @@ SAYS = {
     "cli/render.py": "say, tables, JSON",
     "cli/group.py": "tell",
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
-    "cli/completion.py": "a script of click's",
+    "cli/completion.py": "a script for a shell",
+    "cli/manpages.py": "`python -m spool.cli.manpages` prints a manual page",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.

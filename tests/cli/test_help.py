@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,12 @@ def test_the_help_of_submit_is_no_longer_than_it_has_to_be(spool: Command, monke
 def test_the_help_of_an_array_names_its_variable(spool: Command) -> None:
     """So nobody has to look for it."""
     assert "$SPOOL_ARRAY_INDEX" in spool("submit", "--help").out
+
+
+@pytest.mark.parametrize("kind", ["job", "config", "reservation"])
+def test_check_prints_the_first_line_that_an_editor_understands(spool: Command, kind: str) -> None:
+    """It names a file that is there, wherever spool is installed."""
+    said = spool("check", "--schema", kind).out
+    path = Path(said.removeprefix("#:schema ").strip())
+    assert path.is_absolute()
+    assert json.loads(path.read_text())["title"]

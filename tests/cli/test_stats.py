@@ -45,6 +45,16 @@ def history(spool_root: Path) -> Path:
     return path
 
 
+def test_runs_are_chosen_by_a_tag(spool: Command, spool_root: Path) -> None:
+    """Of runs with several tags, too; JSON repeats the question."""
+    text = line("a", 0, 3600, tags=("x", "y")) + line("b", 0, 3600, tags=("y",)) + line("c", 0, 3600)
+    (spool_root / "history.jsonl").write_bytes(text)
+    found = asked(spool, "stats", "--tag", "y")
+    assert (found["tag"], found["total"]["runs"]) == ("y", 2)
+    assert asked(spool, "stats", "--tag", "x")["total"]["runs"] == 1
+    assert spool("stats", "--tag", "z").err == "spool: no run has ended that is wanted"
+
+
 def test_the_sums_in_words(spool: Command, history: Path) -> None:
     """Without `--by`, a line for each thing that one asks of an accounting."""
     said = spool("stats")

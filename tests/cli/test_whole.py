@@ -175,11 +175,11 @@ def test_fish_completes_with_whole_descriptions_and_lists_of_names() -> None:
         return home.run(FISH or "", "--no-config", "-c", f"{script}\ncomplete -C {words!r}").stdout
 
     assert completed("spool req") == f"requeue\t{group.VERBS['requeue']}\n"
-    assert completed("spool cancel test,tr") == "test,train\n"
+    assert completed("spool submit -d test,tr") == "test,train\n"
 
 
 def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
-    """`spool release t<TAB>` offers held jobs, `spool log t<TAB>` all."""
+    """`spool release t<TAB>` offers held jobs, `spool show t<TAB>` all."""
     put_job(spool_root, "train", place="held")
     put_job(spool_root, "test", place="done")
 
@@ -188,14 +188,14 @@ def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
             "PYTHONPATH": str(ROOT / "src"),
             "_SPOOL_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
-            "COMP_CWORD": str(len(words.split()) - 1),
+            "COMP_CWORD": words.split()[-1],
         }
         command = [sys.executable, "-m", "spool"]
         out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-        return {line.partition(",")[2] for line in out.splitlines()}
+        return {line.split("\t")[1] for line in out.splitlines()}
 
     assert completed("spool release t") == {"train"}
-    assert completed("spool log t") == {"train", "test"}
+    assert completed("spool show t") == {"train", "test"}
     assert completed("spool rel") == {"release"}
 
 

@@ -17,6 +17,7 @@ from spool.formats import config, jobfile, keys, schema, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.values import NOTIFY_EVENTS
+from support import ROOT
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)
@@ -66,6 +67,7 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
     """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
     (tmp_path / "src" / "spool" / "formats").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
+    (tmp_path / "examples").mkdir()
     page = tmp_path / "docs" / "FORMAT.md"
     heads = [f"<!-- keys of {kind} -->\n" for kind in schema.KINDS]
     page.write_text("a\n" + "".join(f"{head}an old table\n<!-- end of keys -->\nb\n" for head in heads))
@@ -77,6 +79,10 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
     assert page.read_text(encoding="utf-8") == "a\n" + "".join(tables)
     for kind in schema.KINDS:
         assert (tmp_path / f"src/spool/formats/{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
+        copy = tmp_path / f"examples/{kind}.schema.json"
+        if copy.exists():
+            assert copy.read_text(encoding="utf-8") == schema.render(kind)
+            assert (ROOT / "examples" / copy.name).read_text(encoding="utf-8") == schema.render(kind)
 
 
 def _stated(table: KeyTable) -> dict[str, Any]:

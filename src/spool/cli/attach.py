@@ -37,8 +37,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     """
     spool = opened(root)
     name = one_job(spool, name)
-    number = _run_of(spool, name, run)
-    argv = _command(spool, name, number, read_only=read_only)
+    argv = attach_command(spool, name, run, read_only=read_only)
     if dry_run:
         render.say(shlex.join(argv))
         return 0
@@ -48,8 +47,9 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     return subprocess.run(argv, check=False).returncode
 
 
-def _command(spool: Spool, name: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-    """Return the command to execute. Raises SpoolError if there is nothing to attach to."""
+def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:
+    """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
+    run = _run_of(spool, name, run)
     grant = spool.grant(name, run)
     what = f"job {name}"
     if grant is None:

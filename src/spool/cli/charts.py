@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,13 +23,17 @@ _ASCII = " .:-=+*%#"
 
 def curve(values: Sequence[float], highest: float) -> str:
     """Return *values* as one row, each as high as its part of *highest*. Anything above zero is visible."""
+    return area(values, highest, 1)[0]
+
+
+def area(values: Sequence[float], highest: float, height: int) -> list[str]:
+    """Return *values* as a surface of *height* rows, the top one first, each value as high as its part of *highest*."""
     levels = _EIGHTHS if can_draw() else _ASCII
-    row = []
-    for value in values:
-        part = value / highest if highest > 0 else 0.0
-        level = min(max(round(part * 8), 1 if value > 0 else 0), 8)
-        row.append(levels[level])
-    return "".join(row)
+    tops = [
+        min(max(round(value / highest * 8 * height), 1 if value > 0 else 0), 8 * height) if highest > 0 else 0
+        for value in values
+    ]
+    return ["".join(levels[min(max(top - 8 * below, 0), 8)] for top in tops) for below in reversed(range(height))]
 
 
 def can_draw() -> bool:
@@ -127,7 +132,14 @@ def _seconds(span_ns: int, room: int, style: Style) -> str:
 
 
 _HOUR_NS = 3600 * SECOND_NS
+_MINUTE_NS = 60 * SECOND_NS
 _SCALES_NS = tuple(hours * _HOUR_NS for hours in (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 8760))
+FINE_SCALES_NS = (
+    *(seconds * SECOND_NS for seconds in (1, 2, 5, 10, 30)),
+    *(minutes * _MINUTE_NS for minutes in (1, 2, 5, 10, 20, 30)),
+    *_SCALES_NS,
+)
+"""Round times that may lie between two marks of an axis."""
 _BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
 _TICK = 8  # columns that a label on the scale needs
 
@@ -184,25 +196,49 @@ def timeline(lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
 
 def _dates(start_ns: int, step_ns: int, columns: int) -> str:
     """Return the labels below the columns: hours, or days where an hour is too narrow for one."""
-    apart = next((each for each in _SCALES_NS if each >= step_ns * _TICK), _SCALES_NS[-1])
+    return axis(
+        time_ticks(start_ns, start_ns + step_ns * columns, step_ns * _TICK, _SCALES_NS), start_ns, step_ns, columns
+    )
+
+
+def axis(ticks: Iterable[tuple[int, str]], start_ns: int, step_ns: int, columns: int) -> str:
+    """Return labels below columns of *step_ns* each, where there is room for them."""
     row = [" "] * columns
-    offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
-    shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
-    at_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
-    while at_ns < start_ns + step_ns * columns:
+    for at_ns, label in ticks:
         at = (at_ns - start_ns) // step_ns
-        moment = datetime.fromtimestamp(at_ns // SECOND_NS)
-        label = f"{moment:%H:%M}" if (moment.hour or moment.minute) and apart < 24 * _HOUR_NS else f"{moment:%b %d}"
         if at + len(label) <= columns:
             row[at : at + len(label)] = label
-        at_ns += apart
     return "".join(row)
 
 
+def time_ticks(
+    start_ns: int, end_ns: int, apart_ns: int, scales_ns: Sequence[int] = FINE_SCALES_NS
+) -> list[tuple[int, str]]:
+    """Return instants of the local clock from *start_ns* to *end_ns*, at least *apart_ns* from each other, labelled.
+
+    What lies between them is a round time: the first of *scales_ns* that is long enough, or the last.
+    """
+    apart = next((each for each in scales_ns if each >= apart_ns), scales_ns[-1])
+    offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
+    shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
+    at_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
+    found = []
+    while at_ns < end_ns:
+        moment = datetime.fromtimestamp(at_ns // SECOND_NS)
+        if apart >= 24 * _HOUR_NS or (apart >= _HOUR_NS and not (moment.hour or moment.minute)):
+            label = f"{moment:%b %d}"
+        else:
+            label = f"{moment:%H:%M}" if apart >= _MINUTE_NS else f"{moment:%H:%M:%S}"
+        found.append((at_ns, label))
+        at_ns += apart
+    return found
+
+
 PLOTS = (".png", ".svg")
-# Okabe and Ito 2008: safe for colour-blind readers.
-_LINE_COLOURS = ("#888888", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_TICKS = (
+_MANY_BOXES = 4000  # an SVG of more is slow to look at
+COLOURS = ("#888888", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
+TICKS = (  # s
     (1, "1 s"),
     (10, "10 s"),
     (60, "1 min"),
@@ -217,16 +253,22 @@ _TICKS = (
 _UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
-def figure_for(path: str) -> Any:
-    """Return matplotlib's figure after checking that *path* can be drawn. Raises UsageError and SpoolError."""
+def figure_for(path: str, size: tuple[float, float] = (10, 9)) -> Any:
+    """Return matplotlib's figure of *size* inches, after checking that *path* can be drawn.
+
+    Raises UsageError and SpoolError.
+    """
     if os.path.splitext(path)[1].lower() not in PLOTS:
         raise UsageError(cannot("plot", path, "the file must be a .png or an .svg"))
     try:
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
         remedy = "`pip install 'spool-scheduler[plot]'`, or `pip install matplotlib` where spool is installed"
         raise SpoolError(cannot("plot", path, "matplotlib is not installed", remedy=remedy)) from None
-    return Figure(figsize=(10, 9), layout="constrained")
+    rcParams["svg.fonttype"] = "none"  # text stays text, which can be searched and read out
+    rcParams["text.parse_math"] = False  # a name with $ is no formula
+    return Figure(figsize=size, layout="constrained")
 
 
 def plot(
@@ -246,14 +288,40 @@ def plot(
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     distribution.legend(frameon=False)
+    save(figure, path)
+
+
+def boxes(
+    axes: Any, corners: Sequence[tuple[float, float, float, float]], colours: Sequence[tuple[str, float]], edge: str
+) -> None:
+    """Draw rectangles (left, top, right, bottom), each in a colour with an opacity; very many become an image."""
+    from matplotlib.collections import PolyCollection
+
+    many = len(corners) > _MANY_BOXES
+    paths = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, top, right, bottom in corners]
+    look = {"linewidths": 0 if many else 0.5, "edgecolors": "none" if many else edge, "rasterized": many}
+    axes.add_collection(PolyCollection(paths, facecolors=list(colours), **look))
+
+
+def patch(colour: str) -> Any:
+    """Return a rectangle of a colour, for a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour)
+
+
+def save(figure: Any, path: str) -> None:
+    """Write a figure into a file; a sign that the font lacks becomes a box. Raises SpoolError."""
     try:
-        figure.savefig(path, dpi=150)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(path, dpi=150)
     except OSError as error:
         raise SpoolError(cannot("plot", path, error.strerror or str(error))) from None
 
 
 def _line_style(policy: SimulatedPolicy) -> dict[str, Any]:
-    colour = _LINE_COLOURS[list(SimulatedPolicy).index(policy) % len(_LINE_COLOURS)]
+    colour = COLOURS[list(SimulatedPolicy).index(policy) % len(COLOURS)]
     return {"label": policy.value, "color": colour, "linewidth": 1.4}
 
 
@@ -268,7 +336,7 @@ def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, f
         line = [(1.0, 100 * at_once), *later, (end, last)]
         axes.step([wait for wait, _ in line], [part for _, part in line], where="post", **_line_style(policy))
     axes.set_xscale("log")
-    ticks = [(at, word) for at, word in _TICKS if at <= end]
+    ticks = [(at, word) for at, word in TICKS if at <= end]
     axes.set_xticks([at for at, _ in ticks], [word for _, word in ticks])
     axes.minorticks_off()
     axes.set_xlim(1, end)

@@ -25,10 +25,26 @@ _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
 """A file, its problems, and its job."""
 
 
+def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | None) -> None:
+    """Print the line for editors, and be done."""
+    if kind is not None:
+        here = os.path.dirname(os.path.abspath(jobfile.__file__))
+        render.say(f"#:schema {os.path.join(here, kind)}.schema.json")
+        ctx.exit()
+
+
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(allow_dash=True))
 @strict_option
 @json_option
+@click.option(
+    "--schema",
+    type=click.Choice(["job", "config", "reservation"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the first line by which an editor completes and checks the keys of such a file.",
+)
 @click.pass_obj
 def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     """Check job files, and report each error with its line.
@@ -41,6 +57,7 @@ def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -
     cannot be delivered, or a missing dependency gives a warning, or with --strict an error.
 
       spool check train.toml && cp train.toml ~/.spool/queued/
+      spool check --schema job  # what to write into the first line
     """
     defaults = defaults_of(root)
     found = [(path, *_read(path, defaults)) for path in _listed(files)]

@@ -1,4 +1,4 @@
-"""What many verbs share: finding the spool and the jobs, completing names, and continuing after a failure."""
+"""What many verbs share: finding the spool and the jobs, and continuing after a failure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from spool.cli import render
 from spool.cli.group import LAST, JobArgument, tell
-from spool.client.submit import default_root, ensure_spool
+from spool.client.submit import ensure_spool
 from spool.core import layout
-from spool.core.errors import ExitCode, NoSuchJob, SpoolError, cannot
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.spool import Spool, TolerantSpool
 
-_MOST_NAMES = 500  # nobody reads more completions
-
 
 class SpelledOption(click.Option):
-    """An option in a *section* of the help that also accepts other tools' spellings, which the help does not list."""
+    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
 
     def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -126,6 +123,18 @@ def states_of(texts: Sequence[str]) -> frozenset[State]:
     return frozenset(map(State, words))
 
 
+def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
+    """Return the instant that an option was given, None if it was not. Raises UsageError."""
+    if text is None:
+        return None
+    from spool.query.accounting import moment
+
+    try:
+        return moment(text, now_ns)
+    except InvalidValue as error:
+        raise UsageError(f"cannot understand {option}: {error}") from None
+
+
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
     """Call *act* for each name and print its result, continuing after failures. Return the highest exit code."""
     worst = 0
@@ -145,31 +154,8 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
     return worst
 
 
-def complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a job, limited to the folders that the verb applies to."""
-    places = _COMPLETED.get(ctx.info_name or "", layout.PLACES)
-    head, comma, start = incomplete.rpartition(",")
-    spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
-    names = sorted({name for place in places for name in spool.names(place) if name.startswith(start)})
-    return [CompletionItem(f"{head}{comma}{name}") for name in names[:_MOST_NAMES]]
-
-
-_COMPLETED = {
-    "cancel": ("queued", "held", "running"),
-    "hold": ("queued", "running"),
-    "release": ("held",),
-    "requeue": ("running", "done"),
-    "edit": ("queued", "held", "running"),
-    "suspend": ("running",),
-    "continue": ("running",),
-    "signal": ("running",),
-    "attach": ("running",),
-    "why": ("queued", "held"),
-}
-
-
-name_argument = click.argument("name", cls=JobArgument, shell_complete=complete_names)
-names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...", shell_complete=complete_names)
+name_argument = click.argument("name", cls=JobArgument)
+names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...")
 states_option = click.option(
     "-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )

@@ -1,37 +1,341 @@
-"""`spool completion`: print a shell completion script."""
+"""`spool completion`: print a shell completion script; and what it completes.
+
+The script gives us the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
+and what it means, with tabs between. Which words an option or an argument takes is in one table, by its name, so that
+a verb need not say it.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Callable, Iterable, Mapping
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    CompletionItem,
+    ShellComplete,
+    _resolve_context,
+    _resolve_incomplete,
+    add_completion_class,
+    split_arg_string,
+)
 
-from spool.cli import group
 from spool.cli.group import Verb
+from spool.cli.joboptions import OPTIONS
+from spool.client.submit import default_root
+from spool.core import layout
+from spool.core.errors import SpoolError
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.names import natural
+from spool.query import vocabulary
+from spool.store.spool import TolerantSpool
 
-_HOW = {
-    "bash": '# in ~/.bashrc:  eval "$(spool completion bash)"\n',
-    "zsh": '# in ~/.zshrc:  eval "$(spool completion zsh)"\n',
-    "fish": "# in ~/.config/fish/completions/spool.fish\n",
+_MOST = 500  # nobody reads more completions
+
+_BASH = r"""
+# in ~/.bashrc:  eval "$(spool completion bash)"
+_spool_complete() {
+    local kind word line=${COMP_LINE:0:COMP_POINT}
+    COMPREPLY=()
+    while IFS=$'\t' read -r kind word _; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain)
+                COMPREPLY+=("$word")
+                [[ $word == *[=:] ]] && compopt -o nospace
+                ;;
+        esac
+    done < <(COMP_WORDS=$line COMP_CWORD=$2 _SPOOL_COMPLETE=bash_complete "${1/#\~/$HOME}" 2> /dev/null)
 }
+complete -o nosort -F _spool_complete spool 2> /dev/null || complete -F _spool_complete spool
+"""
+
+_ZSH = r"""
+#compdef spool
+# in ~/.zshrc, after compinit if that is called there:  eval "$(spool completion zsh)"
+_spool() {
+    local line
+    local -a parts words_only open_words described
+    local -a lines=("${(@f)$(COMP_WORDS="${(j: :)words[1,CURRENT-1]} $PREFIX" _SPOOL_COMPLETE=zsh_complete \
+        ${(Q)~words[1]} 2> /dev/null)}")
+    [[ $PREFIX == --*=* ]] && compset -P 1 '*='
+    for line in $lines; do
+        parts=("${(@ps:\t:)line}")
+        case $parts[1] in
+            dir) _path_files -/ ;;
+            file) _files ;;
+            plain)
+                if [[ -n $parts[3] ]]; then
+                    described+=("${parts[2]//:/\\:}:$parts[3]")
+                elif [[ $parts[2] == *[=:] ]]; then
+                    open_words+=("$parts[2]")
+                else
+                    words_only+=("$parts[2]")
+                fi
+                ;;
+        esac
+    done
+    (( $#described )) && _describe -V spool described
+    (( $#words_only )) && compadd -V spool -a words_only
+    (( $#open_words )) && compadd -S '' -V spool -a open_words
+    return 0
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    _spool "$@"
+else
+    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+    compdef _spool spool
+fi
+"""
+
+_FISH = r"""
+# in ~/.config/fish/completions/spool.fish
+function __spool_complete
+    for line in (env COMP_WORDS=(commandline -cp | string collect) _SPOOL_COMPLETE=fish_complete spool 2> /dev/null)
+        set -l parts (string split \t -- $line)
+        switch $parts[1]
+            case dir
+                __fish_complete_directories (commandline -ct)
+            case file
+                __fish_complete_path (commandline -ct)
+            case plain
+                string join \t -- $parts[2..]
+        end
+    end
+end
+complete --command spool --no-files --arguments "(__spool_complete)"
+"""
 
 
 @click.command(cls=Verb)
-@click.argument("shell", type=click.Choice(sorted(_HOW)))
+@click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 def command(shell: str) -> int:
-    """Print a completion script for a shell. It completes commands, options and job names.
+    """Print a completion script for a shell. It completes commands, options and their values, and job names.
 
     In ~/.bashrc, in ~/.zshrc, and once for fish:
       eval "$(spool completion bash)"
       eval "$(spool completion zsh)"
       spool completion fish > ~/.config/fish/completions/spool.fish
     """
-    made = get_completion_class(shell)
-    assert made is not None
-    script = made(group.spool, {}, "spool", "_SPOOL_COMPLETE")
-    # In fish it splits at every comma, but descriptions and lists of names contain commas.
-    template = script.source_template.replace('string split ","', 'string split --max 1 ","')
-    # Not `script.source()`: for bash that starts a bash to ask for its version.
-    sys.stdout.write(_HOW[shell] + template % script.source_vars() + "\n")
+    sys.stdout.write(_SHELLS[shell].source_template.lstrip("\n"))
     return 0
+
+
+class _Completion(ShellComplete):
+    """Answers a script of ours."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words after the program's name, and the one that the cursor is in, as far as it is typed."""
+        line = os.environ.get("COMP_WORDS", "")
+        words = split_arg_string(line)
+        typed = words.pop() if words and not re.search(r"(?<!\\)\s\Z", line) else ""
+        return words[1:], typed
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """Return the possible words; none if the spool cannot be read."""
+        ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
+        asked, typed = _resolve_incomplete(ctx, args, incomplete)
+        try:
+            found = _items(ctx, asked, typed)
+        except (OSError, SpoolError):
+            return []
+        head = incomplete[: len(incomplete) - len(typed)] if incomplete.startswith("--") else ""
+        return [CompletionItem(self.shown(head, item.value, incomplete), item.type, item.help) for item in found]
+
+    def shown(self, head: str, word: str, incomplete: str) -> str:
+        """Return *word*, which stands after *head* (`--option=`), as the shell wants it in place of *incomplete*."""
+        return head + word
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return an item as a line of the answer."""
+        return "\t".join([item.type, item.value, " ".join((item.help or "").split())]).rstrip("\t")
+
+
+class _Bash(_Completion):
+    name = "bash"
+    source_template = _BASH
+
+    def shown(self, head: str, word: str, incomplete: str) -> str:
+        """Leave out what bash takes for an earlier word (it splits words at = and :), and quote the rest."""
+        whole, current = head + word, os.environ.get("COMP_CWORD", "")
+        before = incomplete.removesuffix(current) if incomplete.endswith(current) else ""
+        return re.sub(r"([^\w@%+=:,./~-])", r"\\\1", whole.removeprefix(before))
+
+
+class _Zsh(_Completion):
+    name = "zsh"
+    source_template = _ZSH
+
+    def shown(self, head: str, word: str, incomplete: str) -> str:
+        """Leave the option out: the script has told the shell of it."""
+        return word
+
+
+class _Fish(_Completion):
+    name = "fish"
+    source_template = _FISH
+
+
+_SHELLS: dict[str, type[_Completion]] = {cls.name: cls for cls in (_Bash, _Zsh, _Fish)}
+
+
+def answer_shells() -> None:
+    """Have click answer our scripts, and not its own."""
+    for cls in _SHELLS.values():
+        add_completion_class(cls)
+
+
+def _items(ctx: click.Context, asked: click.Parameter | click.Command, typed: str) -> Iterable[CompletionItem]:
+    """Return what can be completed from *typed*: a value of an option or argument, else what click knows."""
+    table = _ARGUMENTS if isinstance(asked, click.Argument) else _OPTIONS if isinstance(asked, click.Option) else {}
+    find = table.get(asked.name or "")
+    if find is None or (isinstance(asked, click.Parameter) and isinstance(asked.type, click.Choice)):
+        return asked.shell_complete(ctx, typed)
+    if isinstance(find, str):
+        return [CompletionItem(typed, type=find)]
+    spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
+    words = [word for word in find(ctx, spool, typed) if word.startswith(typed)]
+    return [CompletionItem(word) for word in words[:_MOST]]
+
+
+_Words = Callable[[click.Context, TolerantSpool, str], Iterable[str]]
+
+
+def _fixed(words: Iterable[str]) -> _Words:
+    return lambda ctx, spool, typed: words
+
+
+def _listed(find: _Words) -> _Words:
+    """Return the same for an option that takes several words with commas between; no word is offered twice."""
+
+    def words(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
+        before, comma, last = typed.rpartition(",")
+        return [f"{before}{comma}{word}" for word in find(ctx, spool, last) if word not in before.split(",")]
+
+    return words
+
+
+def _labels(key: str) -> _Words:
+    return lambda ctx, spool, typed: vocabulary.labels(spool, key)
+
+
+_PLACES = {
+    "attach": (RUNNING,),
+    "cancel": (QUEUED, HELD, RUNNING),
+    "continue": (RUNNING,),
+    "edit": (QUEUED, HELD, RUNNING),
+    "hold": (QUEUED, RUNNING),
+    "move": (QUEUED,),
+    "release": (HELD,),
+    "requeue": (DONE, RUNNING),
+    "signal": (RUNNING,),
+    "suspend": (RUNNING,),
+    "wait": (QUEUED, HELD, RUNNING),
+    "why": (QUEUED, HELD),
+}
+"""The folders of the jobs that a verb applies to; a verb that is not here applies to all."""
+
+_OF_RUNS = ("log", "seff")
+"""The verbs for jobs that have run."""
+
+
+def _jobs(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
+    """Return the names that the verb of *ctx* can use."""
+    verb = ctx.command_path.split()[1:]
+    if verb[:1] == ["reserve"]:
+        return [] if verb[1:] == ["create"] else sorted(spool.names(layout.RESERVATIONS), key=natural)
+    if verb and verb[0] in _OF_RUNS:
+        return sorted(spool.jobs_with_runs(), key=natural)
+    places = _PLACES.get(verb[0] if verb else "", layout.PLACES)
+    given = ctx.params.get("names") or ()
+    names = {name for place in places for name in spool.names(place) if name.startswith(typed)}
+    return sorted(names.difference(given), key=natural)
+
+
+def _dependencies(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
+    """Return names of jobs, and before a colon how they must have ended."""
+    kind, colon, rest = typed.partition(":")
+    named = _listed(lambda ctx, spool, last: [n for place in layout.PLACES for n in spool.names(place)])
+    words = sorted(dict.fromkeys(named(ctx, spool, rest if colon else typed)), key=natural)
+    kinds = () if colon or "," in typed else ("any:", "ended:", "failed:", "each:")
+    return [*kinds, *(f"{kind}:{word}" if colon else word for word in words)]
+
+
+def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.cli import ls
+
+    return ls.COLUMNS
+
+
+def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.core.model import State
+
+    return State
+
+
+def _events(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.core.events import JOB_WORDS
+
+    return JOB_WORDS
+
+
+def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.formats.values import WARNING_SIGNALS
+
+    return [f"{name}{'@60s' if ctx.info_name in ('submit', 'run', 'edit') else ''}" for name in WARNING_SIGNALS]
+
+
+def _exports(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
+    from spool.client.exports import may_go
+
+    return ["ALL", "NONE", *sorted(filter(may_go, os.environ))]
+
+
+def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
+    return [name for name in _exports(ctx, spool, typed)[2:] for name in (name, f"{name}=")]
+
+
+_KEYS = sorted({option.key for option in OPTIONS})
+
+_ARGUMENTS: Mapping[str, _Words | str] = {
+    "signal_name": _signals,
+    "directory": "dir",
+    "files": "file",
+    "name": _jobs,
+    "names": _jobs,
+    "words": "file",
+}
+_OPTIONS: Mapping[str, _Words | str] = {
+    **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
+    "columns": _listed(_columns),
+    "depends_on": _dependencies,
+    "env": _variables,
+    "export": _listed(_exports),
+    "files": "file",
+    "gpu_type": lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"],
+    "group": _labels("group"),
+    "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
+    "notify_on": _listed(_events),
+    "notify_to": _listed(lambda ctx, spool, typed: vocabulary.contacts(spool)),
+    "plot": "file",
+    "policy": _listed(_fixed(("fifo", "easy", "spool"))),
+    "project": _labels("project"),
+    "resources": _listed(lambda ctx, spool, typed: vocabulary.resources(spool)),
+    "retry_on": _listed(_fixed(("failed", "timeout", "out_of_memory"))),
+    "root": "dir",
+    "rows": "file",
+    "shell": "file",
+    "signal": _signals,
+    "states": _listed(_states),
+    "stderr": "file",
+    "stdout": "file",
+    "tag": _labels("tags"),
+    "tags": _listed(_labels("tags")),
+    "unset": _fixed(_KEYS),
+    "user": _labels("user"),
+    "workdir": "dir",
+}
+"""The possible values of an argument or option of that name, in any verb: words, files or directories."""

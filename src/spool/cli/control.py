@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -24,7 +24,7 @@ from spool.store.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
-class _Verb:
+class JobVerb:
     """Which folders a verb applies to, and which results need a dispatcher; None: all."""
 
     places: tuple[str, ...]
@@ -40,16 +40,20 @@ class _Verb:
             return told(name, changes)
 
         code = for_each(names, told_of)
-        if done - DRY_RUN and (self.serve_if is None or self.serve_if in done):
+        if self.needs_dispatcher(done):
             ensure_dispatcher(spool.root)
         return code
 
+    def needs_dispatcher(self, done: Set[ChangeKind]) -> bool:
+        """Whether a dispatcher has to take notice of what was *done*."""
+        return bool(done - DRY_RUN) and (self.serve_if is None or self.serve_if in done)
 
-_CANCEL = _Verb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
-_HOLD = _Verb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
-_RELEASE = _Verb((HELD,))
-_REQUEUE = _Verb((RUNNING, DONE))
-_SUSPEND = _Verb((RUNNING,))
+
+CANCEL = JobVerb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
+HOLD = JobVerb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
+RELEASE = JobVerb((HELD,))
+REQUEUE = JobVerb((RUNNING, DONE))
+SUSPEND = JobVerb((RUNNING,))
 
 
 def picking(function: Callable[..., int]) -> Callable[..., int]:
@@ -108,8 +112,8 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = picked_names(spool, _CANCEL.places, picks, states_of(states))
-    return max(code, _CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
+    names, code = picked_names(spool, CANCEL.places, picks, states_of(states))
+    return max(code, CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
 
 
 @click.command(cls=Verb)
@@ -127,8 +131,8 @@ def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = picked_names(spool, _HOLD.places, picks, states_of(states))
-    return max(code, _HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
+    names, code = picked_names(spool, HOLD.places, picks, states_of(states))
+    return max(code, HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
@@ -144,8 +148,8 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
-    names, code = picked_names(spool, _RELEASE.places, picks, states_of(states))
-    return max(code, _RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
+    names, code = picked_names(spool, RELEASE.places, picks, states_of(states))
+    return max(code, RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
 
 
 @click.command(cls=Verb)
@@ -183,7 +187,7 @@ def requeue(
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
     wanted = UNSUCCESSFUL if failed else states_of(states)
-    names, code = picked_names(spool, _REQUEUE.places, picks, wanted)
+    names, code = picked_names(spool, REQUEUE.places, picks, wanted)
     again: list[str] = []
 
     def act(name: str) -> tuple[Change, ...]:
@@ -191,9 +195,9 @@ def requeue(
         again.append(name)
         return (done,)
 
-    code = max(code, _REQUEUE.carry_out(spool, names, act))
+    code = max(code, REQUEUE.carry_out(spool, names, act))
     if cascade and again:
-        code = max(code, _REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
+        code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code
 
 
@@ -256,7 +260,7 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
     requests = Requests(spool, this_user())
     names, code = _suspendable(spool, picks, states, suspended=False)
     act: Callable[[str], tuple[Change, ...]] = lambda name: (requests.suspend(name, reason, dry_run=dry_run),)  # noqa: E731
-    return max(code, _SUSPEND.carry_out(spool, names, act))
+    return max(code, SUSPEND.carry_out(spool, names, act))
 
 
 @click.command(cls=Verb)
@@ -273,14 +277,14 @@ def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) ->
     spool = opened(root)
     requests = Requests(spool, this_user())
     names, code = _suspendable(spool, picks, states, suspended=True)
-    return max(code, _SUSPEND.carry_out(spool, names, lambda name: (requests.go_on(name, dry_run=dry_run),)))
+    return max(code, SUSPEND.carry_out(spool, names, lambda name: (requests.go_on(name, dry_run=dry_run),)))
 
 
 def _suspendable(
     spool: Spool, picks: Mapping[str, Any], states: tuple[str, ...], *, suspended: bool
 ) -> tuple[list[str], int]:
     """Return the selected runs: those named, and of the other selected ones the *suspended*, or the rest."""
-    names, code = picked_names(spool, _SUSPEND.places, picks, states_of(states))
+    names, code = picked_names(spool, SUSPEND.places, picks, states_of(states))
     by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
     orders = set(spool.suspend_orders())
     found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]

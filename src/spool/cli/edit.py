@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,30 +70,39 @@ def command(
     """
     spool = opened(ctx.obj)
     name = one_job(spool, name)
-    place, text = _file(spool, name)
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
         changes["command"] = shell_command
     if changes or unset:
-        new = edited(text, changes, unset, name=name)
-        jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
-    else:
-        new = _in_editor(name, text, spool.root)
+        render.say(change_keys(spool, name, changes, unset))
+        return 0
+    place, text = _file(spool, name)
+    new = _in_editor(name, text, spool.root)
+    try:
+        render.say(_replaced(spool, name, place, text, new))
+    except SpoolError:
+        _keep(name, new)
+        raise
+    return 0
+
+
+def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
+    """Change keys of a job that waits, is held or runs, and return what was done. Raises SpoolError."""
+    place, text = _file(spool, name)
+    new = edited(text, changes, unset, name=name)
+    jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
+    return _replaced(spool, name, place, text, new)
+
+
+def _replaced(spool: Spool, name: str, place: str, text: bytes, new: bytes) -> str:
     if place == RUNNING:
         _check_running(name, text, new, defaults_of(spool.root))
     if new == text:
-        render.say(f"{name} is unchanged")
-        return 0
-    try:
-        Requests(spool, this_user()).replace(name, place, text, new)
-    except SpoolError:
-        if not changes:
-            _keep(name, new)
-        raise
+        return f"{name} is unchanged"
+    Requests(spool, this_user()).replace(name, place, text, new)
     others = [other for other in spool.places(name) if other not in (place, DONE)]
     where = f" ({place}/)" if others else ""
-    render.say("; ".join([f"{name}{where} changed", *(f"the one in {other}/ is unchanged" for other in others)]))
-    return 0
+    return "; ".join([f"{name}{where} changed", *(f"the one in {other}/ is unchanged" for other in others)])
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:

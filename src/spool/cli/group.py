@@ -25,6 +25,7 @@ SECTIONS = (
             "submit": "Submit a job to the queue.",
             "run": "Submit a job, follow its output and exit with its code.",
             "ls": "List jobs that are waiting, running or recently ended.",
+            "top": "Watch and manage jobs and GPUs on a live screen.",
             "show": "Show everything about a job.",
             "why": "Explain why a job is not running yet.",
             "log": "Show or follow a job's output.",
@@ -51,6 +52,7 @@ SECTIONS = (
             "reserve": "Reserve GPUs for a user or project.",
             "plan": "Show what would start now, what waits, and why.",
             "stats": "Show wait times, run times and usage of ended runs.",
+            "plot": "Plot what ran when and where, in the terminal or to a file.",
             "simulate": "Simulate a workload and compare policies.",
         },
     ),
@@ -59,6 +61,7 @@ SECTIONS = (
         {
             "init": "Create a spool.",
             "dispatch": "Run the dispatcher, which starts jobs.",
+            "service": "Keep the dispatcher running with systemd.",
             "pause": "Stop starting jobs until `resume`.",
             "resume": "Start jobs again after `pause`.",
             "gc": "Remove old records and output.",
@@ -83,6 +86,7 @@ _ELSEWHERE = {
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
     "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
+    "gantt": "plot", "chart": "plot", "timeline": "plot",
     "sacct": "ls -a", "scontrol": "edit", "nice": "edit --priority", "renice": "edit --priority", "qsub": "submit",
     "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
     "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
@@ -132,18 +136,25 @@ class Verb(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those with a `section` under its title, the sections in the order of their first ones."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
-        rest = sections.pop("", [])
+        """Write the options by section."""
+        sections = by_section(ctx)
+        if len(sections) == 1:
+            super().format_options(ctx, formatter)
+            return
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{flags:{_FLAGS}}", text) for flags, text in records], col_max=_FLAGS)
-        with formatter.section("Other options" if sections else "Options"):
-            formatter.write_dl(rest, **({"col_max": _FLAGS} if sections else {}))
+
+
+def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the options of a command with their help, by the `section` that they have, those without one last."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in ctx.command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and isinstance(parameter, click.Option):
+            sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+    rest = sections.pop("", [])
+    return {**sections, "Other options" if sections else "Options": rest}
 
 
 class JobArgument(click.Argument):

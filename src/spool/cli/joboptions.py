@@ -29,6 +29,7 @@ class Option:
     def __init__(self, key: Key, path: str, spelling: str, help: str, value: str = "") -> None:  # noqa: A002
         self.key = path
         self.kind = key.kind
+        self.words = key.words
         self.flags = [word for word in spelling.split() if word.startswith("-")]
         self.also = key.also.split() if not value else []
         self.metavar = spelling.split()[-1]
@@ -274,7 +275,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a click command an option for every key of a job file."""
     import click
 
-    from spool.cli.common import SpelledOption, complete_names
+    from spool.cli.common import SpelledOption
 
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags, dict[str, object]()
@@ -287,7 +288,6 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
                 "also": option.also,
                 "metavar": option.metavar,
                 "multiple": option.repeats,
-                "shell_complete": complete_names if option.key == "depends_on" else None,
             }
         made = click.option(
             *flags, option.word, cls=SpelledOption, section=section, default=None, help=option.help, **more

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import complete_names, job_name, json_option, states_of, states_option, viewed
+from spool.cli.common import job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
 from spool.core.names import is_pattern
@@ -29,7 +29,7 @@ _MARGIN = 6  # terminal lines for the head of the table and for remarks
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class JobField:
     """A column for --columns: how it is drawn, and what it shows of a job at an instant."""
 
     column: render.Column
@@ -47,29 +47,31 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
 
-_FIELDS = {
-    "name": _Field(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
-    "state": _Field(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
-    "priority": _Field(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
-    "cpus": _Field(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
-    "memory": _Field(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
-    "gpus": _Field(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
-    "user": _Field(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
-    "time": _Field(
+FIELDS = {
+    "name": JobField(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
+    "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
+    "priority": JobField(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
+    "cpus": JobField(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
+    "memory": JobField(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
+    "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
+    "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
+    "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
-    "progress": _Field(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
-    "reason": _Field(render.Column("REASON", cut="end"), _reason),
-    "project": _Field(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
-    "tags": _Field(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
-    "resources": _Field(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
-    "run": _Field(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
-    "attempt": _Field(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
-    "exit": _Field(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),
-    "submitted": _Field(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
-    "started": _Field(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
-    "ended": _Field(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
+    "progress": JobField(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
+    "reason": JobField(render.Column("REASON", cut="end"), _reason),
+    "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
+    "tags": JobField(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
+    "resources": JobField(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
+    "run": JobField(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
+    "attempt": JobField(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
+    "exit": JobField(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),
+    "submitted": JobField(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
+    "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
+    "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
 }
+COLUMNS = tuple(FIELDS)
+"""What `--columns` may name."""
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 
 
@@ -79,15 +81,15 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
         return ()
     words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
     for word in words:
-        if word not in _FIELDS:
-            raise click.UsageError(f"unknown column {shown(word)!r}; the columns are {', '.join(_FIELDS)}")
+        if word not in FIELDS:
+            raise click.UsageError(f"unknown column {shown(word)!r}; the columns are {', '.join(FIELDS)}")
     if not words:
-        raise click.UsageError(f"--columns is empty; the columns are {', '.join(_FIELDS)}")
+        raise click.UsageError(f"--columns is empty; the columns are {', '.join(FIELDS)}")
     return words
 
 
 @click.command(cls=Verb)
-@click.argument("names", nargs=-1, metavar="[NAMES]...", shell_complete=complete_names)
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="All ended jobs instead of the last ten, and each array task."
 )
@@ -98,7 +100,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("--project", metavar="NAME", help="Only jobs in this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--sort", type=click.Choice(sorted(ORDERS)), help="Sort order. Default: ended, running, waiting.")
-@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns: {', '.join(_FIELDS)}.")
+@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns: {', '.join(FIELDS)}.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV: every column, or those of --columns.")
 @click.option(
     "--tree", "as_tree", is_flag=True, help="Show each job below its dependencies, and each task below its array."
@@ -176,7 +178,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
         case "names":
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
         case "csv":
-            _print_csv(rows, asked.columns or tuple(_FIELDS), found.at_ns)
+            _print_csv(rows, asked.columns or tuple(FIELDS), found.at_ns)
         case "tree":
             _print_table(tree(spool, rows), asked, found.at_ns)
         case _:
@@ -211,7 +213,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
-    kept = [_FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
@@ -227,7 +229,7 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)
     for row in rows:
-        out.writerow([shown(_FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
+        out.writerow([shown(FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
 
 
 def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:

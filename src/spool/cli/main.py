@@ -67,6 +67,10 @@ def run(arguments: Sequence[str]) -> int:
         if code is None:
             from spool.cli import group
 
+            if "_SPOOL_COMPLETE" in os.environ:  # a shell wants a word completed
+                from spool.cli import completion
+
+                completion.answer_shells()
             code = group.run(arguments)
     except KeyboardInterrupt:
         return 130

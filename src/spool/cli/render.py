@@ -19,7 +19,8 @@ from spool.core.model import State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
-_GAP = "  "
+GAP = "  "
+"""What stands between two columns."""
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells; narrower columns make others drop
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
@@ -113,13 +114,8 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """Return a table as text whose lines have at most *width* cells: for its head and for each row its lines."""
-    from rich.cells import cell_len
-
     cells = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
-    natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
-    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
-    kept = _kept(columns, natural, filled, width)
-    widths = _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
+    kept, widths = layout(columns, cells, width)
     found = []
     for line in cells:
         parts = [
@@ -128,14 +124,27 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
         ]
         found.append(
             [
-                _GAP.join(
-                    _cell(part[at] if at < len(part) else "", columns[column], room)
+                GAP.join(
+                    cell(part[at] if at < len(part) else "", columns[column], room)
                     for part, column, room in zip(parts, kept, widths, strict=True)
                 ).rstrip()
                 for at in range(max(1, *map(len, parts)))
             ]
         )
     return found
+
+
+def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """Return which columns a table of that *width* has room for, and how wide each of them is.
+
+    *cells* are its texts, those of the head first.
+    """
+    from rich.cells import cell_len
+
+    natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
+    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
+    kept = _kept(columns, natural, filled, width)
+    return kept, _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
@@ -145,7 +154,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], w
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
         going = sorted((at for at in kept if droppable(columns[at])), key=lambda at: (at in filled, -columns[at].drop))
         for at in going:
-            if sum(map(wanted, kept)) + len(_GAP) * (len(kept) - 1) <= width:
+            if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:
                 return
             kept.remove(at)
 
@@ -157,7 +166,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], w
 def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
     """Return the widths of the remaining columns: a name up to a third of the line, then the text, then names."""
     widths = [column.comfort(cells) for cells, column in zip(natural, columns, strict=True)]
-    room = width - sum(widths) - len(_GAP) * (len(widths) - 1)
+    room = width - sum(widths) - len(GAP) * (len(widths) - 1)
     names = [at for at, column in enumerate(columns) if column.cut == "middle"]
     texts = [at for at, column in enumerate(columns) if column.cut in ("end", "words")]
     wishes = [(at, min(natural[at], width // 3)) for at in names] + [(at, natural[at]) for at in (*texts, *names)]
@@ -173,7 +182,8 @@ def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
     return widths
 
 
-def _cell(text: str, column: Column, width: int) -> str:
+def cell(text: str, column: Column, width: int) -> str:
+    """Return *text* in exactly *width* cells, shortened or padded as *column* has it."""
     from rich.cells import cell_len
 
     text = short(text, width, middle=column.cut in ("middle", "words"))
@@ -211,6 +221,16 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
     """Write the lines of a table in the terminal's colours."""
+    coloured = painter()
+    head, *rows = lines
+    text = [coloured("bold", line) for line in head]
+    for at, row in enumerate(rows):
+        text += [coloured(styles[at] if styles else "", line) for line in row]
+    sys.stdout.write("".join(f"{line}\n" for line in text))
+
+
+def painter() -> Callable[[str, str], str]:
+    """Return what puts a style around a text, as far as stdout has colours and the user wants them."""
     from rich.console import COLOR_SYSTEMS, Console
     from rich.style import Style
 
@@ -223,11 +243,15 @@ def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
             found = found.without_color
         return found.render(text, color_system=system) if style else text
 
-    head, *rows = lines
-    text = [coloured("bold", line) for line in head]
-    for at, row in enumerate(rows):
-        text += [coloured(styles[at] if styles else "", line) for line in row]
-    sys.stdout.write("".join(f"{line}\n" for line in text))
+    return coloured
+
+
+def has_colours() -> bool:
+    """Whether stdout has colours, and the user wants them."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
 
 
 def prose(line: str, indent: str = "  ") -> None:
@@ -306,7 +330,7 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
     for name, value in listed:
         parts = value.splitlines() or [""]
         if room is not None:
-            parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(_GAP), _NARROW))]
+            parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(GAP), _NARROW))]
         first, *more = parts
         say(f"{name.ljust(width)}  {first}".rstrip())
         for line in more:

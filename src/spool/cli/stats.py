@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, viewed
+from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb, tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
-from spool.core.errors import InvalidValue, UsageError
+from spool.core.errors import UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
-from spool.query.accounting import AccountingReport, account, moment
+from spool.query.accounting import AccountingReport, account
 
 _NONE = "-"
 
@@ -28,6 +28,7 @@ _NONE = "-"
 @click.option("--until", metavar="TIME", help="Only runs that ended before this time.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
 @click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")
+@click.option("--tag", metavar="TAG", help="Only runs of jobs with this tag.")
 @json_option
 @click.pass_obj
 def command(
@@ -37,6 +38,7 @@ def command(
     until: str | None,
     user: str | None,
     project: str | None,
+    tag: str | None,
     as_json: bool,
 ) -> int:
     """Show wait times, run times and usage of ended runs.
@@ -52,7 +54,8 @@ def command(
     By hand: the lines of history.jsonl
     """
     now_ns = time.time_ns()
-    wanted = RunFilter(_moment("--since", since, now_ns), _moment("--until", until, now_ns), user, project)
+    period = moment_of("--since", since, now_ns), moment_of("--until", until, now_ns)
+    wanted = RunFilter(*period, user, project, tag)
     if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
@@ -67,15 +70,6 @@ def command(
         _print_table(found.statistics, key)
     _remark(found)
     return 0
-
-
-def _moment(option: str, text: str | None, now_ns: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return moment(text, now_ns)
-    except InvalidValue as error:
-        raise UsageError(f"cannot understand {option}: {error}") from None
 
 
 def _remark(found: AccountingReport) -> None:

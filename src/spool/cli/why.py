@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from spool.cli import render
@@ -29,41 +31,43 @@ def command(root: str, name: str, as_json: bool) -> int:
     if as_json:
         render.as_json({"version": 1, **render.plain(answer)})
     else:
-        _print(answer)
+        for line in sentences(answer):
+            render.prose(line)
     return 0
 
 
-def _print(answer: Explanation) -> None:
+def sentences(answer: Explanation) -> Iterator[str]:
+    """Yield the sentences and lists that explain why a job waits."""
     if not answer.reasons:
-        render.prose(f"{answer.name}: nothing blocks it; it starts in the dispatcher's next pass")
+        yield f"{answer.name}: nothing blocks it; it starts in the dispatcher's next pass"
     for at, reason in enumerate(answer.reasons):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
-        render.prose(f"{head} {reason.text}")
+        yield f"{head} {reason.text}"
     for place in answer.beside:
-        render.prose(f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/")
+        yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
     if answer.must_end:
-        render.prose(f"must end first: {', '.join(answer.must_end)}")
+        yield f"must end first: {', '.join(answer.must_end)}"
     if answer.place == "held":
-        render.prose(f"could start: not before `spool release {answer.name}`")
+        yield f"could start: not before `spool release {answer.name}`"
     elif any(reason.code == "hook" for reason in answer.reasons):
-        render.prose("could start: not before the hook allows it")
+        yield "could start: not before the hook allows it"
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
         on = "running jobs end as expected" if answer.start_is_guess else "the time limits hold"
         about = "about " if answer.start_is_guess and wait > 0 else ""
-        render.prose(f"could start: {about}{when}, if {on} and no other job goes first")
+        yield f"could start: {about}{when}, if {on} and no other job goes first"
     if answer.expected:
-        render.prose(f"expected to run: {answer.expected}")
+        yield f"expected to run: {answer.expected}"
     if answer.standing and answer.place == "queued":
         behind = ""
         if answer.behind is not None:
             score = f", {answer.behind_score:.1f}" if answer.behind_score is not None else ""
             behind = f"; behind {answer.behind}{score}"
-        render.prose(f"order: {answer.standing}{behind}")
+        yield f"order: {answer.standing}{behind}"
     if answer.ahead and answer.place == "queued":
-        render.say(f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}")
+        yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
-        render.prose(f"the dispatcher last reported: {answer.last_said}")
+        yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher:
-        render.prose("no dispatcher is running: no job starts until you run `spool dispatch`")
+        yield "no dispatcher is running: no job starts until you run `spool dispatch`"

@@ -146,8 +146,15 @@ def _root_of_unit(places: list[str]) -> str:
             for line in lines:
                 before, named, value = line.partition("SPOOL_DIR=")
                 if named and before.strip().rstrip('"') == "Environment=":
-                    return os.path.abspath(value.strip().strip('"').replace("%h", home))
+                    return os.path.abspath(_unescaped(value.strip().strip('"'), home))
     return _usual_root()
+
+
+def _unescaped(value: str, home: str) -> str:
+    """Return what a value of a unit means: `%h` is the home directory, and % and a backslash quote one sign."""
+    import re
+
+    return re.sub(r"%(.)|\\(.)", lambda found: home if found[1] == "h" else found[1] or found[2], value)
 
 
 def _run(arguments: list[str]) -> bool:

@@ -178,6 +178,7 @@ class StatusWriter:
             project=file.spec.project,
             tags=file.spec.tags,
             since_ns=since,
+            time_limit_ns=file.spec.time_limit_ns,
         )
 
     def _live(self, live: ActiveRun) -> JobView:
@@ -202,6 +203,7 @@ class StatusWriter:
             tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.started_at_ns,
+            time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
         )

@@ -6,6 +6,7 @@ that uses it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -172,6 +173,10 @@ CONFIG = KeyTable(
     Key("metrics", "metrics file",
         "A file for Prometheus metrics, as read by node_exporter's textfile collector: an absolute path that ends "
         "with `.prom`; it may begin with `~`."),
+    Key("status_page", "page file",
+        "A web page that shows the spool, updated every few seconds while a dispatcher is running: `status.html` is "
+        "in the spool; a file at an absolute path, which may begin with `~`, is readable by everyone. The name ends "
+        "with `.html`."),
     Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error"),
         default="info"),
     Key("other_hosts_gone", "words",
@@ -269,6 +274,7 @@ class Config:
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notify: tuple[NotifyRule, ...] = ()
     metrics: str | None = None  # as written: absolute, or with ~
+    status_page: str | None = None  # as written: a name in the spool, absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
@@ -395,6 +401,14 @@ def _metrics(path: str) -> str:
     return path
 
 
+def _page(path: str) -> str:
+    if not trimmed(path).startswith(("/", "~")) and "/" in path:
+        raise InvalidValue(f"{toml.show(path)} must be a plain name, for a file in the spool, or an absolute path")
+    if not path.endswith(".html") or os.path.basename(path).startswith("."):
+        raise InvalidValue(f'{toml.show(path)} must name an .html file such as "status.html"')
+    return path
+
+
 def _limit(stated: int | str) -> int:
     if isinstance(stated, int):
         return stated
@@ -431,6 +445,7 @@ _KINDS: Kinds = {
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
+    "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
 }
 

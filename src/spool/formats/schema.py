@@ -45,13 +45,18 @@ def render(kind: str) -> str:
 
 def table(kind: str) -> str:
     """Return the keys of one *kind* of file as a Markdown table: key, type, default, meaning."""
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows(kind)]
+    return "\n".join(lines) + "\n"
+
+
+def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each key of one *kind* of file: its name, type, default and meaning, with the marks of Markdown."""
     format_ = KINDS[kind][1]
-    shapes = msgspec.json.schema(format_.struct)["$defs"]
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|", *_rows(format_.table, shapes, "")]
-    return "\n".join(rows) + "\n"
+    return _rows(format_.table, msgspec.json.schema(format_.struct)["$defs"], "")
 
 
-def _rows(table: KeyTable, shapes: dict[str, Any], prefix: str) -> Iterator[str]:
+def _rows(table: KeyTable, shapes: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for key in table.keys:
         default = ""
         if key.default is REQUIRED:
@@ -59,8 +64,7 @@ def _rows(table: KeyTable, shapes: dict[str, Any], prefix: str) -> Iterator[str]
         elif key.default not in (None, (), {}):
             default = f"`{msgspec.json.encode(key.default).decode()}`"
         type_ = _type(shapes[table.name]["properties"][key.name])
-        cells = (f"`{prefix}{key.name}`", type_, default, key.about)
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield f"`{prefix}{key.name}`", type_, default, key.about
         if key.table is not None:
             named = "NAME." if key.many == "named" else ""
             yield from _rows(key.table, shapes, f"{prefix}{key.name}.{named}")
@@ -82,10 +86,12 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Put the schemas, and the tables of docs/FORMAT.md, into a *checkout* of the project."""
+    """Put the schemas, also beside the examples, and the tables of docs/FORMAT.md into a *checkout* of the project."""
     for kind in KINDS:
-        with open(f"{checkout}/src/spool/formats/{kind}.schema.json", "w", encoding="utf-8") as file:
-            file.write(render(kind))
+        # The examples have copies, not links, so that the schemas are there where the examples are copied to.
+        for folder in ("src/spool/formats", *(() if kind == "config" else ("examples",))):
+            with open(f"{checkout}/{folder}/{kind}.schema.json", "w", encoding="utf-8") as file:
+                file.write(render(kind))
     with open(f"{checkout}/docs/FORMAT.md", "r+", encoding="utf-8") as page:
         text = page.read()
         for kind in KINDS:

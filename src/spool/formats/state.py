@@ -33,6 +33,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     since_ns: int | None = None
     started_at_ns: int | None = None
+    time_limit_ns: int | None = None
     suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
     suspended_at_ns: int | None = None  # since when it is; None: it is not
     array: bool = False  # it stands for its tasks, which are jobs themselves

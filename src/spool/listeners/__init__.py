@@ -16,6 +16,7 @@ _WHERE = {
     "plugins": ("spool.listeners.plugins", "Plugins"),
     "notify": ("spool.listeners.notifications", "Notifier"),
     "metrics": ("spool.listeners.metrics", "Metrics"),
+    "page": ("spool.page.writer", "PageWriter"),  # a layer above, which shows what `query` finds
 }
 
 KINDS = tuple(_WHERE)

@@ -1,8 +1,8 @@
 """Who listens to a spool, found out without loading or running any of it.
 
 Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
-notifications and metrics are asked for by the configuration and by jobs. What plugins do as they are loaded may end the
-process that loads them: after a few such ends they are left out.
+notifications, metrics and the status page are asked for by the configuration, notifications by jobs as well. What
+plugins do as they are loaded may end the process that loads them: after a few such ends they are left out.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
         "plugins": plugins_installed(),
         FOR_JOBS: bool(config.notify) or for_jobs,
         "metrics": bool(config.metrics),
+        "page": bool(config.status_page),
     }
     others = frozenset(kind for kind, listens in silent.items() if listens)
     return Subscriptions(
@@ -74,6 +75,12 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
         may_ask="plugins" in others,
         problems=hooks.problems,
     )
+
+
+def page_path(config: Config, root: str) -> str | None:
+    """Return where the status page of the spool *root* is written to; None if there is none."""
+    stated = config.status_page
+    return os.path.join(root, os.path.expanduser(stated)) if stated is not None else None
 
 
 @dataclass(frozen=True, slots=True)

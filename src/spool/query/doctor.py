@@ -31,7 +31,7 @@ from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
 from spool.listeners import transports
-from spool.listeners.discovery import find_hooks
+from spool.listeners.discovery import find_hooks, page_path
 from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
@@ -505,6 +505,16 @@ def _metrics(subject: Subject) -> Findings:
         yield _good(f"they are written to {path}")
 
 
+def _page(subject: Subject) -> Findings:
+    path = page_path(subject.config, subject.root)
+    if path is None:
+        return
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
+        yield _warn(f"{path} cannot be written", "`status_page` in config.toml")
+    else:
+        yield _good(f"it is written to {path}")
+
+
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
@@ -546,6 +556,7 @@ OF_THE_MACHINE = (
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("notify", "whether the receivers of the configuration are understood", _notify),
     Check("metrics", "whether the metrics can be written", _metrics),
+    Check("status page", "whether the status page can be written", _page),
     Check("hooks", "which hooks are run, and what is wrong with the others", _hooks),
 )
 

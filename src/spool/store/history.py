@@ -6,7 +6,8 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
@@ -35,7 +36,14 @@ class History:
 
     def since(self, since_ns: int | None) -> Iterator[EndedRun]:
         """Yield the runs that ended from *since_ns* on, and some before, oldest first. Looks no further back."""
-        files = [*self._rotated(), self._current]
+        yield from self._all_of([*self._rotated(), self._current], since_ns)
+
+    def rotated_since(self, since_ns: int) -> Iterator[EndedRun]:
+        """Yield such runs of the rotated files alone."""
+        if files := self._rotated():
+            yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
+
+    def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[EndedRun]:
         firsts = [self._first_end(path) for path in files]
         order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
         for place, at in enumerate(order):
@@ -43,7 +51,8 @@ class History:
             follows = firsts[later[0]] if later else None
             if since_ns is not None and follows is not None and follows < since_ns - _SLACK_NS:
                 continue  # what comes next begins before: all of this file is older
-            yield from self._read(files[at], since_ns)
+            if files[at] != skipped:
+                yield from self._read(files[at], since_ns)
 
     def _rotated(self) -> list[str]:
         folder, name = os.path.split(self._current)
@@ -78,6 +87,47 @@ class History:
         except (OSError, EOFError, zlib.error):
             pass
         return None
+
+
+class RecentHistory:
+    """The runs that ended within the last *span_ns*, kept in memory: each look reads what was appended since.
+
+    Of more than *most* it keeps the newest.
+    """
+
+    def __init__(self, root: str, span_ns: int, most: int) -> None:
+        self._root = root
+        self._path = f"{root}/{layout.HISTORY}"
+        self._span_ns = span_ns
+        self._runs: deque[EndedRun] = deque(maxlen=most)
+        self._inode: int | None = None  # of the file that `_position` is in; 0: there was none
+        self._position = 0
+
+    def look(self, now_ns: int) -> Collection[EndedRun]:
+        """Return them in the order in which they ended. Raises OSError."""
+        since_ns = now_ns - self._span_ns
+        try:
+            with _opened(self._path) as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._position:  # rotated away, or put back
+                    self._begin(status.st_ino, since_ns)
+                    self._position = _place_of(file.fileno(), since_ns - _SLACK_NS)
+                file.seek(self._position)
+                for text in _texts(file):
+                    whole = text[: text.rfind(b"\n") + 1]
+                    self._runs.extend(read_ended_runs(whole)[0])
+                    self._position += len(whole)
+        except FileNotFoundError:
+            if self._inode != 0:
+                self._begin(0, since_ns)
+        while self._runs and (self._runs[0].ended_at_ns or 0) < since_ns:
+            self._runs.popleft()
+        return self._runs
+
+    def _begin(self, inode: int, since_ns: int) -> None:
+        self._runs.clear()
+        self._runs.extend(History(self._root).rotated_since(since_ns))
+        self._inode, self._position = inode, 0
 
 
 def _texts(file: BufferedIOBase) -> Iterator[bytes]:

@@ -1,0 +1,107 @@
+"""`spool plot`: a picture of what ran when and where, what was in use, and how long jobs waited."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option, moment_of, viewed
+from spool.cli.group import Verb, tell
+from spool.cli.pictures import FILE_SIZE, PANELS, TERMINAL_CPU_ROWS, FilePicture, TerminalPicture
+from spool.core.accounting import By, RunFilter
+from spool.core.errors import UsageError
+from spool.core.reasons import count_of
+from spool.formats.timestamps import render_instant
+from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
+
+JSON_SIZE = (240, 64)
+"""The columns and the CPU rows of the values that programs get, whatever the terminal is."""
+
+
+def _panels(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Return the panels that --show names, in the order of the picture."""
+    words = {word.strip().lower() for word in (text or "").split(",") if word.strip()}
+    for word in sorted(words - {*PANELS}):
+        raise click.UsageError(f"unknown panel {word!r}; the panels are {', '.join(PANELS)}")
+    if text is not None and not words:
+        raise click.UsageError(f"--show is empty; the panels are {', '.join(PANELS)}")
+    return tuple(panel for panel in PANELS if text is None or panel in words)
+
+
+@click.command(cls=Verb)
+@click.option("-o", "--output", metavar="FILE", help="Write a .svg or .png file; needs matplotlib.")
+@click.option("--since", metavar="TIME", help='Start: "7d" (ago), "today", a date, a time. Default: a day ago.')
+@click.option("--until", metavar="TIME", help="End. Default: now.")
+@click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
+@click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")
+@click.option("--tag", metavar="TAG", help="Only runs of jobs with this tag.")
+@click.option(
+    "--by",
+    type=click.Choice([each.value for each in GROUPINGS]),
+    help="What the colours stand for. Default: user, or state.",
+)
+@click.option(
+    "--show", "panels", metavar="PANEL,...", callback=_panels, help=f"Only these panels: {', '.join(PANELS)}."
+)
+@click.option("--dark", is_flag=True, help="Use a dark background for the file.")
+@json_option
+@click.pass_obj
+def command(
+    root: str,
+    output: str | None,
+    since: str | None,
+    until: str | None,
+    user: str | None,
+    project: str | None,
+    tag: str | None,
+    by: str | None,
+    panels: tuple[str, ...],
+    dark: bool,
+    as_json: bool,
+) -> int:
+    """Plot what ran when and where, in the terminal or to a file.
+
+    The picture has a row for each GPU and each CPU with its runs, and shows how much was in use, how long runs waited
+    before they started, and how much memory they requested and used. CPU rows do not stand for particular CPUs. Without
+    --since it shows the last day, from its first run on.
+
+      spool plot
+      spool plot --since 7d --by project -o week.svg
+      spool plot --user alice --show gpus,waits
+    """
+    now_ns = time.time_ns()
+    if output is not None and as_json:
+        raise UsageError("cannot plot runs: --output and --json cannot be combined; give one of them")
+    if dark and output is None:
+        raise UsageError("cannot plot runs: --dark is for files; also give --output FILE")
+    file = FilePicture(output, dark=dark) if output is not None else None
+    screen = TerminalPicture(render.terminal_width() or shutil.get_terminal_size((80, 24)).columns)
+    wanted = RunFilter(moment_of("--since", since, now_ns), moment_of("--until", until, now_ns), user, project, tag)
+    size = FILE_SIZE if file is not None else JSON_SIZE if as_json else (screen.columns, TERMINAL_CPU_ROWS)
+    found = timeline(viewed(root), wanted, Frame(*size, By(by) if by is not None else None), now_ns)
+    if as_json:
+        values = render.plain(found)
+        del values["at_ns"]
+        render.as_json({"version": 1, "at": render_instant(found.at_ns), **values})
+    elif not found.runs:
+        anyone = "" if wanted.anyone else " that is wanted"
+        tell(f"nothing{anyone} ran in this period" + ("; look further back with --since 7d" if since is None else ""))
+    elif file is not None:
+        file.draw(found, panels)
+        tell(f"drew {output}")
+    else:
+        for line in screen.lines(found, panels):
+            render.say(drawn=line)
+    _remark(found)
+    return 0
+
+
+def _remark(found: Timeline) -> None:
+    """Report on stderr what was left out."""
+    if found.unreadable:
+        tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
+    for problem in found.problems:
+        tell(problem)

@@ -1,0 +1,581 @@
+"""The screen of `spool top`: three lists, the output of a job below them, and the actions of the keys."""
+
+from __future__ import annotations
+
+import fnmatch
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Resize
+from textual.message import Message
+from textual.widgets import Footer, Input, Static
+
+from spool.cli import control, group, ls, render
+from spool.cli.attach import attach_command
+from spool.cli.edit import change_keys
+from spool.cli.tui import header
+from spool.cli.tui.background import PaneSubject, Repeater, SubjectReader, in_thread, quietly
+from spool.cli.tui.widgets import Choices, Help, ListColumn, Prompt, Question, RowList, TextPane
+from spool.client import autostart
+from spool.client.requests import Change, Requests, told
+from spool.core.errors import SpoolError, shown
+from spool.core.model import SECOND_NS, State
+from spool.core.names import is_pattern
+from spool.machine.host import this_user
+from spool.query.jobs import ORDERS, JobRow
+from spool.query.overview import GpuGlance, Overview, OverviewReader
+from spool.query.tasks import ListedJob
+from spool.store.spool import Spool
+
+_EVERY_S = 1.0
+_REST = 5  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_FEW = 1000  # jobs: why one of them waits is planned as soon as the cursor is on it
+_LOW = 16  # lines: a lower terminal shows nothing below the list until it is asked for
+_GPU_LINES = 4
+_GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
+_VIEWS = ("queue", "history", "gpus")
+_THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
+_COLUMNS = {
+    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "progress", "reason"),
+    "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
+}
+_GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
+    ListColumn("gpu", render.Column("GPU", right=True), lambda gpu: str(gpu.index)),
+    ListColumn("name", render.Column("NAME", cut="middle", drop=1), lambda gpu: gpu.name),
+    ListColumn("memory", render.Column("MEMORY"), lambda gpu: _bar(*header.memory(gpu))),
+    ListColumn(
+        "use", render.Column("COMPUTES"), lambda gpu: _bar((gpu.utilisation_percent or 0) / 100, header.use(gpu))
+    ),
+    ListColumn("jobs", render.Column("JOBS", cut="end"), lambda gpu: ", ".join(gpu.jobs)),
+    ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda gpu: gpu.remark),
+)
+_MORE = """\
+The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
+heading to sort by it, again to restore the usual order. Double-click a job to open it.
+"""
+
+
+def _bar(part: float, words: str) -> str:
+    return f"{header.bar(part, 8)} {words}"
+
+
+class Looked(Message):
+    """The spool was looked at; `seen` None: nothing new, or it cannot be used (`problem`)."""
+
+    def __init__(self, seen: Overview | None, problem: str) -> None:
+        super().__init__()
+        self.seen, self.problem = seen, problem
+
+
+class SubjectRead(Message):
+    """The lines about a job are others; *anew*: it is another job."""
+
+    def __init__(self, subject: PaneSubject, lines: Sequence[str], *, anew: bool) -> None:
+        super().__init__()
+        self.subject, self.lines, self.anew = subject, lines, anew
+
+
+class Done(Message):
+    """Something that was asked for is done, or cannot be."""
+
+    def __init__(self, words: str, *, failed: bool = False) -> None:
+        super().__init__()
+        self.words, self.failed = words, failed
+
+
+class Top(App[int]):
+    """The screen. All reading and changing of the spool is done in threads, which send messages."""
+
+    TITLE = "spool top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    #header { height: auto; background: $panel; }
+    #gpu-lines { height: auto; display: none; background: $panel; }
+    #views { height: 1; background: $panel; }
+    RowList { height: 1fr; scrollbar-size-vertical: 1; display: none; overflow-x: hidden; }
+    RowList.chosen { display: block; }
+    .rowlist--head { text-style: bold; color: $text-muted; background: $surface; }
+    .rowlist--cursor { background: $primary; color: $text; text-style: bold; }
+    .rowlist--cursor-blurred { background: $boost; text-style: bold; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
+    #filter.asked { display: block; }
+    #below { height: 35%; min-height: 4; }
+    #facts { height: 1; background: $panel; text-style: bold; }
+    #pane { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
+    .low #below { display: none; }
+    .enlarged RowList { display: none; }
+    .enlarged #below { display: block; height: 1fr; }
+    Question, Prompt, Help { align: center middle; }
+    .dialog { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; background: $surface;
+              border: round $primary; }
+    .help { width: 84; }
+    .answers { height: auto; margin-top: 1; align-horizontal: right; }
+    .answers Button { margin-left: 2; }
+    .hint { color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("h", "hold", "Hold"),
+        Binding("r", "release", "Release"),
+        Binding("c,delete", "cancel", "Cancel", key_display="c"),
+        Binding("p", "priority", "Prio"),
+        Binding("R", "requeue", "Rerun", key_display="R"),
+        Binding("e", "edit", "Edit"),
+        Binding("a", "attach", "Attach"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
+        Binding("1", "view('queue')", "Queue", show=False),
+        Binding("2", "view('history')", "History", show=False),
+        Binding("3", "view('gpus')", "GPUs", show=False),
+        Binding("right_square_bracket", "next_view(1)", "Next list", show=False),
+        Binding("left_square_bracket", "next_view(-1)", "Last list", show=False),
+        Binding("l", "enlarge", "Output", show=False),
+        Binding("escape", "leave", "Back", show=False),
+        Binding("t", "theme", "Theme", show=False),
+    ]
+    KEYS = (
+        ("1 2 3 [ ]", "the queue, the history, the GPUs"),
+        ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
+        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
+        ("/", "filter; Enter keeps it, Escape clears it"),
+        ("h r", "hold or release a job"),
+        ("c Del", "cancel it, after confirmation"),
+        ("p", "change its priority"),
+        ("R", "run it again"),
+        ("e", "edit its file in $VISUAL or $EDITOR"),
+        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+        ("Tab", "switch between the list and the output"),
+        ("t", "dark, light, or the colours of the terminal"),
+        ("q Ctrl-C", "quit"),
+    )
+
+    def __init__(self, root: str, theme: str = "dark") -> None:
+        super().__init__()
+        self.theme = _THEMES[theme]
+        self.animation_level = "none"
+        self._root = root
+        self._seen: Overview | None = None
+        self._problem = ""
+        self._view = "queue"
+        self._order: str | None = None
+        self._facts = ""
+        self._subject: PaneSubject | None = None
+        self._read: SubjectReader | None = None  # the thread's alone
+        self._overviews = OverviewReader(root)
+        self._looks = Repeater(self._look)
+        self._reads = Repeater(self._read_subject)
+
+    def compose(self) -> ComposeResult:
+        """Make the parts."""
+        yield Static(id="header")
+        yield Static(id="gpu-lines")
+        yield Choices(id="views")
+        for view, names in _COLUMNS.items():
+            yield RowList([_column(name) for name in names], _key_of, _style_of, id=view)
+        yield RowList(_GPU_COLUMNS, lambda gpu: (gpu.index,), lambda gpu: "" if gpu.jobs else "dim", id="gpus")
+        with Vertical(id="below"):
+            yield Static(id="facts")
+            yield TextPane(id="pane")
+        yield Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.action_view("queue")
+        self._draw_header()
+        self._looks.start()
+        self._reads.start()
+        self.set_interval(_EVERY_S, self._tick)
+
+    def on_unmount(self) -> None:
+        """Have the threads end."""
+        self._looks.end()
+        self._reads.end()
+
+    # --- what the threads do -------------------------------------------------------------------------------------
+
+    def _look(self) -> float:
+        """Look at the spool, send what is new, and return how long to rest."""
+        begun = time.monotonic()
+        seen, problem = None, ""
+        try:
+            seen = self._overviews.look(time.time_ns())
+        except SpoolError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"cannot read the spool: {error.strerror or error}"
+        quietly(lambda: self.post_message(Looked(seen, problem)))
+        return max(_EVERY_S, _REST * (time.monotonic() - begun))
+
+    def _read_subject(self) -> float:
+        """Read what there is about the job under the cursor, send what is new, and return how long to rest."""
+        subject, reader = self._subject, self._read
+        anew = subject is not None and (reader is None or reader.subject.key != subject.key)
+        if reader is not None and (subject is None or anew):
+            reader.close()
+            self._read = None
+        if subject is None:
+            return _EVERY_S
+        if anew:
+            self._read = SubjectReader(self._root, subject)
+        assert self._read is not None
+        lines = self._read.news()
+        if lines is not None:
+            quietly(lambda: self.post_message(SubjectRead(subject, lines, anew=anew)))
+        return _EVERY_S
+
+    def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
+        """Have *act* done in a thread, and told of; then look at once."""
+
+        def do() -> None:
+            try:
+                done = Done(act(Spool.open(self._root)))
+            except SpoolError as error:
+                done = Done(str(error), failed=True)
+            except OSError as error:
+                done = Done(f"cannot change job {name}: {error.strerror or error}", failed=True)
+            quietly(lambda: self.post_message(done))
+
+        in_thread(do)
+
+    # --- what they send ------------------------------------------------------------------------------------------
+
+    @on(Looked)
+    def looked(self, message: Looked) -> None:
+        """Show what is new."""
+        if message.seen is None and message.problem == self._problem:
+            return
+        self._problem = message.problem
+        if message.seen is not None:
+            self._seen = message.seen
+            self._draw_lists(_VIEWS)
+        self._draw_header()
+
+    @on(SubjectRead)
+    def subject_read(self, message: SubjectRead) -> None:
+        """Show the lines about a job, unless the cursor has gone on."""
+        if self._subject is not None and message.subject.key == self._subject.key:
+            self.query_one(TextPane).show_lines(message.lines, anew=message.anew)
+
+    @on(Done)
+    def done(self, message: Done) -> None:
+        """Tell what was done."""
+        self.notify(
+            shown(message.words),
+            severity="error" if message.failed else "information",
+            timeout=8 if message.failed else 4,
+            markup=False,
+        )
+        self._looks.wake()
+
+    def _tick(self) -> None:
+        self._list.draw_changed()
+        self._draw_facts()
+
+    # --- drawing -------------------------------------------------------------------------------------------------
+
+    @property
+    def _list(self) -> RowList[JobRow] | RowList[GpuGlance]:
+        return self.query_one(f"#{self._view}", RowList)
+
+    @property
+    def _row(self) -> JobRow | None:
+        """The job under the cursor."""
+        row = self._list.current
+        return row if isinstance(row, JobRow) else None
+
+    def _draw_header(self) -> None:
+        seen, width = self._seen, self.size.width
+        self.query_one("#header", Static).update(header.header(seen, self._root, self._problem, width))
+        most = min(_GPU_LINES, (self.size.height - 14) // 5)
+        gpus = self.query_one("#gpu-lines", Static)
+        gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
+        if seen is not None and gpus.display:
+            gpus.update(header.gpu_lines(seen.gpus, width, most))
+        self._draw_views()
+
+    def _draw_views(self) -> None:
+        seen = self._seen
+        counts = {"queue": 0, "history": 0, "gpus": 0}
+        if seen is not None:
+            counts = {"queue": len(seen.active), "history": len(seen.ended), "gpus": len(seen.gpus)}
+        words = {"queue": "Queue", "history": "History", "gpus": "GPUs"}
+        choices = [(view, f"{at} {words[view]} {counts[view]}") for at, view in enumerate(_VIEWS, 1)]
+        pattern = self.query_one("#filter", Input).value.strip()
+        remarks = [f"filter: {pattern}" if pattern else "", f"sorted by {self._order}" if self._order else ""]
+        self.query_one(Choices).show_choices(choices, self._view, ", ".join(filter(None, remarks)))
+
+    def _draw_lists(self, views: Iterable[str]) -> None:
+        seen = self._seen
+        if seen is None:
+            return
+        pattern = self.query_one("#filter", Input).value
+        for view in views:
+            if view == "gpus":
+                self.query_one("#gpus", RowList).show_rows(seen.gpus, seen.gpu_problem or "this machine has no GPU")
+                continue
+            rows: Sequence[JobRow] = seen.active if view == "queue" else seen.ended
+            nothing = "no active jobs" if view == "queue" else "no job has ended yet"
+            if pattern.strip():
+                found = [row for row in rows if _matches(row, pattern.lower().split())]
+                nothing, rows = "no job matches the filter" if rows else nothing, found
+            if self._order is not None:
+                rows = sorted(rows, key=ORDERS[self._order])
+            self.query_one(f"#{view}", RowList).show_rows(rows, nothing)
+
+    def _draw_facts(self) -> None:
+        row = self._row
+        text = f" {header.facts(row, time.time_ns())}" if row is not None else ""
+        if text != self._facts:
+            self._facts = text
+            self.query_one("#facts", Static).update(Text(text, no_wrap=True, overflow="ellipsis"))
+
+    @on(RowList.Moved)
+    def moved(self) -> None:
+        """Read about the job that the cursor is on now."""
+        row, enlarged = self._row, self.screen.has_class("enlarged")
+        few = self._seen is not None and len(self._seen.active) <= _FEW
+        subject = PaneSubject(row, fully=enlarged or few) if row is not None else None
+        self._draw_facts()
+        before = self._subject.key if self._subject is not None else None
+        if subject is None or subject.key != before:
+            self.query_one(TextPane).show_lines((), anew=True)
+            self._subject = subject
+            self._reads.wake()
+
+    @on(Resize)
+    def resized(self) -> None:
+        """Leave out what there is no room for."""
+        self.screen.set_class(self.size.height < _LOW, "low")
+        self._draw_header()
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+
+    @on(Choices.Chosen)
+    def chosen(self, message: Choices.Chosen) -> None:
+        """Show the list that was clicked."""
+        self.action_view(message.name)
+
+    def action_view(self, view: str) -> None:
+        """Show another list."""
+        self._view = view
+        self.screen.remove_class("enlarged")
+        for each in _VIEWS:
+            self.query_one(f"#{each}", RowList).set_class(each == view, "chosen")
+        self._list.focus()
+        self._draw_header()
+        self.moved()
+
+    def action_next_view(self, by: int) -> None:
+        """Show the list beside this one."""
+        self.action_view(_VIEWS[(_VIEWS.index(self._view) + by) % len(_VIEWS)])
+
+    @on(RowList.Opened)
+    def action_enlarge(self) -> None:
+        """Give the job the whole screen, or the list its part again."""
+        if self._row is None and not self.screen.has_class("enlarged"):
+            return
+        enlarged = not self.screen.has_class("enlarged")
+        self.screen.set_class(enlarged, "enlarged")
+        (self.query_one(TextPane) if enlarged else self._list).focus()
+        self.moved()
+
+    def action_leave(self) -> None:
+        """Leave what was opened last: the job, else the filter."""
+        if self.screen.has_class("enlarged"):
+            self.action_enlarge()
+            return
+        pattern = self.query_one("#filter", Input)
+        pattern.value = ""
+        pattern.remove_class("asked")
+        self._list.focus()
+
+    def action_filter(self) -> None:
+        """Ask for words to filter by."""
+        pattern = self.query_one("#filter", Input)
+        pattern.add_class("asked")
+        pattern.focus()
+
+    @on(Input.Changed, "#filter")
+    def filter_changed(self) -> None:
+        """Filter while it is typed."""
+        self._draw_lists(("queue", "history"))
+        self._draw_views()
+
+    @on(Input.Submitted, "#filter")
+    def filter_kept(self) -> None:
+        """Keep the filter and go on in the list."""
+        self.query_one("#filter", Input).remove_class("asked")
+        self._list.focus()
+
+    @on(RowList.Headed)
+    def headed(self, message: RowList.Headed) -> None:
+        """Sort by a column; by the same again: as before."""
+        order = {"time": "started"}.get(message.column, message.column)
+        if order in ORDERS and self._view != "gpus":
+            self._order = None if order == self._order else order
+            self._draw_lists(("queue", "history"))
+            self._draw_views()
+
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        self.push_screen(Help(self.KEYS, _MORE))
+
+    def action_theme(self) -> None:
+        """Take the next theme."""
+        names = list(_THEMES.values())
+        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+
+    def action_hold(self) -> None:
+        """Hold the job; if it is running, after confirmation."""
+        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and "
+            "starts over when released.", "Stop and hold it")  # fmt: skip
+
+    def action_release(self) -> None:
+        """Release the job."""
+        self._request(control.RELEASE, lambda requests, name: (requests.release(name),))
+
+    def action_requeue(self) -> None:
+        """Run the job again; if it is running, after confirmation."""
+        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
+            "and starts over.", "Stop and rerun it")  # fmt: skip
+
+    def action_cancel(self) -> None:
+        """Cancel the job, after confirmation."""
+        row = self._job()
+        if row is None:
+            return
+        question = f"Cancel {row.name}?"
+        if row.state in _GOES_ON:
+            time_ns = row.time_ns(time.time_ns()) or 0
+            question = f"Cancel {row.name}, which has run for {render.duration(time_ns - time_ns % SECOND_NS)}?"
+        self._sure(
+            question,
+            "Cancel it",
+            lambda: self._carry_out(row.name, control.CANCEL, lambda requests, name: requests.cancel(name)),
+        )
+
+    def _request(
+        self,
+        verb: control.JobVerb,
+        act: Callable[[Requests, str], tuple[Change, ...]],
+        question: str = "",
+        yes: str = "",
+    ) -> None:
+        row = self._job()
+        if row is None:
+            return
+        if question and row.state in _GOES_ON:
+            self._sure(question.format(row.name), yes, lambda: self._carry_out(row.name, verb, act))
+        else:
+            self._carry_out(row.name, verb, act)
+
+    def _carry_out(self, name: str, verb: control.JobVerb, act: Callable[[Requests, str], tuple[Change, ...]]) -> None:
+        def do(spool: Spool) -> str:
+            changes = act(Requests(spool, this_user()), name)
+            served = None
+            if verb.needs_dispatcher({change.kind for change in changes}):
+                served = autostart.ensure(spool.root)
+            return "; ".join(filter(None, (told(name, changes), served)))
+
+        self._ask(name, do)
+
+    def _sure(self, question: str, yes: str, act: Callable[[], None]) -> None:
+        def answered(answer: bool | None) -> None:
+            if answer:
+                act()
+
+        self.push_screen(Question(question, yes, "Leave it"), answered)
+
+    def action_priority(self) -> None:
+        """Ask for another priority."""
+        row = self._job()
+        if row is None:
+            return
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                self._ask(row.name, lambda spool: _with_priority(spool, row.name, text))
+
+        self.push_screen(Prompt(f"Priority of {row.name}", str(row.priority or 0)), answered)
+
+    def action_edit(self) -> None:
+        """Edit the job's file as `spool edit` does it."""
+        row = self._job()
+        if row is not None:
+            self._away(lambda: group.run(["--spool", self._root, "edit", "--", row.name]))
+
+    def action_attach(self) -> None:
+        """Go to the terminal of the job."""
+        row = self._job()
+        if row is None:
+            return
+        try:
+            words = attach_command(Spool.open(self._root), row.name, row.run)
+        except SpoolError as error:
+            self.post_message(Done(str(error), failed=True))
+            return
+        self._away(lambda: subprocess.run(words, check=False).returncode)
+
+    def _away(self, act: Callable[[], int]) -> None:
+        """Leave the terminal to *act*; where that fails, until what it said has been read."""
+        with self.suspend():
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C would end the screen
+            try:
+                if act() != 0:
+                    input("Press Enter to return to `spool top` ")
+            except (KeyboardInterrupt, EOFError):
+                pass
+            finally:
+                signal.signal(signal.SIGINT, before)
+        self.refresh()
+        self._looks.wake()
+
+    def _job(self) -> JobRow | None:
+        """Return the job under the cursor; without one say so."""
+        row = self._row
+        if row is None:
+            self.notify("no job is selected", severity="warning")
+        return row
+
+
+def _with_priority(spool: Spool, name: str, text: str) -> str:
+    try:
+        priority = int(text.strip())
+    except ValueError:
+        raise SpoolError(f"cannot change job {name}: {text!r} is not a whole number") from None
+    return change_keys(spool, name, {"priority": priority})
+
+
+def _column(name: str) -> ListColumn[JobRow]:
+    field = ls.FIELDS[name]
+
+    def text(row: JobRow) -> str:
+        words = field.text(ListedJob(row, row.name), time.time_ns())
+        return words if words or name != "reason" else header.progress_bar(row)  # what runs needs no reason
+
+    return ListColumn(name, field.column, text)
+
+
+def _key_of(row: JobRow) -> tuple[str, str | None]:
+    return row.name, row.place
+
+
+def _style_of(row: JobRow) -> str:
+    return render.STATE_STYLES[row.state]
+
+
+def _matches(row: JobRow, words: Sequence[str]) -> bool:
+    texts = [each.lower() for each in (row.name, row.state, row.user or "", row.project or "", *row.tags)]
+    return all(
+        any(fnmatch.fnmatchcase(text, word) if is_pattern(word) else word in text for text in texts) for word in words
+    )

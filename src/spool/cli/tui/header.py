@@ -1,0 +1,159 @@
+"""The text around the lists: the spool's condition, what is in use, each GPU, one job."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from spool.cli import render
+from spool.core.errors import shown
+from spool.core.model import State
+from spool.core.units import show_duration, show_size
+from spool.query.jobs import JobRow
+from spool.query.overview import GpuGlance, Overview
+
+_PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
+_PROGRESS_BAR = 24  # cells
+_LEAST_BAR, _MOST_BAR = 4, 24  # cells
+_PROBLEMS = 2  # lines
+
+
+def bar(part: float, width: int) -> str:
+    """Return a line of *width* cells, drawn heavy up to *part* (0 to 1); anything above zero is visible."""
+    halves = round(min(1.0, max(0.0, part)) * width * 2)
+    full, half = divmod(max(1, halves) if part > 0 else 0, 2)
+    return ("━" * full + "╾" * half).ljust(width, "─")
+
+
+def progress_bar(row: JobRow) -> str:
+    """Return a bar for how far a run says that it is, "" where it gives no percentage."""
+    match = _PERCENT.fullmatch(row.progress)
+    return bar(int(match[1]) / 100, _PROGRESS_BAR) if match else ""
+
+
+def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
+    """Return the lines above the lists: the spool and its counts, CPUs and memory, and what is wrong."""
+    lines = [_title(seen, root, width)]
+    if seen is not None and seen.machine is not None and width >= 2 * _MOST_BAR:
+        lines.append(_machine(seen, width))
+    found = [problem] if problem else list(_problems(seen)) if seen is not None else []
+    lines += [Text(f" ! {render.short(shown(line), width - 4)}", style="bold yellow") for line in found[:_PROBLEMS]]
+    return Text("\n").join(lines)
+
+
+def _title(seen: Overview | None, root: str, width: int) -> Text:
+    home = os.path.expanduser("~")
+    where = f"~{root[len(home) :]}" if root.startswith(f"{home}/") else root
+    counts = _counts(seen) if seen is not None else "looking …"
+    word, style = _service(seen) if seen is not None else ("", "")
+    room = width - len(counts) - len(word) - 8
+    left = Text.assemble((f" {render.short(shown(where), max(room, 8), middle=True)}", "bold"), f"  {counts}")
+    gap = max(2, width - left.cell_len - len(word) - 1)
+    return Text.assemble(left, " " * gap, (word, style), no_wrap=True, overflow="ellipsis")
+
+
+def _counts(seen: Overview) -> str:
+    kinds = (
+        ("running", (State.RUNNING, State.STARTING, State.STOPPING)),
+        ("queued", (State.QUEUED,)),
+        ("held", (State.HELD,)),
+        ("invalid", (State.INVALID,)),
+    )
+    counts = [(word, seen.count(*states)) for word, states in kinds]
+    return " · ".join(f"{number} {word}" for word, number in counts if number or word in ("running", "queued"))
+
+
+def _service(seen: Overview) -> tuple[str, str]:
+    if seen.found.paused:
+        return "paused", "bold yellow"
+    if seen.found.dispatcher:
+        return ("silent", "bold yellow") if seen.found.stale_ns is not None else ("dispatching", "green")
+    return ("starting", "green") if seen.found.starting else ("no dispatcher", "yellow")
+
+
+def _problems(seen: Overview) -> Iterator[str]:
+    found = seen.found
+    if found.paused:
+        yield "the spool is paused: no job starts until `spool resume`"
+    if found.unserved:
+        yield "no dispatcher is running: `spool dispatch` starts one"
+    elif found.stale_ns is not None:
+        yield f"no heartbeat from the dispatcher for {show_duration(found.stale_ns)}; the reasons are equally old"
+    if seen.gpu_problem is not None:
+        yield f"the GPUs are unavailable: {seen.gpu_problem}"
+    yield from seen.problems
+
+
+def _machine(seen: Overview, width: int) -> Text:
+    machine = seen.machine
+    assert machine is not None
+    given = machine.memory_bytes - machine.memory_free_bytes
+    held = sum(bool(gpu.jobs) for gpu in seen.gpus)
+    parts = [
+        ("CPU", machine.cpus - machine.cpus_free, machine.cpus, f"{machine.cpus - machine.cpus_free}/{machine.cpus}"),
+        ("MEM", given, machine.memory_bytes, f"{render.size(given)}/{render.size(machine.memory_bytes)}"),
+    ]
+    if seen.gpus:
+        parts.append(("GPU", held, len(seen.gpus), f"{held}/{len(seen.gpus)}"))
+    words = sum(len(name) + len(text) + 4 for name, _, _, text in parts) + 2
+    room = max(_LEAST_BAR, min(_MOST_BAR, (width - words) // len(parts)))
+    line = Text(" ", no_wrap=True, overflow="ellipsis")
+    for name, part, whole, text in parts:
+        line.append(f"{name} ", style="bold")
+        line.append(bar(part / whole if whole else 0, room), style="cyan")
+        line.append(f" {text}  ")
+    return line
+
+
+def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
+    """Return a line for each GPU, up to a maximum: memory, utilisation, and who has it."""
+    lines = []
+    for gpu in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
+        room = max(_LEAST_BAR, min(12, width // 8))
+        line = Text(f" GPU {gpu.index} ", style="bold", no_wrap=True, overflow="ellipsis")
+        part, words = memory(gpu)
+        line.append(bar(part, room), style="magenta")
+        line.append(f" {words:<9} ", style="not bold")
+        line.append(bar((gpu.utilisation_percent or 0) / 100, room), style="green")
+        line.append(f" {use(gpu):>5}  ", style="not bold")
+        line.append(shown(", ".join(gpu.jobs) or gpu.remark or "idle"), style="not bold")
+        line.truncate(max(width - 1, 1), overflow="ellipsis")
+        lines.append(line)
+    if len(gpus) > len(lines):
+        lines.append(Text(f" {len(gpus) - len(lines)} more GPUs: press 3"))
+    return Text("\n").join(lines)
+
+
+def memory(gpu: GpuGlance) -> tuple[float, str]:
+    """Return which part of a GPU's memory is taken, and that in words; unknown is "?"."""
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    return (used / total if used and total else 0.0), f"{render.size(used) or '?'}/{render.size(total) or '?'}"
+
+
+def use(gpu: GpuGlance) -> str:
+    """Return how much a GPU computes."""
+    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
+
+
+def facts(row: JobRow, now_ns: int) -> str:
+    """Return the line about one job."""
+    time_ns = row.time_ns(now_ns)
+    words = [
+        row.name,
+        row.state.value if time_ns is None else f"{row.state} {show_duration(max(0, time_ns))}",
+        row.progress,
+        f"run {row.run}" if row.run is not None else "",
+        f"exit {row.exit_code}" if row.exit_code else "",
+        row.reason if row.state.ended else "",
+        f"{row.cpus} CPU" if row.cpus else "",
+        show_size(row.memory_bytes) if row.memory_bytes else "",
+        f"{row.gpus} GPU" if row.gpus else "",
+        f"priority {row.priority}" if row.priority is not None else "",
+        row.user or "",
+        row.project or "",
+        " ".join(row.tags),
+    ]
+    return shown(" · ".join(filter(None, words)))

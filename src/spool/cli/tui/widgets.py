@@ -1,0 +1,362 @@
+"""The widgets of the screen: lists that draw only visible lines, the log, bars, and two dialogs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Button, Input, Label, Static
+
+from spool.cli import render
+from spool.core.errors import shown
+
+_SAMPLE = 200  # rows by whose texts the columns of a long list are laid out
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ListColumn(Generic[T]):
+    """A column of a list: how it is drawn, and what it says of a row at this moment."""
+
+    name: str
+    column: render.Column
+    text: Callable[[T], str]
+
+
+class RowList(ScrollView, Generic[T], can_focus=True):
+    """A list of rows under a heading; only visible rows are drawn, so its length costs nothing.
+
+    The cursor stays with the row that it is on while others come and go, and on the same line of the screen: with that
+    *key*, else with the name that the key begins with. At the top of a list without the focus it stays at the top.
+    """
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup,ctrl+b", "page(-1)", "A page up", show=False),
+        Binding("pagedown,ctrl+f", "page(1)", "A page down", show=False),
+        Binding("home,g", "edge(-1)", "First", show=False),
+        Binding("end,G", "edge(1)", "Last", show=False),
+        Binding("enter", "open", "Open", show=False),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"rowlist--head", "rowlist--cursor", "rowlist--cursor-blurred"}
+
+    class Moved(Message):
+        """The cursor is on another row, or on none."""
+
+    class Opened(Message):
+        """Enter was pressed on a row, or it was clicked twice."""
+
+    class Headed(Message):
+        """The head of a column was clicked."""
+
+        def __init__(self, column: str) -> None:
+            super().__init__()
+            self.column = column
+
+    def __init__(
+        self,
+        columns: Sequence[ListColumn[T]],
+        key: Callable[[T], tuple[Hashable, ...]],
+        style: Callable[[T], str],
+        *,
+        id: str,  # noqa: A002 - textual calls it so
+    ) -> None:
+        super().__init__(id=id)
+        self._columns = columns
+        self._key = key
+        self._style = style
+        self._rows: Sequence[T] = ()
+        self._at = 0
+        self._nothing = ""
+        self._kept: list[int] = []
+        self._widths: list[int] = []
+        self._drawn: dict[int, tuple[list[str], str]] = {}
+
+    @property
+    def current(self) -> T | None:
+        """The row that the cursor is on."""
+        return self._rows[self._at] if self._rows else None
+
+    def show_rows(self, rows: Sequence[T], nothing: str) -> None:
+        """Show other rows, or *nothing* where there are none."""
+        before = self._key(self.current) if self.current is not None else None
+        at = self._place_of(before, rows) if before is not None and (self._at or self.has_focus) else self._at
+        moved_by = at - self._at
+        self._rows, self._nothing = rows, nothing
+        self._at = max(0, min(at, len(rows) - 1))
+        self._lay_out()
+        if moved_by:
+            self.scroll_to(y=self.scroll_offset.y + moved_by, animate=False, force=True, immediate=True)
+        self._keep_in_view()
+        self.refresh()
+        now = self._key(self.current) if self.current is not None else None
+        if now != before or self.current is not None:
+            self.post_message(self.Moved())
+
+    def _place_of(self, key: tuple[Hashable, ...], rows: Sequence[T]) -> int:
+        """Return where the row with that key is now; else where one with the same name is, else where it was."""
+        keys = [self._key(row) for row in rows]
+        if key in keys:
+            return keys.index(key)
+        return next((at for at, other in enumerate(keys) if other[0] == key[0]), self._at)
+
+    def draw_changed(self) -> None:
+        """Draw those lines again whose texts are others by now, as the time that a job has run."""
+        for y, (texts, style) in list(self._drawn.items()):
+            at = self.scroll_offset.y + y - 1
+            if at < len(self._rows) and (self._texts(self._rows[at]), self._style(self._rows[at])) != (texts, style):
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def on_resize(self) -> None:
+        """Lay the columns out anew."""
+        self._lay_out()
+        self._keep_in_view()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of what is seen."""
+        width = self.size.width
+        if y == 0:
+            style = self.get_component_rich_style("rowlist--head")
+            return self._strip([self._columns[at].column.title for at in self._kept], style, width)
+        at = self.scroll_offset.y + y - 1
+        if at >= len(self._rows):
+            self._drawn.pop(y, None)
+            text = f" {self._nothing}" if not self._rows and y == 1 else ""
+            return Strip([Segment(text, self.rich_style)]).adjust_cell_length(width, self.rich_style)
+        row = self._rows[at]
+        texts, colour = self._texts(row), self._style(row)
+        self._drawn[y] = texts, colour
+        style = self.rich_style + Style.parse(colour)
+        if at == self._at:
+            name = "rowlist--cursor" if self.has_focus else "rowlist--cursor-blurred"
+            style = self.get_component_rich_style(name)
+        return self._strip([texts[at] for at in self._kept], style, width)
+
+    def _strip(self, texts: Sequence[str], style: Style, width: int) -> Strip:
+        columns = [self._columns[at].column for at in self._kept]
+        cells = [
+            render.cell(text, column, room) for text, column, room in zip(texts, columns, self._widths, strict=True)
+        ]
+        return Strip([Segment(" " + render.GAP.join(cells), style)]).adjust_cell_length(width, style)
+
+    def _texts(self, row: T) -> list[str]:
+        return [shown(column.text(row)) for column in self._columns]
+
+    def _lay_out(self) -> None:
+        """Give each column its width, by the first rows and some of the others; leave out what says nothing."""
+        some = [*self._rows[:_SAMPLE], *self._rows[_SAMPLE :: max(1, len(self._rows) // _SAMPLE)]]
+        texts = [self._texts(row) for row in some]
+        said = [at for at, column in enumerate(self._columns) if not column.column.drop or any(t[at] for t in texts)]
+        columns = [self._columns[at].column for at in said]
+        cells = [[column.title for column in columns], *([line[at] for at in said] for line in texts)]
+        kept, self._widths = render.layout(columns, cells, max(1, self.size.width - 2))
+        self._kept = [said[at] for at in kept]
+        self._drawn.clear()
+        self.virtual_size = Size(self.size.width, len(self._rows) + 1)
+
+    def _keep_in_view(self) -> None:
+        room = max(1, self.size.height - 1)
+        top = self.scroll_offset.y
+        wanted = min(max(top, self._at - room + 1), self._at)
+        if wanted != top:
+            self.scroll_to(y=wanted, animate=False, force=True, immediate=True)
+
+    def watch_has_focus(self, _: bool) -> None:
+        """Draw the cursor as one that keys move, or as one that they do not."""
+        self.refresh()
+
+    def _go(self, at: int) -> None:
+        at = max(0, min(at, len(self._rows) - 1))
+        if at != self._at:
+            self._at = at
+            self._keep_in_view()
+            self.refresh()
+            self.post_message(self.Moved())
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor by a row."""
+        self._go(self._at + by)
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor by what is seen."""
+        self._go(self._at + by * max(1, self.size.height - 2))
+
+    def action_edge(self, to: int) -> None:
+        """Move the cursor to the first row, or to the last."""
+        self._go(0 if to < 0 else len(self._rows) - 1)
+
+    def action_open(self) -> None:
+        """Tell that the row is wanted."""
+        if self._rows:
+            self.post_message(self.Opened())
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the row; twice: open it. Of the head: tell which column it was."""
+        if event.y == 0:
+            self._head_clicked(event.x - 1)
+            return
+        at = self.scroll_offset.y + event.y - 1
+        if at < len(self._rows):
+            self._go(at)
+            if event.chain == 2:
+                self.action_open()
+
+    def _head_clicked(self, x: int) -> None:
+        left = 0
+        for at, width in zip(self._kept, self._widths, strict=True):
+            left += width + len(render.GAP)
+            if x < left:
+                self.post_message(self.Headed(self._columns[at].name))
+                return
+
+
+class TextPane(ScrollView, can_focus=True):
+    """Lines of text. While its end is in view it stays there as lines are added."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual calls it so
+        super().__init__(id=id)
+        self._lines: Sequence[str] = ()
+
+    def show_lines(self, lines: Sequence[str], *, anew: bool) -> None:
+        """Show other lines; *anew*: of something else, from their end on."""
+        at_end = anew or self.is_vertical_scroll_end
+        self._lines = lines
+        self.virtual_size = Size(max(map(cell_len, lines), default=0), len(lines))
+        if at_end:
+            self.scroll_to(x=0 if anew else None, y=len(lines), animate=False, force=True, immediate=True)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of what is seen."""
+        x, top = self.scroll_offset
+        at = top + y
+        text = self._lines[at] if at < len(self._lines) else ""
+        return Strip([Segment(text, self.rich_style)]).crop_extend(x, x + self.size.width, self.rich_style)
+
+
+class Choices(Static):
+    """A line of words, one of them selected, by a click too."""
+
+    class Chosen(Message):
+        """One was clicked."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual calls it so
+        super().__init__("", id=id)
+        self._ends: list[tuple[int, str]] = []
+
+    def show_choices(self, choices: Sequence[tuple[str, str]], chosen: str, remark: str) -> None:
+        """Show the words of the *choices*, each a name and a word, and a *remark* on the right."""
+        text, self._ends = Text(no_wrap=True, overflow="ellipsis"), []
+        for name, word in choices:
+            text.append(f" {word} ", style="bold reverse" if name == chosen else "")
+            self._ends.append((text.cell_len, name))
+        if remark:
+            text.append(f"  {shown(remark)}", style="italic")
+        self.update(text)
+
+    def on_click(self, event: events.Click) -> None:
+        """Tell which word was clicked."""
+        name = next((name for end, name in self._ends if event.x < end), None)
+        if name is not None:
+            self.post_message(self.Chosen(name))
+
+
+class Question(ModalScreen[bool]):
+    """A yes-or-no question."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+        Binding("left,right", "app.focus_next", "Other", show=False),
+    ]
+
+    def __init__(self, question: str, yes: str, no: str) -> None:
+        super().__init__()
+        self._question, self._yes, self._no = question, yes, no
+
+    def compose(self) -> ComposeResult:
+        """Make the dialog; the careful answer has the focus."""
+        with Vertical(classes="dialog"):
+            yield Static(Text(shown(self._question)))
+            with Horizontal(classes="answers"):
+                yield Button(Text.assemble(self._no, " (n)"), id="no", compact=True)
+                yield Button(Text.assemble(self._yes, " (y)"), id="yes", variant="error", compact=True)
+
+    @on(Button.Pressed)
+    def pressed(self, event: Button.Pressed) -> None:
+        """Answer by a click, or Enter."""
+        self.dismiss(event.button.id == "yes")
+
+    def action_answer(self, answer: bool) -> None:
+        """Answer by a key."""
+        self.dismiss(answer)
+
+
+class Prompt(ModalScreen[str | None]):
+    """A question with a text as its answer; None: dismissed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
+
+    def __init__(self, question: str, value: str) -> None:
+        super().__init__()
+        self._question, self._value = question, value
+
+    def compose(self) -> ComposeResult:
+        """Make the dialog."""
+        with Vertical(classes="dialog"):
+            yield Static(Text(shown(self._question)))
+            yield Input(self._value, compact=True)
+            yield Label("Enter sets it, Escape leaves it", classes="hint")
+
+    @on(Input.Submitted)
+    def submitted(self, event: Input.Submitted) -> None:
+        """Answer with what was typed."""
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        """Answer with nothing."""
+        self.dismiss(None)
+
+
+class Help(ModalScreen[None]):
+    """What the keys do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "leave", "Back")]
+
+    def __init__(self, keys: Sequence[tuple[str, str]], more: str) -> None:
+        super().__init__()
+        self._keys, self._more = keys, more
+
+    def compose(self) -> ComposeResult:
+        """Make the page."""
+        table = Table.grid(padding=(0, 2))
+        for key, does in self._keys:
+            table.add_row(Text(key, style="bold"), Text(does))
+        with VerticalScroll(classes="dialog help"):
+            yield Static(table)
+            yield Static(Text(f"\n{self._more}"))
+
+    def action_leave(self) -> None:
+        """Go back."""
+        self.dismiss(None)

@@ -1,0 +1,254 @@
+"""The systemd user units that keep a dispatcher running: writing, enabling and removing them.
+
+There are two sets: a permanent dispatcher, or a pass whenever a file is dropped and once per minute. A unit written
+here says so in its first line, with a checksum of the rest. Other units, and edited ones, are only overwritten or
+removed on request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spool.client.autostart import UNIT
+from spool.core.errors import SpoolError, cannot
+from spool.core.layout import QUEUED, RUNNING, STAGING
+from spool.store.disk import Disk, read_file
+
+RESIDENT = (UNIT,)
+ONCE = ("spool-once.service", "spool-once.path", "spool-once.timer")
+UNITS = (*RESIDENT, *ONCE)
+
+_STARTED = {UNIT, "spool-once.path", "spool-once.timer"}  # the others are started by these
+_MARK = re.compile(rb"# Written by `spool service install` \(([0-9a-f]{16})\).*\n")
+_PROGRAM = "%h/.local/bin/spool"
+_PATIENCE_S = 60
+
+
+class NoServiceManager(SpoolError):  # noqa: N818  (like the errors of core/errors.py)
+    """The service manager of this user does not answer."""
+
+
+class UnitState(StrEnum):
+    """What a unit's file is."""
+
+    ABSENT = "absent"
+    INSTALLED = "installed"
+    EDITED = "edited"  # written here, and changed since
+    FOREIGN = "not ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit: where its file belongs, and what it says."""
+
+    name: str
+    path: str
+    text: bytes
+
+    @property
+    def state(self) -> UnitState:
+        """What lies there now."""
+        return _state_of(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One unit as the service manager knows it; its words are "" where it cannot be asked."""
+
+    name: str
+    path: str
+    state: UnitState
+    enabled: str
+    active: str
+
+
+def directory() -> str:
+    """Return where the units of this user lie."""
+    return os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "systemd", "user")
+
+
+def program() -> tuple[str, ...]:
+    """Return the words that start spool: its absolute path as it was called, or Python with the module."""
+    called = os.path.abspath(sys.argv[0])
+    beside = os.path.join(os.path.dirname(sys.executable), "spool")
+    for path in (called, beside):
+        if os.path.basename(path) == "spool" and os.access(path, os.X_OK) and os.path.isfile(path):
+            return (path,)
+    return (sys.executable, "-P", "-m", "spool")
+
+
+def by_cron(root: str, words: Sequence[str], *, usual: bool) -> str:
+    """Return the line of a crontab that does what the service does."""
+    return f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}"
+
+
+def units(root: str, words: Sequence[str], names: Iterable[str], *, usual: bool) -> list[Unit]:
+    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the one in the home."""
+    made = []
+    for name in names:
+        text = _shipped(name).decode()
+        text = text.replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(_word, words))} ")
+        text = text.replace(f"%h/.spool/{QUEUED}", _plain(f"{root}/{QUEUED}"))
+        text = text.replace(f"%h/.spool/{RUNNING}", _plain(f"{root}/{RUNNING}"))
+        if not usual:
+            text = text.replace("[Service]\n", f"[Service]\nEnvironment={_quoted(f'SPOOL_DIR={root}')}\n")
+        made.append(Unit(name, os.path.join(directory(), name), _marked(text.encode())))
+    return made
+
+
+def require_manager() -> None:
+    """Raise NoServiceManager if no service manager of this user answers."""
+    code, said = _systemctl(["show-environment"])
+    if code != 0:
+        why = f"systemd is not running for this user ({said or 'systemctl --user failed'})"
+        raise NoServiceManager(cannot("install", "the service", why))
+
+
+def install(root: str, wanted: Sequence[Unit], *, force: bool) -> list[tuple[str, str]]:
+    """Write the units and start them; those of ours that are not *wanted* go. Return each path with what was done.
+
+    Nothing is changed if a file that is not ours, or was edited, is in the way and not *force*. Raises SpoolError,
+    OSError.
+    """
+    if not force:
+        _refuse(unit for unit in wanted if unit.state in (UnitState.EDITED, UnitState.FOREIGN))
+    others = [name for name in UNITS if name not in {unit.name for unit in wanted}]
+    done = [(path, "removed") for path in _removed(root, others, force=False)]
+    changed = [unit for unit in wanted if read_file(unit.path) != unit.text]
+    disk = Disk(os.path.join(root, STAGING))
+    os.makedirs(directory(), exist_ok=True)
+    for unit in changed:
+        disk.put_beside(unit.path, unit.text, 0o644)
+    started = [unit.name for unit in wanted if unit.name in _STARTED]
+    _ask("daemon-reload")
+    _ask("enable", "--now", *started)
+    if again := [unit.name for unit in changed if unit.name in _STARTED]:
+        _ask("try-restart", *again)  # one that ran before has the new text now
+    return [*done, *((unit.path, "written" if unit in changed else "unchanged") for unit in wanted)]
+
+
+def remove(root: str, *, force: bool) -> tuple[list[str], list[str]]:
+    """Stop, disable and delete our units; return the paths that are gone, and those that stay as somebody edited them.
+
+    With *force* edited ones go as well; those that were not written here stay in any case. Jobs go on.
+    """
+    gone = _removed(root, UNITS, force=force)
+    left = [os.path.join(directory(), name) for name in UNITS]
+    return gone, [path for path in left if _state_of(path) is not UnitState.ABSENT]
+
+
+def status() -> list[ServiceStatus]:
+    """Return how things stand with each unit."""
+    found = []
+    for name in UNITS:
+        path = os.path.join(directory(), name)
+        state = _state_of(path)
+        asks = state is not UnitState.ABSENT
+        enabled, active = (_said("is-enabled", name), _said("is-active", name)) if asks else ("", "")
+        found.append(ServiceStatus(name, path, state, enabled, active))
+    return found
+
+
+def lingers(user: str) -> bool:
+    """Whether the service manager of *user* lives on after the last logout."""
+    return os.path.exists(f"/var/lib/systemd/linger/{user}")
+
+
+def _removed(root: str, names: Iterable[str], *, force: bool) -> list[str]:
+    """Disable and delete those of *names* that are ours; with *force* also if they were edited."""
+    may_go = {UnitState.INSTALLED, UnitState.EDITED} if force else {UnitState.INSTALLED}
+    ours = [name for name in names if _state_of(os.path.join(directory(), name)) in may_go]
+    if not ours:
+        return []
+    _said("disable", "--now", *ours)
+    disk = Disk(os.path.join(root, STAGING))
+    for name in ours:
+        for target in ("default.target.wants", "timers.target.wants", "."):
+            disk.discard(os.path.normpath(os.path.join(directory(), target, name)))
+    _said("daemon-reload")
+    return [os.path.join(directory(), name) for name in ours]
+
+
+def _refuse(in_the_way: Iterable[Unit]) -> None:
+    for unit in in_the_way:
+        why = "it was edited" if unit.state is UnitState.EDITED else "it was not written by `spool service install`"
+        remedy = "--force overwrites it; a drop-in (`systemctl --user edit`) keeps your changes"
+        raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
+
+
+def _state_of(path: str) -> UnitState:
+    text = read_file(path)
+    if text is None:
+        return UnitState.ABSENT
+    if (mark := _MARK.match(text)) is None:
+        return UnitState.INSTALLED if text == _shipped(os.path.basename(path)) else UnitState.FOREIGN
+    return UnitState.INSTALLED if mark[1] == _sum(text[mark.end() :]) else UnitState.EDITED
+
+
+def _shipped(name: str) -> bytes:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "units", name), "rb") as file:
+        return file.read()
+
+
+def _marked(text: bytes) -> bytes:
+    return b"# Written by `spool service install` (%s): change it by `systemctl --user edit`.\n%s" % (_sum(text), text)
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:16].encode()
+
+
+def _plain(text: str) -> str:
+    """Return a path as the rest of a line of a unit."""
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    escaped = _plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _word(text: str) -> str:
+    """Return *text* as one word of `ExecStart=`."""
+    text = text.replace("$", "$$")
+    return _plain(text) if re.fullmatch(r"[\w@%+=:,./$-]+", text) else _quoted(text)
+
+
+def _ask(*words: str) -> None:
+    """Have the user's service manager do something. Raises SpoolError with what it says."""
+    code, said = _systemctl(words)
+    if code != 0:
+        raise SpoolError(
+            cannot("install", "the service", f"systemctl --user {words[0]}: {said or f'exit code {code}'}")
+        )
+
+
+def _said(*words: str) -> str:
+    """Return what the user's service manager says in a word; "" if it cannot be asked."""
+    _, said = _systemctl(words)
+    return said if said and " " not in said else ""
+
+
+def _systemctl(words: Sequence[str]) -> tuple[int, str]:
+    """Return the exit code of `systemctl --user`, and the last line of what it printed."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--user", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error.strerror if isinstance(error, OSError) else error)
+    lines = done.stdout.decode("utf-8", "replace").split("\n")
+    return done.returncode, next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,349 @@
+"""What the status page tells, as values: the dispatcher's last view, and what the history says of the last day.
+
+No job file is read: `state.json` has the jobs, and only runs that are shown are asked how far they are. The lists have
+an end, so that the page of a large spool is no larger than a screen can use.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from spool.core import layout
+from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
+from spool.core.errors import SpoolError
+from spool.core.model import SECOND_NS, Machine, Result, State
+from spool.core.names import natural
+from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
+from spool.query.jobs import RECENT_NS, JobRow, row_of_view
+from spool.query.progress import progress_of
+from spool.query.tasks import ListedJob, folded
+from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
+from spool.store.history import RecentHistory
+from spool.store.spool import TolerantSpool, read_bytes
+
+MOST_RUNS = 60
+MOST_WAITING = 100
+MOST_HELD = 40
+MOST_ENDED = 15
+MOST_USERS = 12
+COLUMNS = 192  # of the timeline: seven and a half minutes each
+CPU_ROWS = 16
+_DEEP = 2000  # of the jobs that wait: only so many are looked at for those that are shown
+_MOST_HISTORY = 50_000  # runs of the last day that are added up
+_MOST_STATE = 1 << 30
+_DAY_SHARE = 100  # adding the last day up may cost one part in so many of a processor
+_HEAD = 256  # bytes of state.json: they hold when it was written
+_HOUR_NS = 3600 * SECOND_NS
+_RUNS = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
+_BIG = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class RunShown:
+    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number."""
+
+    row: JobRow
+    gpus: tuple[int, ...]
+    time_limit_ns: int | None
+    is_array: bool
+    progress: str = ""
+    percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The first of some jobs, and how many there are of them all."""
+
+    jobs: tuple[ListedJob, ...] = ()
+    total: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """How many are not shown."""
+        return self.total - sum(job.count for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class UserDay:
+    """What one user had within the last day, and has now."""
+
+    user: str
+    running: int
+    waiting: int
+    ended: int
+    failed: int  # runs that did not finish, cancelled ones aside
+    wait_median_ns: int | None
+    cpu_hours: float
+    gpu_hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What the history says of the last 24 hours."""
+
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    wait_median_ns: int | None = None
+    wait_p90_ns: int | None = None
+    cpu_hours: float = 0.0
+    gpu_hours: float = 0.0
+    users: tuple[UserDay, ...] = ()
+    users_left_out: int = 0
+    last: tuple[Result, ...] = ()  # newest first
+    timeline: Timeline | None = None  # None: nothing ran
+    cut: bool = False  # more runs have ended than are added up
+
+
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """All that the page tells at one moment."""
+
+    spool: str
+    host: str
+    at_ns: int  # when this was put together
+    served: bool  # a dispatcher lives
+    view_at_ns: int | None  # of the dispatcher's view; None: there is none
+    paused: bool
+    problems: tuple[str, ...]
+    counts: Mapping[str, int]  # jobs by state, arrays apart
+    machine: MachineView | None
+    runs: tuple[RunShown, ...]
+    runs_left_out: int
+    waiting: Shown
+    held: Shown  # and invalid ones
+    day: Day
+
+    @property
+    def gpus(self) -> tuple[GpuView, ...]:
+        """The GPUs, by index."""
+        return tuple(sorted(self.machine.gpus, key=lambda gpu: gpu.index)) if self.machine is not None else ()
+
+    @property
+    def active(self) -> int:
+        """How many jobs wait or run."""
+        return sum(self.counts.get(state, 0) for state in (State.QUEUED, *_RUNS))
+
+
+class ContentReader:
+    """Puts the page's content together again and again, reading what has changed since."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._spool = TolerantSpool(root)  # a new one for each look
+        self._history = RecentHistory(root, RECENT_NS, _MOST_HISTORY)
+        self._view: StateView | None = None
+        self._seen: object = None  # of the file that `_view` was read from
+        self._damaged = ""
+        self._day = Day()
+        self._day_due_ns = 0
+        self._day_problem = ""
+        self.aside_ns = 0  # processor time of the last look for what has a pace of its own
+
+    def changed(self) -> bool:
+        """Whether the dispatcher has written another view than the one that was read."""
+        return self._identity() != self._seen
+
+    def read(self, now_ns: int, *, served: bool) -> PageContent:
+        """Return the content at *now_ns*. What cannot be read is told in it."""
+        self._spool = TolerantSpool(self._root)
+        self._read_view()
+        view = self._view
+        jobs = view.jobs if view is not None else {}
+        rows = {name: row_of_view(name, _state(each), each) for name, each in jobs.items()}
+        waiting = [row for row in rows.values() if row.state is State.QUEUED]
+        held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
+        active = sorted((row for row in rows.values() if row.state in _RUNS), key=_by_start)
+        real = [row for row in rows.values() if not jobs[row.name].array]
+        self._read_day(now_ns, real)
+        runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
+        lists = self._shown(waiting, MOST_WAITING), self._shown(held, MOST_HELD)
+        return PageContent(
+            spool=self._spool.root,
+            host=view.host if view is not None else "",
+            at_ns=now_ns,
+            served=served,
+            view_at_ns=view.at_ns if view is not None else None,
+            paused=self._spool.paused,
+            problems=tuple(self._problems()),
+            counts=Counter(row.state.value for row in real),
+            machine=view.machine if view is not None else None,
+            runs=runs,
+            runs_left_out=max(0, len(active) - MOST_RUNS),
+            waiting=lists[0],
+            held=lists[1],
+            day=self._day,
+        )
+
+    def _problems(self) -> Iterator[str]:
+        view = self._view
+        if view is not None and view.machine is not None and view.machine.refusal:
+            yield f"nothing starts: {view.machine.refusal}"
+        yield from filter(None, (self._damaged, self._day_problem))
+        yield from view.problems if view is not None else ()
+        yield from self._spool.told()
+
+    def _identity(self) -> object:
+        """Return what tells one version of `state.json` from the next; its times change with each heartbeat."""
+        path = self._spool.layout.at(layout.STATE)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            return status.st_ino, status.st_size, os.pread(fd, _HEAD, 0)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _read_view(self) -> None:
+        seen = self._identity()
+        if seen == self._seen and seen is not None:
+            return
+        data = read_bytes(self._spool.layout.at(layout.STATE), _MOST_STATE)
+        view = parse_state(data) if data else None
+        self._damaged = ""
+        if data is None:
+            self._view = None
+        elif view is None:
+            self._damaged = "state.json cannot be understood; the jobs are those of the view before, if there is one"
+        else:
+            self._view = view
+        self._seen = seen
+
+    def _shown(self, rows: list[JobRow], most: int) -> Shown:
+        rows.sort(key=_by_turn)
+        first = sorted(rows[:_DEEP], key=lambda row: (*_by_turn(row), natural(row.name)))
+        return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
+
+    def _run(self, row: JobRow, view: JobView) -> RunShown:
+        index = {gpu.uuid: gpu.index for gpu in self._view.machine.gpus} if self._view and self._view.machine else {}
+        gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
+        word = ""
+        if row.state is State.RUNNING and row.run is not None and not view.array:
+            word = progress_of(self._spool, row.name, row.run)
+        number = word.removesuffix("%").strip()
+        percent = int(number) if word.endswith("%") and number.isdecimal() and int(number) <= 100 else None
+        return RunShown(row, gpus, view.time_limit_ns, view.array, word, percent)
+
+    def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
+        """Add the last day up, unless that takes so long that it is left for a while."""
+        self.aside_ns = 0
+        if now_ns < self._day_due_ns:
+            return
+        begun_ns = time.thread_time_ns()
+        self._day_problem = ""
+        try:
+            runs = self._history.look(now_ns)
+            last = tuple(islice(self._spool.strict.accounts_since(None), MOST_ENDED))
+            self._day = replace(_day(runs, rows, now_ns), last=last, timeline=self._timeline(runs, rows, now_ns))
+        except (OSError, SpoolError) as error:
+            self._day_problem = f"the history cannot be read: {error}"
+        self.aside_ns = time.thread_time_ns() - begun_ns
+        self._day_due_ns = now_ns + _DAY_SHARE * self.aside_ns
+
+    def _timeline(self, ended: Collection[EndedRun], rows: Iterable[JobRow], now_ns: int) -> Timeline | None:
+        view = self._view
+        if view is None or view.machine is None:
+            return None
+        machine = Machine(
+            view.machine.cpus, view.machine.memory_bytes, gpus=tuple(gpu.gpu() for gpu in view.machine.gpus)
+        )
+        going_on = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
+        drawn = last_day(ended, filter(None, going_on), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
+        return drawn if drawn.runs else None
+
+
+def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:
+    if row.run is None or row.started_at_ns is None:
+        return None
+    return TimelineRun(
+        job=row.name,
+        run=row.run,
+        outcome=row.state.value,
+        user=row.user,
+        project=row.project,
+        group=None,
+        executor=None,
+        ready_at_ns=row.submitted_at_ns,
+        started_at_ns=row.started_at_ns,
+        ended_at_ns=None,
+        cpus=row.cpus or 0,
+        gpus=view.gpu_uuids,
+        memory_bytes=row.memory_bytes,
+        peak_memory_bytes=None,
+    )
+
+
+def _state(view: JobView) -> State:
+    try:
+        return State(view.state)
+    except ValueError:  # of a later version
+        return State.QUEUED
+
+
+def _by_turn(row: JobRow) -> tuple[bool, int, int]:
+    return row.state is State.INVALID, -(row.priority or 0), row.submitted_at_ns or _BIG
+
+
+def _by_start(row: JobRow) -> tuple[int, object]:
+    return row.started_at_ns or _BIG, natural(row.name)
+
+
+def _day(runs: Collection[EndedRun], rows: Collection[JobRow], now_ns: int) -> Day:
+    ledger = Ledger(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
+    ledger.add(runs)
+    found = ledger.statistics()
+    users = _users(found, rows, now_ns)
+    total = found.total
+    return Day(
+        outcomes=total.outcomes,
+        wait_median_ns=total.wait_median_ns,
+        wait_p90_ns=total.wait_p90_ns,
+        cpu_hours=sum(user.cpu_hours for user in users),
+        gpu_hours=sum(user.gpu_hours for user in users),
+        users=tuple(users[:MOST_USERS]),
+        users_left_out=max(0, len(users) - MOST_USERS),
+        cut=len(runs) >= _MOST_HISTORY,
+    )
+
+
+def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserDay]:
+    """Return who had runs within the last day, or has jobs now, those that used most first."""
+    ended = {user or "?": totals for user, totals in found.groups}
+    running: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    cpu_ns: Counter[str] = Counter()
+    gpu_ns: Counter[str] = Counter()
+    for row in rows:
+        user = row.user or "?"
+        if row.state in _RUNS and row.started_at_ns is not None:
+            ran_ns = max(0, now_ns - max(row.started_at_ns, now_ns - RECENT_NS))
+            running[user] += 1
+            cpu_ns[user] += ran_ns * (row.cpus or 0)
+            gpu_ns[user] += ran_ns * (row.gpus or 0)
+        elif row.state is State.QUEUED:
+            waiting[user] += 1
+    users = []
+    for user in {*ended, *running, *waiting}:
+        totals = ended.get(user)
+        done = totals.outcomes if totals is not None else {}
+        good = done.get(State.FINISHED, 0) + done.get(State.CANCELLED, 0)
+        users.append(
+            UserDay(
+                user=user,
+                running=running[user],
+                waiting=waiting[user],
+                ended=totals.runs if totals is not None else 0,
+                failed=(totals.runs if totals is not None else 0) - good,
+                wait_median_ns=totals.wait_median_ns if totals is not None else None,
+                cpu_hours=(totals.cpu_hours if totals is not None else 0.0) + cpu_ns[user] / _HOUR_NS,
+                gpu_hours=(totals.gpu_hours if totals is not None else 0.0) + gpu_ns[user] / _HOUR_NS,
+            )
+        )
+    return sorted(users, key=lambda each: (-each.gpu_hours, -each.cpu_hours, -each.ended, each.user))

@@ -1,0 +1,156 @@
+"""The whole spool again and again, for a screen that stays open: read anew only when something has changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from spool.core import layout
+from spool.core.gpus import stranger
+from spool.core.model import SECOND_NS, Gpu, Machine, State
+from spool.core.units import show_size
+from spool.formats.state import MachineView
+from spool.query.jobs import JobFilter, JobList, JobRow, last_view, list_jobs
+from spool.query.progress import progress_of
+from spool.query.snapshot import machine_now
+from spool.store.spool import Spool, TolerantSpool
+
+_ENDED = 200  # jobs that have ended
+_AT_LEAST_EVERY_NS = 10 * SECOND_NS  # for what no file tells: a dispatcher that died, or is silent
+_GPUS_EVERY_NS = 10 * SECOND_NS  # where no dispatcher watches them, and NVML has to be asked
+_NO_GPUS_EVERY_NS = 60 * SECOND_NS
+_WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGlance:
+    """One GPU. `jobs` are the runs that have it, `remark` is what is wrong with it or who else is on it."""
+
+    index: int
+    name: str
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    utilisation_percent: int | None
+    jobs: tuple[str, ...]
+    remark: str
+
+    @property
+    def memory_used_bytes(self) -> int | None:
+        """How much of its memory is taken, by whomever."""
+        if self.memory_total_bytes is None or self.memory_free_bytes is None:
+            return None
+        return self.memory_total_bytes - self.memory_free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The spool at one moment: what goes on and waits, what ended last (the newest first), and the machine.
+
+    `machine` is what a dispatcher that lives says of it; None without one.
+    """
+
+    active: tuple[JobRow, ...]
+    ended: tuple[JobRow, ...]
+    machine: MachineView | None
+    gpus: tuple[GpuGlance, ...]
+    gpu_problem: str | None
+    found: JobList  # whether a dispatcher lives, whether it is paused, …
+    problems: tuple[str, ...]
+    at_ns: int
+
+    def count(self, *states: State) -> int:
+        """Return how many jobs are in one of *states*."""
+        return sum(row.state in states for row in self.active)
+
+
+class OverviewReader:
+    """Looks at one spool as often as it is asked. Not for several threads at once."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._mark: tuple[object, ...] = ()
+        self._last: Overview | None = None
+        self._machine = Machine(0, 0)
+        self._asked_at_ns = 0
+
+    def look(self, now_ns: int) -> Overview | None:
+        """Return what is seen now; None if it is what was seen last. Raises SpoolUnusable."""
+        spool = TolerantSpool.open(self._root)
+        mark = _mark(spool)
+        last = self._last
+        if last is not None and mark == self._mark and now_ns - last.at_ns < _AT_LEAST_EVERY_NS:
+            active = tuple(_with_progress(spool, last.active))
+            if active == last.active:
+                return None
+            self._last = replace(last, active=active)
+            return self._last
+        self._mark = mark
+        self._last = self._read(spool, now_ns)
+        return self._last
+
+    def _read(self, spool: Spool, now_ns: int) -> Overview:
+        found = list_jobs(spool, JobFilter(recent=_ENDED))
+        view, _ = last_view(spool, now_ns) if found.dispatcher else (None, None)
+        machine = view.machine if view is not None else None
+        active = tuple(row for row in found.rows if not row.state.ended)
+        if machine is not None and machine.gpus_at_ns is not None:
+            seen, problem = tuple(_glance(each.gpu(), each.jobs) for each in machine.gpus), machine.gpu_problem
+        else:
+            seen = self._asked(spool, active, now_ns)
+            problem = self._machine.gpu_problem
+        refusal = machine.refusal if machine is not None else ""
+        unread = spool.told() if isinstance(spool, TolerantSpool) else []
+        return Overview(
+            active=active,
+            ended=tuple(row for row in reversed(found.rows) if row.state.ended),
+            machine=machine,
+            gpus=seen,
+            gpu_problem=problem,
+            found=found,
+            problems=tuple(dict.fromkeys(filter(None, (refusal, *found.problems, *unread)))),
+            at_ns=now_ns,
+        )
+
+    def _asked(self, spool: Spool, active: Sequence[JobRow], now_ns: int) -> tuple[GpuGlance, ...]:
+        """Return the GPUs where no dispatcher tells of them; NVML is not asked at every look."""
+        if now_ns - self._asked_at_ns >= (_GPUS_EVERY_NS if self._machine.gpus else _NO_GPUS_EVERY_NS):
+            self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
+        jobs: dict[int, list[str]] = {}
+        for row in active if self._machine.gpus else ():
+            record = spool.grant(row.name, row.run) if row.run is not None else None
+            for index in record.grant.gpu_indices if record is not None else ():
+                jobs.setdefault(index, []).append(row.name)
+        return tuple(_glance(gpu, jobs.get(gpu.index, ())) for gpu in self._machine.gpus)
+
+
+def _mark(spool: Spool) -> tuple[object, ...]:
+    """Return what is another value once the list of the jobs could be another."""
+
+    def of(name: str) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(spool.layout.at(name))
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    return (spool.service(), *map(of, _WATCHED))
+
+
+def _with_progress(spool: Spool, rows: Iterable[JobRow]) -> Iterable[JobRow]:
+    for row in rows:
+        goes_on = row.state is State.RUNNING and row.run is not None
+        yield replace(row, progress=progress_of(spool, row.name, row.run or 0)) if goes_on else row
+
+
+def _glance(gpu: Gpu, jobs: Iterable[str]) -> GpuGlance:
+    others = [stranger(one, show_size(one.memory_bytes or 0) if one.memory_bytes else "") for one in gpu.foreign]
+    return GpuGlance(
+        gpu.index,
+        gpu.name,
+        gpu.memory_total_bytes,
+        gpu.memory_free_bytes,
+        gpu.utilisation_percent,
+        tuple(jobs),
+        "; ".join(filter(None, (gpu.problem, *others))),
+    )

@@ -1,0 +1,340 @@
+"""`spool plot`: what ran when and where, as a picture in the terminal or in a file."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from calling import Command, asked, put_job, start
+from spool.core.model import SECOND_NS as S
+from spool.core.model import Grant, Result, State
+from spool.formats.history import render_history
+from spool.store.spool import Spool
+from support import wait_for
+
+T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
+GIB = 1 << 30
+PERIOD = ("--since", "2026-03-01T00:00:00Z", "--until", "2026-03-01T08:00:00Z")
+HOSTILE = (
+    "$\\frac{",
+    "_hidden",
+    "</text><script>alert(1)</script>",
+    "\x1b[2J\n\x9b31m",
+    "&lt;--]]>",
+    "漢字👩‍🔬",
+    "\u202eevil",
+)
+
+
+def write(root: Path, results: Iterable[Result]) -> None:
+    """Have these runs be the history."""
+    ordered = sorted(results, key=lambda each: each.ended_at_ns or 0)
+    (root / "history.jsonl").write_bytes(b"".join(map(render_history, ordered)))
+
+
+def ended(job: str, start_h: float, end_h: float, *, wait_s: int = 60, **more: Any) -> Result:
+    """Return a run from an hour of that day to another."""
+    began = T0 + int(start_h * 3600) * S
+    known: dict[str, Any] = {"outcome": State.FINISHED, "user": "alice", "grant": Grant(1, GIB)} | more
+    times = {"submitted_at_ns": began - wait_s * S, "started_at_ns": began, "ended_at_ns": T0 + int(end_h * 3600) * S}
+    return Result(job=job, run=1, attempt=1, reason="", **known | times)
+
+
+def on_gpu(index: int) -> Grant:
+    """Return a CPU and a GPU."""
+    return Grant(1, 2 * GIB, (f"GPU-{index}",), (index,))
+
+
+@pytest.fixture(autouse=True)
+def _zone(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    """Have the local clock be UTC, and stdout no terminal with a width of its own."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def history(spool_root: Path) -> Path:
+    """Write the history of a morning on a machine of two GPUs: three users, one failure."""
+    write(
+        spool_root,
+        [
+            ended("train", 0, 4, grant=on_gpu(0), peak_memory_bytes=GIB),
+            ended("next", 4, 8, wait_s=7200, grant=on_gpu(0), user="bob", outcome=State.FAILED),
+            ended("eval", 2, 3, grant=on_gpu(1), user="bob", project="vision"),
+            ended("more", 3, 4, grant=on_gpu(1), user="bob"),
+            ended("pack", 2, 6, grant=Grant(2), user="carol", tags=("x",)),
+        ],
+    )
+    return spool_root
+
+
+EIGHTY = """\
+5 runs, 2026-03-01 00:00 to 08:00
+A bob  B alice  C carol
+
+GPUs: 62% in use on average, at most 2 of 2
+GPU 0       BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
+GPU 1                       aAAAAAAAA|AAAAAAAA
+            Mar 01  01:00   02:00    03:00   04:00    05:00   06:00    07:00"""
+
+FORTY = """\
+5 runs, 2026-03-01 00:00 to 08:00
+A bob  B alice  C carol
+
+GPUs: 62% in use on average, at most 2
+of 2
+GPU 0       BBBBBBBBBBBBBBAAAAAAAAAAAAAA
+GPU 1             aAAA|AAA
+            Mar 01    03:00     06:00"""
+
+
+@pytest.mark.parametrize(("width", "picture"), [(80, EIGHTY), (40, FORTY), (1, FORTY)])
+def test_without_colours_a_group_is_a_letter(
+    spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch, width: int, picture: str
+) -> None:
+    """A capital where at least half of the cell was in use; nothing is wider than the terminal, down to 40 cells."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = spool("plot", *PERIOD, "--show", "gpus")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.rstrip() == picture
+
+
+def test_every_panel_has_its_figures(spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs, CPUs, what was in use, waits and memory, in the order of the picture, each with a scale of time."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = spool("plot", *PERIOD)
+    heads = [line for line in said.out.splitlines() if ":" in line and not line.startswith(" ")]
+    assert heads[1].startswith("GPUs: 62% in use")
+    assert heads[2].startswith("CPUs: ")
+    assert heads[3] == "waits: median 1 m 00 s, 90% within 2 h 00 m, longest 2 h 00 m"
+    assert heads[4].startswith("memory: at most 4 GiB requested and 1 GiB used, of ")
+    assert said.out.count("05:00") == 5
+    assert max(map(cell_len, said.out.splitlines())) <= 80
+
+
+def test_panels_that_are_not_wanted_are_left_out(spool: Command, history: Path) -> None:
+    """In the order of the picture, whatever the order of the words; what is no panel is told with those there are."""
+    said = spool("plot", *PERIOD, "--show", "memory, GPUS")
+    assert re.findall(r"^(\w+): ", said.out, re.MULTILINE) == ["GPUs", "memory"]
+    for wrong in ("x", ","):
+        said = spool("plot", "--show", wrong)
+        assert said.code == 2
+        assert "the panels are gpus, cpus, use, waits, memory" in said.err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_terminal_has_colours_and_shades(
+    spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Blocks in the colour of the group; with NO_COLOR letters; no line is wider than the terminal."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    drawn = spool("plot", *PERIOD).out
+    assert "\x1b[38;2;0;114;178m█" in drawn
+    assert "AA" not in drawn
+    assert max(cell_len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in drawn.splitlines()) <= width
+    monkeypatch.setenv("NO_COLOR", "1")
+    drawn = spool("plot", *PERIOD).out
+    assert "\x1b" not in drawn
+    assert "AAAA" in drawn
+
+
+def test_a_locale_without_blocks_gets_ascii(history: Path) -> None:
+    """In another process, because the encoding of stdout is chosen when it begins; names are escaped, not refused."""
+    assert "█" in start("plot", *PERIOD).communicate(timeout=60)[0]
+    write(history, [ended("a" * 300, 0, 4, user="ü" * 60), ended("b", 1, 7, user="漢" * 30)])
+    words = [sys.executable, "-m", "spool", "plot", *PERIOD]
+    surroundings = os.environ | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "ascii",
+    }
+    done = subprocess.run(words, capture_output=True, env=surroundings, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+    assert b"#" in done.stdout
+
+
+def test_colours_mean_what_is_asked_for(spool: Command, history: Path) -> None:
+    """Projects, how runs ended; those of one user alone how they ended."""
+    assert "A -  B vision" in spool("plot", *PERIOD, "--by", "project").out
+    assert "A finished  B failed" in spool("plot", *PERIOD, "--by", "state").out
+    assert "A failed  B finished" in spool("plot", *PERIOD, "--user", "bob").out
+    assert spool("plot", *PERIOD, "--tag", "x").out.startswith("1 run, ")
+
+
+def test_what_nothing_ran_in_says_where_to_look(spool: Command, history: Path) -> None:
+    """No picture, and no error: the answer is that there was nothing."""
+    said = spool("plot", *PERIOD, "--user", "nobody")
+    assert (said.code, said.out, said.err) == (0, "", "spool: nothing that is wanted ran in this period")
+    said = spool("plot")
+    assert said.err == "spool: nothing ran in this period; look further back with --since 7d"
+
+
+def test_words_that_contradict_each_other_are_refused(spool: Command, history: Path, tmp_path: Path) -> None:
+    """Each with what is wrong, before anything is read."""
+    for words, wrong in (
+        (("-o", tmp_path / "x.pdf"), "the file must be a .png or an .svg"),
+        (("--dark",), "--dark is for files"),
+        (("-o", tmp_path / "x.svg", "--json"), "give one of them"),
+        (("--since", "1h", "--until", "2h"), "the period is empty"),
+        (("--since", "whenever"), "cannot understand --since"),
+    ):
+        said = spool("plot", *words)
+        assert (said.code, said.out) == (2, "")
+        assert wrong in said.err
+
+
+def test_programs_get_the_values(spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many columns on any terminal, instants as RFC 3339."""
+    monkeypatch.setenv("COLUMNS", "40")
+    found = asked(spool, "plot", *PERIOD)
+    assert (found["version"], found["since_at"], found["runs"]) == (1, "2026-03-01T00:00:00.000000000Z", 5)
+    assert len(found["waits"]) == len(found["cpus_used"]["columns"]) == 240
+    bar = found["gpu_rows"][0]["bars"][0]
+    assert (bar["first"], bar["last"], bar["run"]["job"]) == (0, 120, "train")
+    assert asked(spool, "plot", *PERIOD, "--user", "nobody")["runs"] == 0
+
+
+def test_lines_that_cannot_be_read_are_told_of(spool: Command, history: Path) -> None:
+    """The picture is drawn without them."""
+    with (history / "history.jsonl").open("ab") as file:
+        file.write(b"{torn\n")
+    said = spool("plot", *PERIOD, "--show", "gpus")
+    assert said.code == 0
+    assert said.out.startswith("5 runs")
+    assert "1 line of the history could not be read" in said.err
+
+
+def test_a_hostile_name_draws_nothing_else(spool: Command, spool_root: Path) -> None:
+    """Control characters in users reach no terminal."""
+    write(spool_root, [ended(f"j{at}", 0, 1 + at, user=user) for at, user in enumerate(HOSTILE)])
+    said = spool("plot", *PERIOD, "--show", "cpus")
+    assert said.code == 0
+    assert not set(said.out) & {"\x1b", "\x9b", "\u202e"}
+
+
+def test_without_matplotlib_files_say_how_to_get_it(
+    spool: Command, history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that installs it; the terminal needs none."""
+    really = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return really(name, *rest)
+
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    said = spool("plot", *PERIOD, "-o", tmp_path / "x.svg")
+    assert (said.code, said.out) == (1, "")
+    assert "pip install 'spool-scheduler[plot]'" in said.err
+    assert spool("plot", *PERIOD).code == 0
+
+
+def test_an_svg_has_its_words_as_text(spool: Command, history: Path, tmp_path: Path) -> None:
+    """Names of jobs in their bars, users in the legend, headings: to be searched, read out, and scaled."""
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    path = tmp_path / "x.svg"
+    said = spool("plot", *PERIOD, "-o", path)
+    assert (said.code, said.out) == (0, "")
+    assert f"spool: drew {path}" in said.err
+    texts = texts_of(path)
+    assert {"train", "next", "alice", "bob", "carol", "GPU 0", "GPU 1", "CPU 1", "04:00"} <= texts
+    assert "GPUs: 62% in use on average, at most 2 of 2" in texts
+    assert "waits: median 1 m 00 s, 90% within 2 h 00 m, longest 2 h 00 m" in texts
+
+
+def texts_of(path: Path) -> set[str]:
+    """Return the texts of an SVG, which must be well formed."""
+    root = ET.fromstring(path.read_bytes())
+    assert not [each for each in root.iter() if each.tag.endswith("script")]
+    return {"".join(each.itertext()) for each in root.iter() if each.tag.endswith("}text")}
+
+
+def test_hostile_names_stay_text_in_an_svg(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """Markup, formulas, control characters and what legends would leave out: of users, and of jobs in their bars."""
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    write(spool_root, [ended(user, at, at + 1, user=user) for at, user in enumerate(HOSTILE)])
+    path = tmp_path / "x.svg"
+    said = spool("plot", *PERIOD, "-o", path)
+    assert said.code == 0, said.err
+    assert "Glyph" not in said.err  # of signs that the font lacks
+    texts = texts_of(path)
+    assert {"$\\frac{", "_hidden", "</text><scrip…", "&lt;--]]>"} <= texts
+    assert b"<script" not in path.read_bytes()
+    assert not set("".join(texts)) & {"\x1b", "\x9b", "\u202e"}
+    assert spool("plot", *PERIOD, "-o", tmp_path / "x.png").code == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_png_shows_each_group_in_its_colour(spool: Command, history: Path, tmp_path: Path, dark: bool) -> None:
+    """The pixels have the colours of three users, and the ground is light or dark as asked for."""
+    image = pytest.importorskip("matplotlib.image", reason="matplotlib is an extra")
+    path = tmp_path / "x.png"
+    said = spool("plot", *PERIOD, "-o", path, *(["--dark"] if dark else []))
+    assert said.code == 0, said.err
+    pixels = (image.imread(path)[:, :, :3] * 255).round().astype(int)
+    ground = tuple(pixels[2, -2])
+    assert (sum(ground) < 150) == dark
+    red, green, blue = (pixels[:, :, at] for at in range(3))
+    for colour in ((0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73)):
+        many = ((red == colour[0]) & (green == colour[1]) & (blue == colour[2])).sum()
+        assert many > 1000, colour
+
+
+def test_a_file_that_cannot_be_written_is_told_of(spool: Command, history: Path, tmp_path: Path) -> None:
+    """Where, and why."""
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    said = spool("plot", *PERIOD, "-o", tmp_path / "none" / "x.png")
+    assert said.code == 1
+    assert f"cannot plot {tmp_path}/none/x.png: No such file or directory" in said.err
+
+
+def test_very_many_runs_become_no_more_than_the_picture_has(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """Twenty thousand runs on 64 CPUs: an SVG of less than 2 MB, and a terminal picture of the usual height."""
+    dice = random.Random(7)
+    runs = []
+    for at in range(20_000):
+        begin = dice.uniform(0, 8)
+        runs.append(ended(f"j{at}", begin, begin + dice.expovariate(60), user=f"u{dice.randrange(20)}"))
+    write(spool_root, runs)
+    said = spool("plot", *PERIOD, "--show", "cpus")
+    assert len(said.out.splitlines()) < 20
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    path = tmp_path / "x.svg"
+    assert spool("plot", *PERIOD, "-o", path).code == 0
+    assert path.stat().st_size < 2 << 20
+
+
+def test_a_run_that_goes_on_is_in_the_picture(spool: Command, spool_root: Path, dispatcher: object) -> None:
+    """The real thing: a job that a dispatcher runs, seen until now."""
+    put_job(spool_root, "sleeper", 'command = "sleep 30"\n')
+    opened = Spool(str(spool_root))
+    wait_for(lambda: "sleeper" in opened.names("running") and opened.latest_run("sleeper"))
+    wait_for(lambda: spool("plot", "--show", "cpus").out)
+    said = spool("plot", "--show", "cpus")
+    assert "1 run, 1 still running" in said.out
+    assert spool("cancel", "sleeper").code == 0
+    wait_for(lambda: "sleeper" not in opened.names("running"))

@@ -1,0 +1,126 @@
+"""The runs of the last while, of which each look reads only what is new."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from spool.core.model import SECOND_NS
+from spool.formats.history import render_history
+from spool.store import history
+from spool.store.history import RecentHistory
+from spool.testing.builders import a_result
+
+HOUR_NS = 3600 * SECOND_NS
+NOW_NS = 1_800_000_000 * SECOND_NS
+
+
+def line(name: str, hours_ago: float) -> bytes:
+    """Return the line of a run that ended so long ago."""
+    return render_history(a_result(name, submitted_at_ns=NOW_NS - int(hours_ago * HOUR_NS) - SECOND_NS, ran="1s"))
+
+
+def append(root: Path, *lines: bytes) -> None:
+    """Append lines to the history."""
+    with (root / "history.jsonl").open("ab") as file:
+        file.write(b"".join(lines))
+
+
+def names(recent: RecentHistory, now_ns: int = NOW_NS) -> list[str]:
+    """Return the jobs of the runs of a look."""
+    return [run.job for run in recent.look(now_ns)]
+
+
+def test_what_is_appended_is_seen(spool_root: Path) -> None:
+    """A look has the runs of the looks before and those since, each once, in their order."""
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    assert names(recent) == []
+    append(spool_root, line("a", 3), line("b", 2))
+    assert names(recent) == ["a", "b"]
+    append(spool_root, line("c", 1))
+    assert names(recent) == ["a", "b", "c"]
+    assert names(recent) == ["a", "b", "c"]
+
+
+def test_only_what_is_new_is_read(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second look at a history of thousands of lines reads the one line that was appended."""
+    append(spool_root, *(line(f"job-{n}", 5) for n in range(3000)))
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 10_000)
+    assert len(names(recent)) == 3000
+    read: list[bytes] = []
+    parse = history.read_ended_runs
+    monkeypatch.setattr(history, "read_ended_runs", lambda text: (read.append(text), parse(text))[1])
+    append(spool_root, line("new", 1))
+    assert names(recent)[-1] == "new"
+    assert b"".join(read) == line("new", 1)
+
+
+def test_half_a_line_waits_for_its_other_half(spool_root: Path) -> None:
+    """A line that is being written is read once it is whole."""
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    text = line("slow", 1)
+    append(spool_root, line("a", 2), text[:40])
+    assert names(recent) == ["a"]
+    append(spool_root, text[40:])
+    assert names(recent) == ["a", "slow"]
+
+
+def test_a_torn_line_is_passed_over(spool_root: Path) -> None:
+    """A line that a crash left is no run, and hides none."""
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    append(spool_root, line("a", 2), b'{"job": "torn\n', b"\0\0\n", line("b", 1))
+    assert names(recent) == ["a", "b"]
+
+
+def test_what_is_old_is_forgotten(spool_root: Path) -> None:
+    """A run is dropped when it ended longer ago than the span."""
+    append(spool_root, line("old", 30), line("a", 20), line("b", 1))
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    assert names(recent) == ["a", "b"]
+    assert names(recent, NOW_NS + 10 * HOUR_NS) == ["b"]
+
+
+def test_of_too_many_the_newest_stay(spool_root: Path) -> None:
+    """No more runs are kept than was asked for."""
+    append(spool_root, *(line(f"job-{n}", 5 - n / 100) for n in range(50)))
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 10)
+    assert names(recent) == [f"job-{n}" for n in range(40, 50)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rotated_history_is_read_once_more(spool_root: Path, packed: bool) -> None:
+    """After the history was rotated away, what it said of the last while is still known."""
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    append(spool_root, line("a", 3), line("b", 2))
+    assert names(recent) == ["a", "b"]
+    current = spool_root / "history.jsonl"
+    if packed:
+        (spool_root / "history.jsonl.1.gz").write_bytes(gzip.compress(current.read_bytes()))
+        current.unlink()
+    else:
+        os.rename(current, spool_root / "history.jsonl.1")
+    assert names(recent) == ["a", "b"]
+    append(spool_root, line("c", 1))
+    assert names(recent) == ["a", "b", "c"]
+    assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)) == ["a", "b", "c"]
+
+
+def test_a_history_that_was_cut_is_read_anew(spool_root: Path) -> None:
+    """A shorter file under the same name is another history."""
+    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+    append(spool_root, line("a", 3), line("b", 2))
+    assert names(recent) == ["a", "b"]
+    (spool_root / "history.jsonl").write_bytes(line("c", 1))
+    assert names(recent) == ["c"]
+
+
+def test_what_is_no_file_is_an_empty_history(spool_root: Path) -> None:
+    """A directory or a FIFO in its place has no runs, and nobody waits for it."""
+    (spool_root / "history.jsonl").mkdir()
+    assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)) == []
+    (spool_root / "history.jsonl").rmdir()
+    os.mkfifo(spool_root / "history.jsonl")
+    assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)) == []
