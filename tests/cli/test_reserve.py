@@ -19,6 +19,7 @@ from spool.core.model import SECOND_NS as S
 from spool.query import reservations
 
 HOUR = 3600 * S
+NOW_NS = time.time_ns()
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +235,28 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
     said = spool("reserve", "create", "new", "--gpus", "1", "--duration", "2h")
     assert said.code == 0
     assert "whether it conflicts with bad is unknown" in said.out + said.err
+
+
+def test_a_cancelled_reservation_is_listed_with_all(spool: Command, spool_root: Path) -> None:
+    """As cancelled, or completed if its end had passed; once for each time that one of its name was cancelled."""
+    name = "a" * 100
+    for _ in range(2):
+        assert spool("reserve", "create", name, "--gpus", "2", "--duration", "1h", "--comment", "talk").code == 0
+        assert spool("reserve", "cancel", name).out == f"{name} cancelled\n"
+    old = put_job(spool_root, "old", 'user = "x"\ngpus = 1\nduration = "1s"\n', "reservations")
+    os.utime(old, ns=(0, NOW_NS - HOUR))
+    spool("reserve", "cancel", "old")
+    put_job(spool_root, "broken", "gpus = [", "reservations")
+    spool("reserve", "cancel", "broken")
+    assert asked(spool, "reserve", "list")["reservations"] == []
+    rows = asked(spool, "reserve", "list", "--all")["reservations"]
+    assert [(row["name"], row["state"], row["comment"]) for row in rows] == [
+        ("old", "completed", None), (name, "cancelled", "talk"), (name, "cancelled", "talk"),
+    ]  # fmt: skip
+    assert all(row["removed_at_ns"] >= NOW_NS for row in rows)
+    said = spool("reserve", "list", "--all").out
+    assert said.count("cancelled") == 2
+    assert "|" not in said.splitlines()[-1]
+    (spool_root / ".reservations" / "junk").write_text("x")
+    (spool_root / ".reservations" / "x.12.toml").mkdir()
+    assert asked(spool, "reserve", "list", "--all")["reservations"] == rows

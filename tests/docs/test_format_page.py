@@ -73,7 +73,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
     records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
-    records |= {layout.DEFAULTS, layout.PROGRESS, layout.SCRIPT, f"{layout.TASKS}/"}
+    records |= {layout.DEFAULTS, layout.PROGRESS, layout.SCRIPT, layout.SUSPENDED, f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
-from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind
+from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
 from spool.formats.timestamps import parse_instant, render_instant
@@ -64,6 +65,8 @@ def test_golden_records_load_for_ever() -> None:
     assert run_records.parse_status((GOLDEN / "status").read_bytes()) is State.RUNNING
     stop = Stop(StopKind.CANCEL, "alice", 1795232626504843735, "no longer needed")
     assert run_records.parse_stop((GOLDEN / "stop").read_bytes()) == stop
+    suspended = Suspension(61_000_000_000, 1795232627000000001, 4711_000_000_000)
+    assert run_records.parse_suspended((GOLDEN / "suspended").read_bytes()) == suspended
     assert run_records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == run_records.GrantRecord(
         "train", 3, 2, 1, "process", GRANT, "alice", 1795232626504843735, 1795232627000000001, "box", BOOT, 12345678
     )
@@ -77,6 +80,7 @@ def test_golden_records_load_for_ever() -> None:
         (run_records.parse_jid, f"1 2 {BOOT} pid:[1] box\n".encode()),
         (run_records.parse_rc, b"137\n"),
         (run_records.parse_stop, b"cancel alice 5 why\n"),
+        (run_records.parse_suspended, b"5 6 7\n"),
         (run_records.parse_status, b"running\n"),
     ],
 )
@@ -101,6 +105,8 @@ def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], 
         (run_records.parse_rc, b"\n"),
         (run_records.parse_rc, "\u0661\n".encode()),
         (run_records.parse_stop, b"explode alice 5\n"),
+        (run_records.parse_suspended, b"5 6\n"),
+        (run_records.parse_suspended, b"-5\n"),
         (run_records.parse_grant, b"job = 1"),
         (run_records.parse_grant, b"\xff"),
         (parse_result, b""),
@@ -128,6 +134,23 @@ def test_resources_are_tables_of_one_line() -> None:
     assert line["resource_indices"] == {"tpu": [0, 3]}
     odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
     assert run_records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
+
+
+@pytest.mark.parametrize("suspension", [Suspension(), Suspension(5), Suspension(5, 6, 7), Suspension(0, 1, 0)])
+def test_how_long_a_run_was_suspended_is_read_as_it_was_written(suspension: Suspension) -> None:
+    """And later words in the line are passed over."""
+    text = run_records.render_suspended(suspension)
+    assert run_records.parse_suspended(text) == suspension
+    if suspension.since_ns is not None:
+        assert run_records.parse_suspended(text[:-1] + b" more\n") == suspension
+
+
+def test_the_result_and_the_history_know_how_long_a_run_was_suspended() -> None:
+    """To the nanosecond and to the millisecond; a run that never was says nothing of it, and reads as before."""
+    result = replace(RESULT, suspended_ns=61_000_000_001)
+    assert parse_result(render_result(result)) == result
+    assert json.loads(render_history(result))["suspended_ms"] == 61_000
+    assert b"suspended" not in render_result(RESULT) + render_history(RESULT)
 
 
 def test_people_may_write_a_stop_by_hand() -> None:

@@ -36,6 +36,7 @@ SECTIONS = (
             "hold": "Hold jobs until they are released.",
             "release": "Release held jobs.",
             "requeue": "Run ended or running jobs again.",
+            "move": "Move a job to the front or end of its user's jobs.",
             "suspend": "Suspend running jobs.",
             "continue": "Resume suspended jobs.",
             "signal": "Send a signal to the processes of running jobs.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -24,6 +25,7 @@ GAP = "  "
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells; narrower columns make others drop
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
+_REDRAWN_NS = 100_000_000  # how often at most
 _NARROW = 5  # cells: no column becomes narrower than this
 
 STATE_STYLES = {
@@ -310,16 +312,20 @@ class StatusLine:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show progress on stderr if it is a terminal; the line disappears at the end."""
-    if not lively(sys.stderr):
-        yield lambda done, of: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    line = StatusLine()
+    drawn_ns = 0
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    def step(done: int, of: int) -> None:
+        nonlocal drawn_ns
+        now_ns = time.monotonic_ns()
+        if line.lively and (now_ns - drawn_ns >= _REDRAWN_NS or done == of):
+            drawn_ns = now_ns
+            line.draw(f"{what}: {done:,} of {of:,}", part=done / max(1, of))
+
+    try:
+        yield step
+    finally:
+        line.clear()
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:

@@ -31,7 +31,7 @@ _COLUMNS = (
     render.Column("UNTIL", cut="words", drop=-1, least=render.DATE),
     render.Column("COMMENT", cut="words", least=12),
 )
-_STYLES = {"active": "green", "pending": "", "completed": "dim", "invalid": "red"}
+_STYLES = {"active": "green", "pending": "", "completed": "dim", "cancelled": "dim", "invalid": "red"}
 
 _HELP = unfilled("""\
 Reserve GPUs for a user or project.
@@ -110,14 +110,14 @@ def create(
 
 
 @command.command("list", cls=Verb, short_help="List reservations, with a timeline.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Include past ones.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include past and cancelled ones.")
 @json_option
 @click.pass_obj
 def list_(root: str, everything: bool, as_json: bool) -> int:
     """List reservations, with a timeline.
 
-    STATE is pending, active, completed or invalid; an invalid reservation has an error, or conflicts with one whose
-    file is older, and has no effect.
+    STATE is pending, active, completed, cancelled or invalid; an invalid reservation has an error, or conflicts with
+    one whose file is older, and has no effect.
 
     By hand: head reservations/*
     """
@@ -179,7 +179,8 @@ def _whom(one: Reservation) -> str:
 
 def _values(one: ReservationStatus) -> dict[str, object]:
     values = render.plain(one.reservation) if one.reservation is not None else {}
-    return {key: value for key, value in values.items() if key != "name"} | {"problem": one.problem or None}
+    more = {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
+    return {key: value for key, value in values.items() if key != "name"} | more
 
 
 def _row(one: ReservationStatus) -> list[str]:

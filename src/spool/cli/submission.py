@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
 from spool.cli.group import tell
+from spool.cli.render import progress
 from spool.client import autostart, submit
 from spool.client.exports import Exports, exports
 from spool.core import layout
@@ -219,8 +220,20 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
         for name, _ in jobs:
             if (place := submit.where_taken(root, name)) is not None:
                 raise _taken(root, name, place)
+    done = 0
+
+    def counted() -> Iterator[tuple[str, bytes]]:
+        nonlocal done
+        for done, job in enumerate(jobs):
+            step(done, len(jobs))
+            yield job
+
     try:
-        submit.submit(root, jobs, held=held, replace=replace)
+        with progress("submitting") as step:
+            submit.submit(root, counted(), held=held, replace=replace)
+    except KeyboardInterrupt:
+        tell(f"interrupted: {done} of {len(jobs)} jobs are submitted")
+        raise
     except FileExistsError as error:
         path = os.fsdecode(error.filename)
         name = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)

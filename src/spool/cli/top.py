@@ -11,6 +11,7 @@ from spool.cli.common import opened
 from spool.cli.group import Verb
 from spool.core.errors import SpoolError, cannot
 
+_SWITCH_S = 0.0005  # that a thread which reads ten thousand jobs may keep a key waiting
 _THEMES = ("dark", "light", "ansi")
 
 
@@ -42,6 +43,7 @@ def command(root: str, theme: str | None) -> int:
             raise
         remedy = "`pip install 'spool-scheduler[top]'`, or `pipx inject spool-scheduler textual`"
         raise SpoolError(cannot(*what, "textual is not installed", remedy=remedy)) from None
+    sys.setswitchinterval(_SWITCH_S)
     return Top(spool.root, theme or _usual_theme()).run() or 0
 
 

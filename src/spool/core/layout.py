@@ -25,6 +25,7 @@ PLACES = (QUEUED, HELD, RUNNING, DONE)
 # The rest of the root, FORMAT 1.
 JOBS = "jobs"
 RESERVATIONS = "reservations"
+GONE_RESERVATIONS = ".reservations"  # cancelled, or removed after their end
 ROOM = ".room"  # files that reserve space for the records of stops
 STAGING = ".tmp"
 DIRECTORIES = (*PLACES, JOBS, RESERVATIONS, STAGING)
@@ -116,6 +117,14 @@ def job_of_suspend_file(filename: str) -> str | None:
     return job_of(filename[: -len(SUSPENDED_SUFFIX)]) if filename.endswith(SUSPENDED_SUFFIX) else None
 
 
+def gone_reservation_of(filename: str) -> tuple[str, int] | None:
+    """Return the removed reservation that a file of this name is, and when it was written; None if it is not one."""
+    name, _, created = filename.removesuffix(JOB_SUFFIX).rpartition(".")
+    if not filename.endswith(JOB_SUFFIX) or not valid_name(name) or re.fullmatch("[0-9]{1,19}", created) is None:
+        return None
+    return name, int(created)
+
+
 class Layout:
     """The paths of one spool."""
 
@@ -143,6 +152,10 @@ class Layout:
     def suspend_file(self, name: str) -> str:
         """Return the path of the file that suspends the run of a job."""
         return f"{self.root}/{RUNNING}/{name}{JOB_SUFFIX}{SUSPENDED_SUFFIX}"
+
+    def gone_reservation(self, name: str, created_at_ns: int) -> str:
+        """Return the path of a removed reservation, by when its file was written."""
+        return f"{self.root}/{GONE_RESERVATIONS}/{name}.{created_at_ns}{JOB_SUFFIX}"
 
     def runs(self, name: str) -> str:
         """Return the directory that holds the metadirs of job *name*."""

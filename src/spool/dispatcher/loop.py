@@ -34,8 +34,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
-from spool.dispatcher.suspender import Suspender
-from spool.dispatcher.terminator import Halt, StopOrders, Terminator
+from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
@@ -113,7 +112,7 @@ class Dispatcher:
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = LimitEnforcer(context, self.stops.order)
-        self.suspender = Suspender(context, self.limits)
+        self.suspender = Suspender(context, self.limits.add)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from spool.core.errors import InvalidReservation, InvalidValue
-from spool.core.model import Reservation
+from spool.core.model import SECOND_NS, Reservation
 from spool.formats import toml
 from spool.formats.keys import REQUIRED, Key, KeyTable
 from spool.formats.validation import Format, Kind, Kinds
@@ -72,6 +72,13 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
 def dump(keys: Mapping[str, object]) -> bytes:
     """Return those of *keys* that are not None as the text of a reservation, for `parse` to judge."""
     return toml.write({key: value for key, value in keys.items() if value is not None})
+
+
+def render(one: Reservation) -> bytes:
+    """Return the text of a reservation, with its beginning and its end as dates, to the second."""
+    gpus = list(one.gpu_indices) or one.gpu_count
+    times = {"start": local_time(one.start_at_ns), "end": local_time(-(-one.end_at_ns // SECOND_NS) * SECOND_NS)}
+    return dump({"user": one.user, "project": one.project, "gpus": gpus, **times, "comment": one.comment})
 
 
 def local_time(at_ns: int) -> datetime:

@@ -111,16 +111,13 @@ class PageContent:
     problems: tuple[str, ...]
     counts: Mapping[str, int]  # jobs by state, arrays apart
     machine: MachineView | None
+    gpus: tuple[GpuView, ...]  # by index, as they were seen last
+    gpus_watched: bool  # else no job needs one, and the dispatcher does not look at them
     runs: tuple[RunShown, ...]
     runs_left_out: int
     waiting: Shown
     held: Shown  # and invalid ones
     day: Day
-
-    @property
-    def gpus(self) -> tuple[GpuView, ...]:
-        """The GPUs, by index."""
-        return tuple(sorted(self.machine.gpus, key=lambda gpu: gpu.index)) if self.machine is not None else ()
 
     @property
     def active(self) -> int:
@@ -138,6 +135,7 @@ class ContentReader:
         self._view: StateView | None = None
         self._seen: object = None  # of the file that `_view` was read from
         self._damaged = ""
+        self._gpus: tuple[GpuView, ...] = ()  # that were seen last
         self._day = Day()
         self._day_due_ns = 0
         self._day_problem = ""
@@ -160,6 +158,7 @@ class ContentReader:
         real = [row for row in rows.values() if not jobs[row.name].array]
         self._read_day(now_ns, real)
         runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
+        machine = view.machine if view is not None else None
         lists = self._shown(waiting, MOST_WAITING), self._shown(held, MOST_HELD)
         return PageContent(
             spool=self._spool.root,
@@ -170,7 +169,9 @@ class ContentReader:
             paused=self._spool.paused,
             problems=tuple(self._problems()),
             counts=Counter(row.state.value for row in real),
-            machine=view.machine if view is not None else None,
+            machine=machine,
+            gpus=self._gpus,
+            gpus_watched=machine is not None and machine.gpus_at_ns is not None,
             runs=runs,
             runs_left_out=max(0, len(active) - MOST_RUNS),
             waiting=lists[0],
@@ -214,6 +215,8 @@ class ContentReader:
             self._damaged = "state.json cannot be understood; the jobs are those of the view before, if there is one"
         else:
             self._view = view
+            if view.machine is not None and view.machine.gpus_at_ns is not None:
+                self._gpus = tuple(sorted(view.machine.gpus, key=lambda gpu: gpu.index))
         self._seen = seen
 
     def _shown(self, rows: list[JobRow], most: int) -> Shown:
@@ -222,7 +225,7 @@ class ContentReader:
         return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
 
     def _run(self, row: JobRow, view: JobView) -> RunShown:
-        index = {gpu.uuid: gpu.index for gpu in self._view.machine.gpus} if self._view and self._view.machine else {}
+        index = {gpu.uuid: gpu.index for gpu in self._gpus}
         gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
         word = ""
         if row.state is State.RUNNING and row.run is not None and not view.array:
@@ -251,9 +254,8 @@ class ContentReader:
         view = self._view
         if view is None or view.machine is None:
             return None
-        machine = Machine(
-            view.machine.cpus, view.machine.memory_bytes, gpus=tuple(gpu.gpu() for gpu in view.machine.gpus)
-        )
+        gpus = tuple(gpu.gpu() for gpu in self._gpus)
+        machine = Machine(view.machine.cpus, view.machine.memory_bytes, gpus=gpus)
         going_on = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
         drawn = last_day(ended, filter(None, going_on), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
         return drawn if drawn.runs else None

@@ -222,7 +222,8 @@ def _tiles(content: PageContent) -> Markup:
         given = machine.memory_bytes - machine.memory_free_bytes
         tiles.append(_share("memory", given, machine.memory_bytes, bytes_=True))
         if content.gpus:
-            tiles.append(_share("GPUs", sum(bool(gpu.jobs) for gpu in content.gpus), len(content.gpus)))
+            given = sum(bool(gpu.jobs) for gpu in content.gpus) if content.gpus_watched else 0
+            tiles.append(_share("GPUs", given, len(content.gpus)))
         for name, pool in list(machine.resources.items())[:_MOST_POOLS]:
             tiles.append(_share(_cut(name, 30), pool.granted, pool.total))
     return tag("div", *tiles, class_="tiles")
@@ -271,11 +272,11 @@ def _gpus(content: PageContent) -> Markup | None:
     if machine is None or (not content.gpus and machine.gpu_problem is None):
         return None
     users = {run.row.name: run.row.user or "?" for run in content.runs}
-    cards = [_gpu(gpu, users) for gpu in content.gpus]
+    cards = [_gpu(gpu, users) if content.gpus_watched else _unwatched(gpu) for gpu in content.gpus]
     problem = None
     if machine.gpu_problem is not None:
         problem = tag("p", f"What is free is unknown: {_cut(machine.gpu_problem)}", class_="banner warn")
-    asked = ""
+    asked = "" if content.gpus_watched else "no job needs one; the dispatcher looks at them when one does"
     if machine.gpus_at_ns is not None and content.at_ns - machine.gpus_at_ns > 60 * SECOND_NS:
         asked = f"as of {_clock(machine.gpus_at_ns, content.at_ns)}"
     return _section("GPUs", asked, *filter(None, (problem, tag("div", *cards, class_="gpus"))), anchor="gpus")
@@ -300,8 +301,15 @@ def _gpu(gpu: GpuView, users: Mapping[str, str]) -> Markup:
         told.append(tag("p", _cut(stranger(each, size, each.user or ""), 120), class_="odd"))
     if not told:
         told.append(tag("p", "free", class_="free"))
-    heading = tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
-    return tag("div", heading, tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+    return tag("div", _gpu_name(gpu), tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+
+
+def _unwatched(gpu: GpuView) -> Markup:
+    return tag("div", _gpu_name(gpu), tag("p", "no job"), class_="gpu")
+
+
+def _gpu_name(gpu: GpuView) -> Markup:
+    return tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
 
 
 def _holder(name: str, user: str | None, taken_bytes: int | None) -> Markup:

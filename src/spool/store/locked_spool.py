@@ -338,6 +338,12 @@ class LockedSpool(Spool):
         """Take the reason away: spool itself holds the job no longer."""
         self.disk.discard(self.layout.reason_file(name))
 
+    def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
+        """Keep what a reservation said whose file was removed, unless whoever removed it has kept it."""
+        self.disk.ensure_directory(self.layout.at(layout.GONE_RESERVATIONS))
+        with contextlib.suppress(FileExistsError):
+            self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
+
     def withdraw_suspend_order(self, name: str) -> None:
         """Take the file away that suspends a run: the run is over."""
         self.disk.discard(self.layout.suspend_file(name))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from spool.store.spool import Spool
 _LINES = 1000  # of an output that are kept
 _LONGEST = 2000  # characters of a line
 _TAB = 8
+_AGAIN_S = 10.0  # why a job waits changes without its row
 _WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 
@@ -102,6 +104,7 @@ class SubjectReader:
         self._follower: Follower | None = None
         self._pieces: Iterator[OutputPiece | None] = iter(())
         self._begun = False
+        self._asked_at = 0.0
 
     def news(self) -> list[str] | None:
         """Return the lines if they are others than those of the last call. Called by one thread."""
@@ -124,7 +127,11 @@ class SubjectReader:
     def _lines(self) -> list[str]:
         row = self.subject.row
         if row.run is None or row.state in _WAITING:
-            return self._shown if self._shown is not None else self._reasons(row)
+            now = time.monotonic()
+            if self._shown is None or now - self._asked_at >= _AGAIN_S:
+                self._asked_at = now
+                return self._reasons(row)
+            return self._shown
         if not self._begun:
             self._begun = True
             self._follower = Follower(Spool(self._root), row.name, only=row.run, lines=_LINES)
@@ -137,8 +144,8 @@ class SubjectReader:
 
     def _reasons(self, row: JobRow) -> list[str]:
         if not self.subject.fully or row.state is State.INVALID:
-            return row.reason.splitlines()
-        return list(sentences(why(Spool(self._root), row.name)))
+            return list(map(shown, row.reason.split("\n")))
+        return list(map(shown, sentences(why(Spool(self._root), row.name))))
 
     def _without_output(self, row: JobRow) -> list[str]:
         said = why_never_begun(Spool(self._root), row.name, row.run) if row.state.ended else ""
