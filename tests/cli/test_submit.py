@@ -138,7 +138,7 @@ def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
 def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, name: str) -> None:
-    """What is no job's name is refused as a usage error."""
+    """What is not a valid job name is refused as a usage error."""
     assert spool("submit", f"--name={name}", "--", "true").code == 2
     assert os.listdir(spool_root / "queued") == []
 

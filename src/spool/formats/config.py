@@ -362,7 +362,7 @@ def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[st
     return contacts
 
 
-_NO_ADDRESS = 'needs "to": where the messages go'
+_NO_ADDRESS = 'needs "to": the recipients'
 
 
 def _addresses(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
