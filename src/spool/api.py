@@ -18,7 +18,7 @@ from spool.formats import jobfile
 from spool.machine.host import this_user
 from spool.query.explain import Explanation, why
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
-from spool.store.config import defaults_of
+from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 _POLL_S = 0.025

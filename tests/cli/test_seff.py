@@ -52,7 +52,7 @@ def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
         "CPUs       4 given, 2.00 busy on average: 50.0%",
         "CPU time   2 h 00 m",
         "memory     8 GiB given, 2 GiB at most: 25.0%",
-        "GPUs       1 GPU, 1.00 GPU hours",
+        "GPUs       1 GPU given, use unknown, 1.00 GPU hours",
         "time       1 h 00 m of 2 h 00 m: 50.0%",
         "next time  cpus = 2",
         '           memory = "2560M"',

@@ -66,7 +66,7 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     assert found["success"] == "50.0%"
     assert found["wait"] == "median 1 m 00 s, 90 % within 1 m 00 s, mean 1 m 00 s"
     assert found["CPU hours"] == "4.00 given, 1.00 used (25.0%)"
-    assert found["GPU hours"] == "2.00"
+    assert found["GPU hours"] == "2.00 given; use unknown"
     assert found["most CPUs"].startswith("4 at once, first on ")
     assert found["most GPUs"].startswith("1 at once")
 

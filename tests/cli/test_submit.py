@@ -311,7 +311,7 @@ def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, sp
     assert os.listdir(spool_root / ".tmp") == []
 
 
-@pytest.mark.parametrize("way", [[], ["--env", "A=1"]], ids=["quick", "full"])
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
 def test_a_submission_makes_the_staging_directory(spool: Command, spool_root: Path, way: list[str]) -> None:
     """Where it is missing, that is in nobody's way."""
     (spool_root / ".tmp").rmdir()
@@ -326,7 +326,7 @@ def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_pa
     (tmp_path / "script.sh").write_text("#!/bin/sh\n#SPOOL --tmux --keep-session\ntrue\n")
     words = {
         "quick": ("--tmux", "--keep-session", "--", "true"),
-        "full": ("--executor", "process", "--tmux", "--keep-session", "--env", "A=1", "--", "true"),
+        "full": ("--executor", "process", "--tmux", "--keep-session", "--prolog", "true", "--", "true"),
         "line": (str(tmp_path / "script.sh"),),
     }
     spool("submit", "--name", "t", *words[way])
@@ -343,11 +343,18 @@ QUICK_OPTIONS = st.lists(
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
             ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["-d", "b,c"], ["-d", "any:b"], ["-d", ","], ["-d", "x y"], ["-d", "b"],
             ["--executor", "process"], ["--executor", "slurm"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
             ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
             ["--tag", "a,a"], ["--project", "a "], ["--group", "g"], ["--group-limit", "2"], ["--group-limit", "0"],
             ["--max-running", "2"], ["--on-dependency-failure", "wait"], ["--signal", "USR1@1s"], ["--gpus", "0"],
+            ["--env", "SPOOL_X=1"], ["--env", "CUDA_VISIBLE_DEVICES=0"], ["-eA B=1"], ["-e", "A={x}\n"],
+            ["-e", "PATH=é"], ["--env", "=1"], ["--env", "A=a\0b"], ["--env", "NONE"], ["--stdout", "a.txt"],
+            ["--stdout", "x/%n"], ["-o", "d/"], ["--stderr", ".."], ["--stderr", ""], ["--stdout", "~/x"],
+            ["--stdout", "//"], ["--stderr", "/dev/null"],
+            ["--retry-max", "0"], ["--retry-max", "9999999"], ["--retry-delay", "5s"], ["--retry-delay", "x"],
+            ["--retry-backoff", "2"], ["--retry-on", "failed,3"], ["--retry-max-delay", "1m"],
         ]
     ),
     max_size=4,
@@ -364,18 +371,45 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     if text is None:
         return
     spec = jobfile.parse(text.encode(), name="a")
-    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values), "env": {"PATH": "/bin"}}
+    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
+    own = keys.get("env", {})
+    assert isinstance(own, dict)
+    keys["env"] = {"PATH": "/bin", **own}
     assert spec == jobfile.parse(jobfile.dump(keys), name="a")
 
 
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list[str]) -> None:
+    """It lies in held/ alone, with the variables that were asked for, and nobody asks for a dispatcher."""
+    said = spool("submit", "--hold", *way, "-e", "A=1", "--name", "a", "--", "true")
+    assert (said.code, said.out) == (0, "a\n")
+    assert os.listdir(spool_root / "queued") == []
+    spec = jobfile.parse((spool_root / "held" / "a.toml").read_bytes(), name="a")
+    assert dict(spec.env)["A"] == "1"
+
+
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
+    spool: Command, spool_root: Path, way: list[str]
+) -> None:
+    """A job that waits for one that exists; one that waits for itself is refused, one for none is told of."""
+    spool("submit", "--name", "first", "--", "true")
+    said = spool("submit", *way, "-d", "first", "--name", "second", "--", "true")
+    assert (said.code, said.err) == (0, "")
+    spec = jobfile.parse((spool_root / "queued" / "second.toml").read_bytes(), name="second")
+    assert spec.depends_on.all == ("first",)
+    assert spool("submit", *way, "-d", "second", "--name", "second", "--replace", "--", "true").code == 4
+    assert "no job of that name" in spool("submit", *way, "-d", "none", "--", "true").err
+
+
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
-    """`spool submit -- CMD` imports none of the packages that take long to import."""
+    """`spool submit -- CMD` imports none of the packages that take long to import; neither do plain options."""
     (spool_root / "config.toml").write_text("")
     machine = '"machine":{"cpus":1,"memory_bytes":1,"gpus":[{"uuid":"GPU-1"}]},"passes":null'
     (spool_root / "state.json").write_text(f"{{{machine}}}")
     (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
     code = (
-        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '--', 'true']);"
+        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '-e', 'A=1', '--', 'true']);"
         "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spool.core.efficiency import MeasuredRun, efficiency, rounded_size, rounded_time, summary
 from spool.core.model import SECOND_NS as S
-from spool.core.model import State
+from spool.core.model import GpuUse, State
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 
 G = 1 << 30
@@ -162,3 +162,17 @@ def test_rounding_never_goes_down_and_keeps_the_order(border: int, one: int, bes
             assert number <= rounded(number) <= number + number // part + most
         assert (one <= other) <= (rounded(one) <= rounded(other))
         assert (other <= one) <= (rounded(other) <= rounded(one))
+
+
+def test_the_use_of_gpus_is_compared_with_what_was_given() -> None:
+    """The mean of both, a note on the one that was never busy, and of a share its peak and a fifth."""
+    use = (GpuUse(HOUR, 90.0, 100, HOUR, G, 10 * G), GpuUse(HOUR, 0.0, 0, HOUR, 0, 0))
+    found = efficiency(replace(TRAIN, gpu_use=use, gpu_memory_bytes=40 * G))
+    assert (found.gpu_efficiency, found.advice.gpu_memory_bytes) == (0.45, 12 * G)
+    assert found.advice.notes == ("1 of its 2 GPUs were never busy",)
+    alone = efficiency(replace(TRAIN, gpus=1, gpu_use=use[1:])).advice
+    assert (alone.notes, alone.gpu_memory_bytes) == (("its GPU was never busy",), None)
+    unknown = efficiency(replace(TRAIN, gpu_use=(GpuUse(), GpuUse())))
+    assert (unknown.gpu_efficiency, unknown.advice.notes) == (None, ())
+    together = summary([replace(TRAIN, gpu_use=use), TRAIN])
+    assert together.gpu_efficiency == 0.45

@@ -194,6 +194,27 @@ def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
     assert result["suspended_ns"] > 3.2e9
 
 
+def test_only_a_file_suspends(served: Served) -> None:
+    """A directory, a FIFO or a link of that name has no effect, hangs nobody and stays."""
+    served.start()
+    for name in ("dir", "fifo", "link"):
+        served.drop(name, _COUNTS, cpus=0)
+        served.says(name, "3")
+    _order(served, "dir").mkdir()
+    os.mkfifo(_order(served, "fifo"))
+    _order(served, "link").symlink_to("/dev/zero")
+    served.looked()
+    for name in ("dir", "fifo", "link"):
+        assert not _quiet(served, name)
+        assert served.spool("cancel", name).returncode == 0
+    served.wait_done("dir", "fifo", "link")
+    served.looked()
+    assert (
+        sum(_order(served, name).is_symlink() or _order(served, name).exists() for name in ("dir", "fifo", "link")) == 3
+    )
+    assert "ERROR" not in served.said()
+
+
 def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:
     """An array means its tasks that run; `--dry-run` changes nothing; what is suspended already is left out."""
     shared.drop("many", _COUNTS, array="0-3%2", project="p")

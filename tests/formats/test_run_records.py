@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
-from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
+from spool.core.gpuuse import GpuWatch
+from spool.core.model import OUTCOMES, GpuUse, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
 from spool.formats.timestamps import parse_instant, render_instant
@@ -58,6 +59,10 @@ NEVER = Result(
 )
 
 
+USE = (GpuUse(55_000_000_000, 43.25, 100, 60_000_000_000, 1 << 33, 1 << 34), GpuUse(memory_watched_ns=1_000_000))
+WATCH = GpuWatch(1795232687999999999, USE, idle_ns=12_345_000_000, told=2, is_told=True)
+
+
 def test_golden_records_load_for_ever() -> None:
     """What an older version wrote in a metadir is understood by every later one."""
     assert run_records.parse_jid((GOLDEN / "jid").read_bytes()) == Jid(4711, 1234567, BOOT, "pid:[4026531836]", "box")
@@ -72,6 +77,7 @@ def test_golden_records_load_for_ever() -> None:
     )
     assert parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
     assert list(read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
+    assert run_records.parse_gpus((GOLDEN / "gpus.toml").read_bytes()) == WATCH
 
 
 @pytest.mark.parametrize(
@@ -380,3 +386,30 @@ def test_what_is_no_instant_is_none(text: str) -> None:
 def test_an_instant_may_have_any_offset() -> None:
     """Other tools may write local time with its offset."""
     assert parse_instant("2026-11-21 05:43:46.5+02:00") == 1795232626500000000
+
+
+def test_the_use_of_gpus_reads_back_from_each_record() -> None:
+    """In the metadir, the result and the history; what is unknown stays unknown, and is not written as 0."""
+    assert run_records.parse_gpus(run_records.render_gpus(WATCH)) == WATCH
+    result = replace(RESULT, gpu_use=USE)
+    assert parse_result(render_result(result)).gpu_use == parse_history_line(render_history(result)).gpu_use == USE
+    line = json.loads(render_history(result))
+    assert line["gpu_use"][1] == {"memory_watched_ms": 1}
+    assert b"gpu_use" not in render_history(RESULT)
+
+
+@pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e300", '"many"', "true", "[1]"])
+def test_numbers_that_no_gpu_has_are_unknown(number: str) -> None:
+    """Whoever edits a record by hand breaks no sum by it."""
+    lines = "at_ns = 5", "idle_ms = X", "told = X", "[[gpu_use]]", "watched_ms = X", "mean_percent = X"
+    with suppress(InvalidRecord):
+        assert run_records.parse_gpus("\n".join(lines).replace("X", number).encode()) == GpuWatch(5, (GpuUse(),))
+    line = '{"job":"a","run":1,"outcome":"failed","gpu_use":[{"mean_percent":X}]}'
+    with suppress(InvalidRecord):
+        assert parse_history_line(line.replace("X", number).encode()).gpu_use == (GpuUse(),)
+
+
+def test_a_gpus_record_without_its_time_is_senseless() -> None:
+    """It could not be told how old it is."""
+    with pytest.raises(InvalidRecord):
+        run_records.parse_gpus(b"idle_ms = 5\n")

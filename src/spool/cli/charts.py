@@ -299,8 +299,11 @@ def boxes(
 
     many = len(corners) > _MANY_BOXES
     paths = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, top, right, bottom in corners]
-    look = {"linewidths": 0 if many else 0.5, "edgecolors": "none" if many else edge, "rasterized": many}
-    axes.add_collection(PolyCollection(paths, facecolors=list(colours), **look))
+    drawn = PolyCollection(
+        paths, facecolors=list(colours), linewidths=0 if many else 0.5, edgecolors="none" if many else edge
+    )
+    drawn.set_rasterized(many)
+    axes.add_collection(drawn)
 
 
 def patch(colour: str) -> Any:

@@ -17,8 +17,7 @@ from spool.core.model import JobDefaults, Spec
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
 from spool.query.foresight import doubts
-from spool.store.config import defaults_of
-from spool.store.spool import Spool
+from spool.store.glance import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
 _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
@@ -90,7 +89,7 @@ def _warnings(root: str, found: list[_Checked]) -> dict[str, list[Problem]]:
         return {}
     jobs = {job[0]: path for path, _, job in found if job is not None}
     warnings: dict[str, list[Problem]] = {}
-    for name, why in doubts(Spool(root), [job for _, _, job in found if job is not None]):
+    for name, why in doubts(root, [job for _, _, job in found if job is not None]):
         warnings.setdefault(jobs[name], []).append(Problem(None, None, f"job {name} {why}"))
     return warnings
 

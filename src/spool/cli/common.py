@@ -12,6 +12,7 @@ import click
 
 from spool.cli import render
 from spool.cli.group import LAST, JobArgument, tell
+from spool.client import autostart
 from spool.client.submit import ensure_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
@@ -61,6 +62,13 @@ def made(root: str) -> Spool:
     if ensure_spool(root):
         tell(f"created a new spool in {root}")
     return Spool.open(root)
+
+
+def ensure_dispatcher(root: str) -> None:
+    """Start a dispatcher in the background if none is running, or say how."""
+    problem = autostart.ensure(root)
+    if problem is not None:
+        tell(problem)
 
 
 def this_user() -> str:

@@ -270,6 +270,12 @@ def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
     return ls.COLUMNS
 
 
+def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.cli import pictures
+
+    return pictures.PANELS
+
+
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.core.model import State
 
@@ -320,6 +326,8 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
     "notify_on": _listed(_events),
     "notify_to": _listed(lambda ctx, spool, typed: vocabulary.contacts(spool)),
+    "output": "file",
+    "panels": _listed(_panels),
     "plot": "file",
     "policy": _listed(_fixed(("fifo", "easy", "spool"))),
     "project": _labels("project"),

@@ -10,16 +10,24 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, made, named, names_argument, one_job, opened, states_of, states_option, this_user
+from spool.cli.common import (
+    ensure_dispatcher,
+    for_each,
+    made,
+    named,
+    names_argument,
+    one_job,
+    opened,
+    states_of,
+    states_option,
+    this_user,
+)
 from spool.cli.group import Verb, tell
-from spool.cli.submission import ensure_dispatcher
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
-from spool.query.jobs import JobFilter
-from spool.query.selection import UNSUCCESSFUL, cancelled_with, picked, running_tasks
 from spool.store.spool import Spool
 
 
@@ -83,6 +91,9 @@ def picked_names(
             raise click.UsageError("name jobs, or select them with --user, --project, --tag or --state")
         return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
+    from spool.query.jobs import JobFilter
+    from spool.query.selection import picked
+
     found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
     for name in unknown:
         tell(str(NoSuchJob(cannot("find", f"job {name}", "the spool has no job of that name"))))
@@ -186,6 +197,8 @@ def requeue(
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
+    from spool.query.selection import UNSUCCESSFUL, cancelled_with
+
     wanted = UNSUCCESSFUL if failed else states_of(states)
     names, code = picked_names(spool, REQUEUE.places, picks, wanted)
     again: list[str] = []
@@ -221,7 +234,7 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
-        from spool.store.config import defaults_of
+        from spool.store.glance import defaults_of
 
         new = jobfile.edited(text, changes, name=name)
         jobfile.parse(new, name=name, defaults=defaults_of(root))
@@ -245,10 +258,10 @@ def _bad_key(pair: str, key: str) -> str:
 @click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`.")
 @click.pass_obj
 def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Suspend running jobs until `spool continue`.
+    """Pause running jobs where they are, until `spool continue`.
 
-    SIGSTOP stops all processes of the job, and the clock of its time limit stops too. The job keeps its CPUs, memory
-    and GPUs; no other job gets them. (`spool hold` frees them, and the job starts over.) For an array, the tasks that
+    All processes of the job stop (SIGSTOP), and so does the clock of its time limit. The job keeps its CPUs, memory and
+    GPUs: no other job gets them. `spool hold` frees them, but the job starts over later. For an array, the tasks that
     run now are suspended.
 
       spool suspend train
@@ -267,7 +280,7 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
 @picking
 @click.pass_obj
 def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Resume suspended jobs.
+    """Continue suspended jobs.
 
       spool continue train
       spool continue --user anna
@@ -287,6 +300,8 @@ def _suspendable(
     names, code = picked_names(spool, SUSPEND.places, picks, states_of(states))
     by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
     orders = set(spool.suspend_orders())
+    from spool.query.selection import running_tasks
+
     found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]
     if not found and names:
         render.say(f"nothing to do: none of these is {'suspended' if suspended else 'running and not suspended'}")

@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
-from spool.store.config import defaults_of
+from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 
@@ -54,7 +54,7 @@ def command(
     unset: tuple[str, ...],
     **_: Any,
 ) -> int:
-    """Change a waiting or held job, or the time limit and priority of a running one.
+    """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
 
     For an array in progress, only `max_running` can be changed.
 
@@ -129,7 +129,7 @@ def _check_running(name: str, old: bytes, new: bytes, defaults: JobDefaults) -> 
             why = "its tasks already exist; only max_running can be changed"
             raise SpoolError(cannot("edit", f"job {name}", why, remedy=f"edit the tasks: {name}_0 and so on"))
     elif in_force(before, after) != after:
-        why = "it is running; only its time limit and priority can be changed"
+        why = "it runs; only its time limit and priority, and gpu_idle, can be changed"
         remedy = f"`spool requeue {name} --with KEY=VALUE` stops it and runs it again with other keys"
         raise SpoolError(cannot("edit", f"job {name}", why, remedy=remedy))
 

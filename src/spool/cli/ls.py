@@ -54,6 +54,10 @@ FIELDS = {
     "cpus": JobField(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
     "memory": JobField(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
     "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
+    "busy": JobField(
+        render.Column("BUSY", right=True, drop=3),
+        lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent} %",
+    ),
     "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
     "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
@@ -129,9 +133,10 @@ def command(
 ) -> int:
     """List jobs that are waiting, running or recently ended. An array that has ended is one line.
 
-    TIME is how long a job has waited or run, or how long it ran. NAMES may be globs; the name of an array lists its
-    tasks. On a terminal each job has one line, the waiting tasks of an array share one, and runs show their progress if
-    they report it (the last percentage of tqdm, or the file `progress` in their metadir). A pipe gets everything.
+    TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
+    terminal gets one line for each job, one for the tasks of an array that wait, the progress of runs that tell it
+    (the last percentage of tqdm, or the file `progress` in their metadir), and how BUSY the GPUs of a run are; a pipe
+    gets everything. Of a job that has ended BUSY is the average.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
@@ -213,7 +218,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
-    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *progress, _USUAL[-1])]
+    busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
@@ -222,6 +228,10 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     render.table([field.column for field in kept], cells, [render.STATE_STYLES[one.row.state] for one in lines[:room]])
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")
+
+
+def _is_busy(row: JobRow) -> bool:
+    return row.gpu_percent is not None and row.ended_at_ns is None
 
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:

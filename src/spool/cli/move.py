@@ -1,4 +1,4 @@
-"""`spool move`: move a job to the front or end of its user's jobs."""
+"""`spool move`: put a waiting job before, or after, the other jobs of its user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spool.query.selection import priorities_to_move
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.pass_obj
 def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bool) -> int:
-    """Move a waiting job before or after the other waiting jobs of its user.
+    """Put a waiting job before your other jobs, or after them.
 
-    It changes the job's priority to one above the highest of these, or one below the lowest. Priority applies across
-    users, so the job also passes other users' jobs with a lower priority. Several jobs keep the order in which you name
-    them. A job that goes first still waits for free resources, and smaller jobs may start before it.
+    This changes the job's priority: to one above the highest of its user's other waiting jobs, or one below the lowest.
+    Priority counts across users, so the job also passes other users' jobs of a lower priority. Several jobs keep the
+    order in which you name them. A job that goes first still waits for room, and smaller jobs can start before it.
 
       spool move train --first
       spool move 'sweep_*' --last

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
-from spool.core.model import State
+from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant
 
@@ -410,6 +410,15 @@ def ratio(number: float | None) -> str:
 def percent(part: float | None) -> str:
     """Return a fraction as a percentage."""
     return "" if part is None else f"{100 * part:.1f}%"
+
+
+def gpu_use(use: GpuUse) -> str:
+    """Return what a run has used of a GPU: "43.0% busy on average, 100% at most; …" and its memory."""
+    busy = "use unknown" if use.mean_percent is None else f"{percent(use.mean_percent / 100)} busy on average"
+    most = f", {use.peak_percent}% at most" if use.peak_percent is not None else ""
+    memory = f"; memory {size(use.mean_memory_bytes)} on average" if use.mean_memory_bytes is not None else ""
+    peak = f", {size(use.peak_memory_bytes)} at most" if use.peak_memory_bytes is not None else ""
+    return f"{busy}{most}{memory}{peak}"
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

@@ -146,6 +146,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("suspended", _suspended(run, now_ns)),
         ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),
         ("CPU time", render.cpu_time(run.cpu_time_ns)),
+        *_gpu_use(run),
         ("given", _given(run)),
         ("executor", run.executor or ""),
         ("pid", str(run.pid) if run.pid is not None and run.ended_at_ns is None else ""),
@@ -154,6 +155,14 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("directory", run.metadir),
         ("again", again),
     ]
+
+
+def _gpu_use(run: RunDetails) -> list[tuple[str, str]]:
+    indices = run.grant.gpu_indices if run.grant is not None else ()
+    idle = show_duration(run.gpu_idle_ns) if run.gpu_idle_ns else ""
+    named = enumerate(run.gpu_use)
+    lines = [(f"GPU {indices[at] if at < len(indices) else at}", render.gpu_use(use)) for at, use in named]
+    return [*lines, ("GPUs idle for", idle)]
 
 
 def _suspended(run: RunDetails, now_ns: int) -> str:

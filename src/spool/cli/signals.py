@@ -35,14 +35,14 @@ class _SignalVerb(Verb):
 @click.command(cls=_SignalVerb)
 @click.argument("signal_name", metavar="SIGNAL")
 @picking
-@click.option("--shell", is_flag=True, help="Also signal the shell that runs a command given as a string.")
+@click.option("--shell", is_flag=True, help="Also signal the shell that runs a command given as text.")
 @click.pass_obj
 def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Send a signal to the processes of running jobs.
 
     SIGNAL is a name or a number: USR1, SIGUSR1, 10. A shell that only waits for the command does not get it, as with
-    the key `signal`. The job decides what to do with it; if the signal kills it, the job has failed. To end jobs use
-    `spool cancel`, to stop them for a while `spool suspend`.
+    the key `signal`. A job that dies from the signal has failed. To end a job use `spool cancel`, to pause it
+    `spool suspend`.
 
       spool signal USR1 train
       spool signal INT --project vision

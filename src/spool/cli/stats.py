@@ -43,9 +43,10 @@ def command(
 ) -> int:
     """Show wait times, run times and usage of ended runs.
 
-    A run belongs to the period in which it ended; hours and peaks count what was granted within the period. CPU-H and
-    GPU-H are hours times the number granted, USED is CPU time relative to CPU-H, and the peaks are the most in use at
-    one time. SUCCESS counts jobs without cancelled ones: a job that finished on its second try is one success.
+    A run belongs to the period in which it ended; hours and peaks are of what was given within the period. CPU-H and
+    GPU-H are hours times what was given. USED is CPU time of what was given, BUSY in how much of the time the GPUs that
+    were given computed, and the peaks are the most in use at one moment. SUCCESS is of jobs, those that were cancelled
+    left out: a job that finished at its second try is one success.
 
       spool stats --since 7d
       spool stats --by user --since 2026-01-01 --until 2026-02-01
@@ -121,7 +122,7 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("run time", _times(total.run_time_median_ns, total.run_time_p90_ns, None)),
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
         ("CPU hours", _cpu_hours(total)),
-        ("GPU hours", _hours(total.gpu_hours) if total.peak_gpus else ""),
+        ("GPU hours", _gpu_hours(total) if total.peak_gpus else ""),
         *((f"{name} hours", _hours(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
@@ -146,11 +147,20 @@ def _hours(hours: float) -> str:
 def _cpu_hours(total: Totals) -> str:
     given = f"{_hours(total.cpu_hours)} given"
     if total.cpu_used_hours is None:
-        return f"{given}; CPU time used is unknown" if total.cpu_hours else ""
+        return f"{given}; use unknown" if total.cpu_hours else ""
     known, timed = total.cpu_used_runs, total.timed_runs
     of = f" by {known} of {timed} runs; unknown for the others" if known < timed else ""
     part = f" ({render.percent(total.cpu_efficiency)})" if total.cpu_efficiency is not None else ""
     return f"{given}, {_hours(total.cpu_used_hours)} used{of}{part}"
+
+
+def _gpu_hours(total: Totals) -> str:
+    given = f"{_hours(total.gpu_hours)} given"
+    if total.gpu_used_hours is None:
+        return f"{given}; use unknown"
+    part = f" ({render.percent(total.gpu_efficiency)})" if total.gpu_efficiency is not None else ""
+    known = f"in {count_of(total.gpu_used_runs, 'run')} with known use"
+    return f"{given}, {_hours(total.gpu_used_hours)} busy{part} {known}"
 
 
 def _peak(count: int, at_ns: int | None) -> str:
@@ -198,6 +208,7 @@ _CELLS = (
     _Cell("CPU-H", 90, lambda each: _hours(each.cpu_hours)),
     _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
     _Cell("GPU-H", 90, lambda each: _hours(each.gpu_hours) if each.gpu_hours else ""),
+    _Cell("BUSY", 85, lambda each: render.percent(each.gpu_efficiency)),
     _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
     _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
     _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),

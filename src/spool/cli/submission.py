@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
+from spool.cli.common import ensure_dispatcher
 from spool.cli.group import tell
 from spool.cli.render import progress
-from spool.client import autostart, submit
+from spool.client import submit
 from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
-from spool.store.config import defaults_of
+from spool.store.glance import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
 
@@ -201,13 +202,12 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
     Raises SpoolError if *strict*.
     """
     from spool.query.foresight import doubts
-    from spool.store.spool import Spool
 
     if not submit.is_spool(root):
         return
     defaults = defaults_of(root)
     specs = [(name, jobfile.parse(text, name=name, defaults=defaults)) for name, text in jobs]
-    found = doubts(Spool(root), specs)
+    found = doubts(root, specs)
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")
     if found and strict:
@@ -240,13 +240,6 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
         raise _taken(root, name, os.path.basename(os.path.dirname(path))) from None
     if not held:
         ensure_dispatcher(root)
-
-
-def ensure_dispatcher(root: str) -> None:
-    """Start a dispatcher in the background if none is running, or say how."""
-    problem = autostart.ensure(root)
-    if problem is not None:
-        tell(problem)
 
 
 def _taken(root: str, name: str, place: str) -> SpoolError:

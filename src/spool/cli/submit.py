@@ -142,8 +142,7 @@ def command(
 ) -> int:
     """Submit a job to the queue.
 
-    Prints the job's name. The job is safely on disk when the command returns. It starts a dispatcher if none is
-    running.
+    Prints the job's name once the job is safely on disk. Starts a dispatcher if none is running.
 
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train

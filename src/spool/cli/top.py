@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import click
 
 from spool.cli.common import opened
 from spool.cli.group import Verb
 from spool.core.errors import SpoolError, cannot
+from spool.executors import by_name
 
 _SWITCH_S = 0.0005  # that a thread which reads ten thousand jobs may keep a key waiting
 _THEMES = ("dark", "light", "ansi")
@@ -43,6 +45,8 @@ def command(root: str, theme: str | None) -> int:
             raise
         remedy = "`pip install 'spool-scheduler[top]'`, or `pipx inject spool-scheduler textual`"
         raise SpoolError(cannot(*what, "textual is not installed", remedy=remedy)) from None
+    with suppress(ImportError):
+        by_name("tmux")  # libtmux looks at stdout when it is imported, and the screen takes that away
     sys.setswitchinterval(_SWITCH_S)
     return Top(spool.root, theme or _usual_theme()).run() or 0
 

@@ -12,6 +12,7 @@ import time
 
 from spool.core import layout
 from spool.store.disk import Disk, read_file
+from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
 
 IDLE_EXIT = "10m"  # the configuration's default
@@ -96,19 +97,9 @@ def is_starting(root: str) -> bool:
 
 def _wishes(root: str) -> tuple[bool, str]:
     """Return from the configuration whether to start dispatchers, and after how long without jobs they exit."""
-    try:
-        text = read_file(f"{root}/{layout.CONFIG}") or b""
-    except OSError:
-        return True, IDLE_EXIT  # as below
-    if b"autostart" not in text and b"idle_exit" not in text:  # and so the parser need not be imported
+    said = config_if(root, b"autostart", b"idle_exit")
+    if said is None:  # if it is wrong the dispatcher will say so
         return True, IDLE_EXIT
-    from spool.core.errors import InvalidConfig
-    from spool.formats import config
-
-    try:
-        said = config.parse(text)
-    except InvalidConfig:
-        return True, IDLE_EXIT  # the dispatcher reports what is wrong with it
     return said.autostart, "0s" if said.idle_exit_ns is None else f"{said.idle_exit_ns}ns"
 
 

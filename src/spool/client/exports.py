@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from spool.core import layout
 from spool.formats.keys import EXPORTED
-from spool.store.disk import read_file
+from spool.store.glance import config_if
 
 # What spool sets itself, and what describes only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
@@ -108,16 +107,5 @@ def _may_be_secret(name: str) -> bool:
 
 def patterns(root: str) -> Sequence[str]:
     """Return which variables are copied by default: from the configuration of *root*, or the built-in list."""
-    try:
-        text = read_file(f"{root}/{layout.CONFIG}") or b""
-    except OSError:
-        return EXPORTED
-    if b"export" not in text:  # and so the parser need not be imported
-        return EXPORTED
-    from spool.core.errors import InvalidConfig
-    from spool.formats import config
-
-    try:
-        return config.parse(text).export
-    except InvalidConfig:
-        return EXPORTED  # the dispatcher reports what is wrong with it
+    said = config_if(root, b"export")
+    return EXPORTED if said is None else said.export

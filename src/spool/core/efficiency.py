@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spool.core.accounting import nearest_rank
-from spool.core.model import SECOND_NS, State
+from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
+from spool.core.model import SECOND_NS, GpuUse, State
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
@@ -44,6 +45,7 @@ class MeasuredRun:
     run_time_ns: int | None = None  # so far, if it goes on
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
+    gpu_use: tuple[GpuUse, ...] = ()  # of each of its GPUs
 
     @property
     def ended(self) -> bool:
@@ -58,6 +60,7 @@ class Advice:
     cpus: int | None = None
     memory_bytes: int | None = None
     time_limit_ns: int | None = None
+    gpu_memory_bytes: int | None = None  # of each GPU, where the run stated that
     notes: tuple[str, ...] = ()
 
 
@@ -70,6 +73,7 @@ class Efficiency:
     memory_efficiency: float | None
     time_limit_used: float | None
     gpu_hours: float | None
+    gpu_efficiency: float | None  # in how much of the time its GPUs computed
     advice: Advice
 
 
@@ -97,6 +101,7 @@ class Summary:
     cpus_used: float | None
     cpu_efficiency: float | None
     gpu_hours: float
+    gpu_efficiency: float | None
     advice: Advice
 
 
@@ -110,6 +115,7 @@ def efficiency(run: MeasuredRun) -> Efficiency:
         memory_efficiency=_part(run.peak_memory_bytes, run.memory_bytes),
         time_limit_used=_part(wall_ns, run.time_limit_ns),
         gpu_hours=None if wall_ns is None else run.gpus * wall_ns / _HOUR_NS,
+        gpu_efficiency=mean_part(run.gpu_use),
         advice=_advice(run, busy),
     )
 
@@ -154,9 +160,15 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         notes.append("it ran too briefly to show how many CPUs it needs")
     elif run.cpus:
         cpus = max(1, math.ceil(busy - 0.1))
+    idle, gpu_peak = unused(run.gpu_use), peak_memory_bytes(run.gpu_use)
+    if idle:
+        notes.append("its GPU was never busy" if run.gpus == 1 else f"{idle} of its {run.gpus} GPUs were never busy")
+    if run.gpu_memory_bytes is None or run.state is not State.FINISHED:
+        gpu_peak = None
     return Advice(
         cpus=cpus,
         memory_bytes=rounded_size(memory) if memory else None,
+        gpu_memory_bytes=rounded_size(gpu_peak + gpu_peak // 5) if gpu_peak else None,
         time_limit_ns=rounded_time(time_limit) if time_limit else None,
         notes=tuple(notes),
     )
@@ -200,10 +212,12 @@ def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
         cpus_used=busy_ns / wall_ns if wall_ns else None,
         cpu_efficiency=busy_ns / given_ns if given_ns else None,
         gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
+        gpu_efficiency=mean_part([use for run in runs for use in run.gpu_use]),
         advice=Advice(
             cpus=_most([each.cpus for each in advice]),
             memory_bytes=_most([each.memory_bytes for each in advice]),
             time_limit_ns=_most([each.time_limit_ns for each in advice]),
+            gpu_memory_bytes=_most([each.gpu_memory_bytes for each in advice]),
             notes=tuple(f"{count} of {len(runs)}: {note}" for note, count in notes.most_common()),
         ),
     )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from spool.core.gpuuse import mean_part
 from spool.core.model import OUTCOMES, SECOND_NS, Grant, Notify, Request, Result
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
@@ -24,6 +25,7 @@ class EventName(StrEnum):
     SUBMITTED = "submitted"  # its start is committed and the wrapper is launched
     STARTED = "started"  # the wrapper has reported
     POLLING = "polling"  # its progress was checked while it runs
+    GPU_IDLE = "gpu_idle"  # it has left its GPUs idle for too long
     FINISHED = "finished"
     FAILED = "failed"
     RETRYING = "retrying"  # a run was over, and the submission goes on with another
@@ -162,6 +164,7 @@ _SAYS = {
     EventName.SUBMITTED: "starts",
     EventName.STARTED: "has started",
     EventName.POLLING: "runs",
+    EventName.GPU_IDLE: "leaves its GPUs idle",
     EventName.FINISHED: "has finished",
     EventName.FAILED: "has failed",
     EventName.RETRYING: "continues with another run",
@@ -243,6 +246,8 @@ def _result(result: Result) -> list[tuple[str, str]]:
         lines.append(("memory", show_size(result.peak_memory_bytes) + (f" of {show_size(asked)}" if asked else "")))
     if result.cpu_time_ns is not None:
         lines.append(("CPU time", show_duration(result.cpu_time_ns)))
+    if (busy := mean_part(result.gpu_use)) is not None:
+        lines.append(("GPUs busy", f"{100 * busy:.1f}% on average"))
     if result.again is not None:
         at = f", not before {_moment(result.again_at_ns)}" if result.again_at_ns is not None else ""
         lines.append(("goes on", f"{result.again}{at}"))

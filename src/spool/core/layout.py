@@ -64,6 +64,7 @@ KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
 SUSPENDED = "suspended"
+GPUS = "gpus.toml"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from spool.core.events import ENDS, Event, EventName
+from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 
 _MINUTE_NS = 60 * SECOND_NS
@@ -83,6 +84,7 @@ class Sums:
         self.runs: dict[str, Histogram] = {}  # by the outcome of the run
         self.cpu_ns = 0  # of runs that ended
         self.gpu_ns = 0  # each GPU that was given counts
+        self.gpu_busy_ns = 0  # in which they computed, where that is known
         self._seen = RecentKeys()
         self._started = RecentKeys()
         self._ended = RecentKeys()
@@ -119,4 +121,6 @@ class Sums:
         if result.ended_at_ns is not None:
             took_ns = max(0, result.ended_at_ns - result.started_at_ns)
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
-            self.gpu_ns += took_ns * len(result.grant.gpu_uuids)
+            gpu_ns = took_ns * len(result.grant.gpu_uuids)
+            self.gpu_ns += gpu_ns
+            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * gpu_ns)

@@ -161,6 +161,8 @@ class Spec:
     request: Request = Request()
     time_limit_ns: int | None = None
     signal: WarningSignal | None = None
+    gpu_idle_ns: int | None = None  # how long it may leave its GPUs idle; None: for ever
+    gpu_idle_action: str = "warn"  # or "stop"
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
     priority: int = DEFAULT_PRIORITY
     depends_on: Dependencies | None = None
@@ -227,7 +229,13 @@ class Stop:
 
 def in_force(spec: Spec, edited: Spec) -> Spec:
     """Return what counts for a run that began with *spec*, now that its job file says what *edited* does."""
-    return replace(spec, time_limit_ns=edited.time_limit_ns, priority=edited.priority)
+    return replace(
+        spec,
+        time_limit_ns=edited.time_limit_ns,
+        priority=edited.priority,
+        gpu_idle_ns=edited.gpu_idle_ns,
+        gpu_idle_action=edited.gpu_idle_action,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +265,28 @@ class Result:
     executor: str | None = None
     host: str | None = None
     suspended_ns: int = 0  # how long it was suspended in all, between its start and its end
+    gpu_use: tuple[GpuUse, ...] = ()  # of each GPU of the grant; () is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a run has used of one of its GPUs while that was watched. None is unknown, never 0."""
+
+    watched_ns: int = 0  # for how long its utilisation was known
+    mean_percent: float | None = None  # in how much of that time it computed
+    peak_percent: int | None = None
+    memory_watched_ns: int = 0
+    mean_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """What a run does on one GPU at the moment. None is what NVML does not tell."""
+
+    job: str
+    percent: int | None  # in how much of the last moments it computed
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +304,7 @@ class Gpu:
     mig: bool = False  # a MIG instance: CUDA can use one of them at a time
     utilisation_percent: int | None = None  # of the time before the look in which it computed; nothing is decided by it
     memory_utilisation_percent: int | None = None  # in which its memory was read or written
+    work: tuple[GpuWork, ...] = ()  # what each run of ours does that was there all the time
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,7 @@ class Finalizer:
                 suspended_ns=0,
                 grant=Grant(),
                 executor=None,
+                gpu_use=(),
                 again=None,
                 again_at_ns=None,
             )
@@ -240,6 +241,7 @@ class Finalizer:
             executor=live.executor,
             host=identity.host(),
             suspended_ns=live.suspension.total_ns(ended),
+            gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):

@@ -307,9 +307,9 @@ class Suspender:
 
     def _see_stray(self, name: str) -> None:
         """Take away a file that suspends no run."""
-        if name in self._state.unsettled:
+        if name in self._state.unsettled or self._spool.suspend_order(name) is None:
             return
-        if name in self._state.arrays and self._spool.suspend_order(name) is not None:
+        if name in self._state.arrays:
             log.warning("array %s: an array cannot be suspended; its tasks can", name)
         self._spool.withdraw_suspend_order(name)
 

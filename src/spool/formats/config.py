@@ -205,8 +205,9 @@ CONFIG = KeyTable(
         "Whether jobs without a time limit may start on GPUs that are reserved for later.", default=False,
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
-        "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `retry`, `notify` and `env`. "
-        "Job files stay unchanged, and running jobs keep what they started with.", default={}),
+        "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
+        "`gpu_idle_action`, `retry`, `notify` and `env`. Job files stay unchanged, and running jobs keep what they "
+        "started with.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),

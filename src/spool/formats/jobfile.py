@@ -159,6 +159,8 @@ def _check_together(reading: Reading) -> None:
         if warning is not None and time_limit is not None and warning.before_ns >= time_limit:
             text = toml.show(document["signal"])
             problems.add(("signal",), f"{text} would come before the run begins: the time limit is shorter")
+    if document.get("gpu_idle_action") == "stop" and "gpu_idle" not in document:
+        problems.add(("gpu_idle_action",), 'needs "gpu_idle": how long GPUs may be idle before that')
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones

@@ -197,6 +197,12 @@ _LIMITS = (
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
+    Key("gpu_idle", "timeout",
+        "How long it may leave all its GPUs idle before `gpu_idle_action` follows. 0s is forever.",
+        option="--gpu-idle TIME"),
+    Key("gpu_idle_action", "word",
+        'What follows: "warn" tells people, "stop" stops the run too, and its outcome is `cancelled`.',
+        words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
         option="--kill-grace TIME"),
 )
@@ -223,7 +229,7 @@ _WHEN = (
 )
 
 _GROUPS = (
-    Key("group", "label", "Group name; `group_limit` limits its running jobs.", option="--group NAME"),
+    Key("group", "label", "Group name, for `group_limit`.", option="--group NAME"),
     Key("group_limit", "count", "Maximum number of the group's jobs that run at once.", least=1,
         option="--group-limit N", needs="group"),
 )
@@ -233,8 +239,8 @@ _MANY = (
         'Turns this file into many jobs, one for each index: "0-99", "0-99:2" with a step, "1,3,7-9" as a list. With '
         '"%4" at the end, at most 4 run at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
         option="--array 0-99:2%4", also="-a",
-        help="Submit one job for each index; :2 is a step, %4 means at most 4 at once. Each job has its index "
-        "in $SPOOL_ARRAY_INDEX, and {index} is replaced in the command, env and paths."),
+        help="Submit one job for each index; :2 is a step, %4 means at most 4 at once. Each job has its index in "
+        "$SPOOL_ARRAY_INDEX, and {index} is replaced in the command, env and paths."),
     Key("matrix", "choices",
         "Turns this file into many jobs: each key has a list, and each combination is a job. `{key}` in `command`, "
         "`env` and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
@@ -244,7 +250,7 @@ _MANY = (
         "as for `matrix`. `spool submit --param-file` writes it from a table.",
         examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
         help="Submit one job for each row of a table; its first line has the keys. {key} in the command is replaced."),
-    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
+    Key("max_running", "count", "Maximum number of its tasks that run at once.", least=1, array_only=True,
         option="--max-running N"),
     Key("task", TASK, "Written by spool: which array task this is."),
 )
@@ -296,7 +302,9 @@ JOB = KeyTable(
 DEFAULTS = KeyTable(
     "DefaultsTable",
     "Defaults for keys that a job file does not set.",
-    *(key for key in JOB.keys if key.name in ("cpus", "memory", "time_limit", "retry", "notify", "env")),
+    *(key for key in JOB.keys if key.name in (
+        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+    )),
 )
 
 BY_OPTION = (
@@ -309,14 +317,14 @@ COMMON = ("gpus", "cpus", "memory", "time_limit", "depends_on", "start_after", "
 """The keys whose options the help lists before all others."""
 
 SECTIONS = (
-    ("Resources", (*_GPUS, *_MACHINE, *_RESOURCES)),
+    ("What it needs", (*_GPUS, *_MACHINE, *_RESOURCES)),
     ("When it runs", (*_WHEN, *_GROUPS)),
-    ("Limits", _LIMITS),
+    ("How long it runs", _LIMITS),
     ("Retries", _AGAIN),
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
     ("Output", _OUTPUT),
     ("How it runs", _RUNNING),
-    ("Labels and notifications", _PEOPLE),
+    ("Labels and messages", _PEOPLE),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""

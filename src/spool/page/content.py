@@ -16,10 +16,10 @@ from itertools import islice
 from spool.core import layout
 from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
-from spool.core.model import SECOND_NS, Machine, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS, JobRow, row_of_view
+from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
@@ -34,6 +34,7 @@ MOST_USERS = 12
 COLUMNS = 192  # of the timeline: seven and a half minutes each
 CPU_ROWS = 16
 _DEEP = 2000  # of the jobs that wait: only so many are looked at for those that are shown
+_DEEP_ENDED = 300  # likewise of those that have ended
 _MOST_HISTORY = 50_000  # runs of the last day that are added up
 _MOST_STATE = 1 << 30
 _DAY_SHARE = 100  # adding the last day up may cost one part in so many of a processor
@@ -93,7 +94,7 @@ class Day:
     gpu_hours: float = 0.0
     users: tuple[UserDay, ...] = ()
     users_left_out: int = 0
-    last: tuple[Result, ...] = ()  # newest first
+    last: tuple[ListedJob, ...] = ()  # newest first
     timeline: Timeline | None = None  # None: nothing ran
     cut: bool = False  # more runs have ended than are added up
 
@@ -243,8 +244,12 @@ class ContentReader:
         self._day_problem = ""
         try:
             runs = self._history.look(now_ns)
-            last = tuple(islice(self._spool.strict.accounts_since(None), MOST_ENDED))
-            self._day = replace(_day(runs, rows, now_ns), last=last, timeline=self._timeline(runs, rows, now_ns))
+            last = [_ended(result) for result in islice(self._spool.strict.accounts_since(None), _DEEP_ENDED)]
+            self._day = replace(
+                _day(runs, rows, now_ns),
+                last=tuple(folded(self._spool, last, OUTCOMES)[:MOST_ENDED]),
+                timeline=self._timeline(runs, rows, now_ns),
+            )
         except (OSError, SpoolError) as error:
             self._day_problem = f"the history cannot be read: {error}"
         self.aside_ns = time.thread_time_ns() - begun_ns
@@ -280,6 +285,11 @@ def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:
         memory_bytes=row.memory_bytes,
         peak_memory_bytes=None,
     )
+
+
+def _ended(result: Result) -> JobRow:
+    row = row_of_result(result)
+    return replace(row, reason="; ".join(filter(None, (row.reason, "runs again")))) if result.again else row
 
 
 def _state(view: JobView) -> State:

@@ -17,12 +17,13 @@ from importlib import resources
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.gpus import stranger
-from spool.core.model import SECOND_NS, Result, State
+from spool.core.model import SECOND_NS, State
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.state import GpuView
 from spool.page.content import Day, PageContent, RunShown, Shown, UserDay
-from spool.query.jobs import JobRow, row_of_result
+from spool.query.jobs import JobRow
+from spool.query.tasks import ListedJob
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
@@ -596,19 +597,19 @@ def _last(day: Day, now_ns: int) -> Markup | None:
     return _section("Recently ended", "", table, anchor="ended")
 
 
-def _ended(result: Result, now_ns: int) -> list[Markup]:
-    ended = _clock(result.ended_at_ns, now_ns) if result.ended_at_ns is not None else ""
-    ran_ns = row_of_result(result).time_ns(now_ns) if result.started_at_ns is not None else None
+def _ended(job: ListedJob, now_ns: int) -> list[Markup]:
+    row = job.row
+    marks = [tag("span", f"{job.count} tasks", class_="tag")] if job.count > 1 else []
+    ended = _clock(row.ended_at_ns, now_ns) if row.ended_at_ns is not None else ""
+    ran_ns = row.time_ns(now_ns) if row.started_at_ns is not None and job.count == 1 else None
     ran = show_duration(max(0, ran_ns)) if ran_ns is not None else ""
-    why = result.reason if result.outcome is not State.FINISHED else ""
-    again = tag("span", f"will {result.again}" if result.again == "retry" else result.again, class_="tag")
     return [
-        tag("td", _named(result.job), again if result.again else None, class_="name"),
-        tag("td", _cut(result.user or "", 40), class_="user"),
-        tag("td", tag("span", _word(result.outcome), class_=f"say {result.outcome}"), class_="outcome"),
+        tag("td", _named(job.name), *marks, class_="name"),
+        tag("td", _cut(row.user or "", 40), class_="user"),
+        tag("td", tag("span", _word(row.state), class_=f"say {row.state}"), class_="outcome"),
         tag("td", ended, class_="n", data_l="ended"),
         tag("td", ran, class_="n", data_l="ran"),
-        tag("td", _cut(why), class_="why"),
+        tag("td", _cut(row.reason), class_="why"),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
+from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Proof, Verdict
 from spool.core.model import (
@@ -61,6 +62,7 @@ class ActiveRun:
     refused: StartBackoff = NO_BACKOFF  # how many times in a row it has refused this job
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
+    gpu_watch: GpuWatch | None = None  # what it does with its GPUs, once that was looked at
     proof: Proof | None = None  # set once it has ended
     result: Result | None = None  # set once that is recorded
     accounted: bool = False  # the history has its line
@@ -220,6 +222,10 @@ class ActiveRun:
     def used_memory(self, memory_bytes: int) -> None:
         """Record a peak of memory use."""
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
+
+    def gpus_watched(self, watch: GpuWatch) -> None:
+        """Learn what it has done with its GPUs so far."""
+        self.gpu_watch = watch
 
     def outlived(self) -> bool:
         """Learn that processes of it have outlived its wrapper; return whether that is news."""

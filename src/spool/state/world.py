@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from spool.core.constraints import short_of_disk
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
@@ -159,7 +160,8 @@ class MachineMonitor:
 
         The memory that is really free counts where a job that waits asks for memory, the disk where it is short.
         """
-        idle = tuple(replace(gpu, utilisation_percent=None, memory_utilisation_percent=None) for gpu in machine.gpus)
+        unseen: dict[str, Any] = {"utilisation_percent": None, "memory_utilisation_percent": None, "work": ()}
+        idle = tuple(replace(gpu, **unseen) for gpu in machine.gpus)
         free = machine.disk_free_bytes
         short = free is not None and free < self._settings.config.policy.disk_floor_bytes
         available = machine.memory_available_bytes if self._memory_matters() else None

@@ -220,6 +220,11 @@ class LockedSpool(Spool):
             self.disk.ensure_directory(self.layout.metadir(name, run))
             self.disk.put(self.layout.record(name, run, record), data)
 
+    def put_note(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Write a record that nothing depends on; nothing is written where somebody removed the metadir."""
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.put(self.layout.record(name, run, record), data)
+
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
 

@@ -44,7 +44,7 @@ _GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _VIEWS = ("queue", "history", "gpus")
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
-    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "progress", "reason"),
+    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", "progress", "reason"),
     "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
 }
 _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
@@ -81,6 +81,14 @@ class SubjectRead(Message):
     def __init__(self, subject: PaneSubject, lines: Sequence[str], *, anew: bool) -> None:
         super().__init__()
         self.subject, self.lines, self.anew = subject, lines, anew
+
+
+class Broken(Message):
+    """A thread has met a bug, and has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 class Done(Message):
@@ -171,8 +179,8 @@ class Top(App[int]):
         self._subject: PaneSubject | None = None
         self._read: SubjectReader | None = None  # the thread's alone
         self._overviews = OverviewReader(root)
-        self._looks = Repeater(self._look)
-        self._reads = Repeater(self._read_subject)
+        self._looks = Repeater(self._look, self._broken)
+        self._reads = Repeater(self._read_subject, self._broken)
 
     def compose(self) -> ComposeResult:
         """Make the parts."""
@@ -233,6 +241,9 @@ class Top(App[int]):
             quietly(lambda: self.post_message(SubjectRead(subject, lines, anew=anew)))
         return _EVERY_S
 
+    def _broken(self, error: Exception) -> None:
+        self.post_message(Broken(error))
+
     def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
         """Have *act* done in a thread, and told of; then look at once."""
 
@@ -248,6 +259,11 @@ class Top(App[int]):
         in_thread(do)
 
     # --- what they send ------------------------------------------------------------------------------------------
+
+    @on(Broken)
+    def broken(self, message: Broken) -> None:
+        """End with the traceback of a bug in a thread, as with that of any other."""
+        raise message.error
 
     @on(Looked)
     def looked(self, message: Looked) -> None:

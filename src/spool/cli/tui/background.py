@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from spool.cli.why import sentences
 from spool.client.output import Follower, OutputPiece
@@ -30,19 +31,26 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 class Repeater(threading.Thread):
-    """Calls *turn* again and again, after the seconds that it returned, or sooner when it is woken."""
+    """Calls *turn* again and again, after the seconds that it returned, or sooner when it is woken.
 
-    def __init__(self, turn: Callable[[], float]) -> None:
+    An error of it, which is a bug, is handed to *broken*, and is its end.
+    """
+
+    def __init__(self, turn: Callable[[], float], broken: Callable[[Exception], object]) -> None:
         super().__init__(daemon=True)
         self._turn = turn
+        self._broken = broken
         self._woken = threading.Event()
         self._over = False
 
     def run(self) -> None:
         """Go on until it is ended."""
-        while not self._over:
-            self._woken.clear()
-            self._woken.wait(self._turn())
+        try:
+            while not self._over:
+                self._woken.clear()
+                self._woken.wait(self._turn())
+        except Exception as error:
+            quietly(partial(self._broken, error))
 
     def wake(self) -> None:
         """Have the next turn at once."""
