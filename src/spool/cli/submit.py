@@ -116,11 +116,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @replace_option
 @strict_option
 @click.option(
-    "--dry-run",
-    cls=SpelledOption,
-    also=("--test-only",),
-    is_flag=True,
-    help="Print the job file instead of submitting it.",
+    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
 )
 @script_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -159,9 +155,7 @@ def command(
     request = asked(ctx, words, name, shell_command)
     if files:
         if request.values or words or shell_command is not None:
-            raise UsageError(
-                "cannot combine a job file with other options: it must be complete in itself; edit a copy of it"
-            )
+            raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
         if name is not None and len(files) > 1:
             raise UsageError("cannot give one name to several job files; remove --name")
         jobs = [submission.file_job(path, name, ctx.obj, export) for path in files]
