@@ -1,4 +1,4 @@
-"""The screen of `spool top`: three lists, the output of a job below them, and what the keys do to it."""
+"""The screen of `spool top`: three lists, the output of a job below them, and the actions of the keys."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda gpu: gpu.remark),
 )
 _MORE = """\
-The filter takes words that the name, state, user, project or a tag contains, and patterns as in sweep_*. Click on \
-the head of a column to sort by it, and again for the usual order. Click twice on a job to open it.
+The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
+heading to sort by it, again to restore the usual order. Double-click a job to open it.
 """
 
 
@@ -155,15 +155,15 @@ class Top(App[int]):
     KEYS = (
         ("1 2 3 [ ]", "the queue, the history, the GPUs"),
         ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-        ("Enter l", "the output of the job, or why it waits, on the whole screen; Escape goes back"),
+        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
         ("/", "filter; Enter keeps it, Escape clears it"),
-        ("h r", "hold a job; release it"),
-        ("c Del", "cancel it, after a question"),
+        ("h r", "hold or release a job"),
+        ("c Del", "cancel it, after confirmation"),
         ("p", "change its priority"),
         ("R", "run it again"),
         ("e", "edit its file in $VISUAL or $EDITOR"),
-        ("a", "go to its terminal, if it has one; Ctrl-B D comes back"),
-        ("Tab", "to the output below the list, and back"),
+        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+        ("Tab", "switch between the list and the output"),
         ("t", "dark, light, or the colours of the terminal"),
         ("q Ctrl-C", "quit"),
     )
@@ -363,10 +363,10 @@ class Top(App[int]):
         pattern = self._filter.value
         for view in views:
             if view == "gpus":
-                self._lists["gpus"].show_rows(seen.gpus, seen.gpu_problem or "no GPU on this machine")
+                self._lists["gpus"].show_rows(seen.gpus, seen.gpu_problem or "this machine has no GPU")
                 continue
             rows: Sequence[JobRow] = seen.active if view == "queue" else seen.ended
-            nothing = "no job waits or runs" if view == "queue" else "no job has ended yet"
+            nothing = "no active jobs" if view == "queue" else "no job has ended yet"
             if pattern.strip():
                 found = [row for row in rows if _matches(row, pattern.lower().split())]
                 nothing, rows = "no job matches the filter" if rows else nothing, found
@@ -480,21 +480,21 @@ class Top(App[int]):
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
     def action_hold(self) -> None:
-        """Hold the job; one that runs only after a question."""
-        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and starts "
-                      "over when it is released.", "Stop and hold it")  # fmt: skip
+        """Hold the job; if it is running, after confirmation."""
+        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and "
+            "starts over when released.", "Stop and hold it")  # fmt: skip
 
     def action_release(self) -> None:
         """Release the job."""
         self._request(control.RELEASE, lambda requests, name: (requests.release(name),))
 
     def action_requeue(self) -> None:
-        """Run the job again; one that runs only after a question."""
-        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped, "
-                      "and starts over.", "Stop and rerun it")  # fmt: skip
+        """Run the job again; if it is running, after confirmation."""
+        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
+            "and starts over.", "Stop and rerun it")  # fmt: skip
 
     def action_cancel(self) -> None:
-        """Cancel the job, after a question."""
+        """Cancel the job, after confirmation."""
         row = self._job()
         if row is None:
             return
@@ -576,7 +576,7 @@ class Top(App[int]):
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C would end the screen
             try:
                 if act() != 0:
-                    input("Enter goes back to `spool top` ")
+                    input("Press Enter to return to `spool top` ")
             except (KeyboardInterrupt, EOFError):
                 pass
             finally:
@@ -588,7 +588,7 @@ class Top(App[int]):
         """Return the job under the cursor; without one say so."""
         row = self._row
         if row is None:
-            self.notify("there is no job under the cursor", severity="warning")
+            self.notify("no job is selected", severity="warning")
         return row
 
 
