@@ -58,7 +58,9 @@ def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared:
     shared.drop(name, f"(setsid sh -c 'echo $$; {_COUNTS.replace('echo $i', ':')}' &)\necho $$\n{_COUNTS}")
     shared.says(name, "\n5\n")
     pids = [pid for pid in marked(shared.root, name) if pid != shared.pid(name)]
-    assert shared.spool("suspend", name).stdout == f"{name} suspended\n"
+    said = shared.spool("suspend", name)
+    assert said.stdout == f"{name} suspended\n"
+    assert "keeps its CPUs, memory and GPUs" in said.stderr
     shared.until(lambda: _quiet(shared, name), "a quiet job")
     assert all(_stands_still(pid) for pid in marked(shared.root, name) if pid != shared.pid(name))
     assert len(pids) >= 2

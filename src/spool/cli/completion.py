@@ -271,9 +271,9 @@ def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
 
 
 def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import pictures
+    from spool.cli.pictures import PANELS
 
-    return pictures.PANELS
+    return PANELS
 
 
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:

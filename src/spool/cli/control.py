@@ -1,4 +1,4 @@
-"""The verbs that request one change, to jobs (`cancel hold release requeue`) or to the spool (`pause resume`)."""
+"""The verbs that request one change, to jobs (`cancel hold release requeue suspend continue`) or to the spool."""
 
 from __future__ import annotations
 
@@ -272,8 +272,17 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
     spool = opened(root)
     requests = Requests(spool, this_user())
     names, code = _suspendable(spool, picks, states, suspended=False)
-    act: Callable[[str], tuple[Change, ...]] = lambda name: (requests.suspend(name, reason, dry_run=dry_run),)  # noqa: E731
-    return max(code, SUSPEND.carry_out(spool, names, act))
+    done: list[str] = []
+
+    def act(name: str) -> tuple[Change, ...]:
+        change = requests.suspend(name, reason, dry_run=dry_run)
+        done.append(name)
+        return (change,)
+
+    code = max(code, SUSPEND.carry_out(spool, names, act))
+    if done and not dry_run:
+        tell("a suspended job keeps its CPUs, memory and GPUs")
+    return code
 
 
 @click.command(cls=Verb)

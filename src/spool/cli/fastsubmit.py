@@ -23,6 +23,15 @@ _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
 _KEYS = {key.name: key for key in BY_OPTION}
 
+_OTHERS = {
+    "-n": ("name", True),
+    "--name": ("name", True),
+    "-c": ("text", True),
+    "--export": ("export", True),
+    "--hold": ("hold", False),
+}
+"""The options that are no keys, and whether they take a value."""
+
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "resources")
 """Keys that may ask for more than a machine has."""
 
@@ -43,22 +52,12 @@ def submit(arguments: Sequence[str]) -> int | None:
     if arguments[:1] != ["submit"]:
         return None
     try:
-        values, words, dashes = joboptions.read(
-            arguments[1:],
-            {
-                "-n": ("name", True),
-                "--name": ("name", True),
-                "-c": ("text", True),
-                "--export": ("export", True),
-                "--hold": ("hold", False),
-            },
-        )
+        values, words, dashes = joboptions.read(arguments[1:], _OTHERS)
     except joboptions.UnclearError:
         return None
     if not values.keys().isdisjoint(("rows", "start_after")):  # of a file, and in words of people
         return None
-    needed = values.get("depends_on", [])
-    if any(text.startswith("after") for text in needed):  # in words of other tools
+    if any(text.startswith("after") for text in values.get("depends_on", ())):  # in words of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -70,8 +69,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     names = values.pop("name", [])
     name = names[-1] if names else None
-    held = "hold" in values
-    values.pop("hold", None)
+    held = values.pop("hold", None) is not None
     root = os.path.abspath(root) if root else submitting.default_root()
     exported = exports(root, values.pop("export", []))
     if exported.assigned or exported.left_out:
@@ -84,8 +82,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
         return None
-    needed = [each.strip() for text in needed for each in text.split(",") if each.strip()]
-    if name in needed or not all(submitting.ever_used(root, each) for each in needed):
+    if not _are_there(root, name, values.get("depends_on", ())):
         return None
     if name is None:
         name = fresh_name(stem_of(command), lambda name: submitting.ever_used(root, name))
@@ -100,6 +97,12 @@ def submit(arguments: Sequence[str]) -> int | None:
         _serve(root)
     print(name)
     return 0
+
+
+def _are_there(root: str, name: str | None, depends_on: Sequence[str]) -> bool:
+    """Whether the jobs that job *name* depends on are known, and it is none of them. If not, the full way says so."""
+    needed = [each.strip() for text in depends_on for each in text.split(",") if each.strip()]
+    return name not in needed and all(submitting.ever_used(root, each) for each in needed)
 
 
 def _certainly_fits(root: str, values: joboptions.Values) -> bool:

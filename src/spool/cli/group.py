@@ -105,7 +105,7 @@ _EXPECTED = frozenset(
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""
 
-_FLAGS = 26  # cells for the options in a help with sections
+_FLAGS = 26  # cells at most for the options in a help with sections
 
 
 class Verb(click.Command):
@@ -142,9 +142,10 @@ class Verb(click.Command):
         if len(sections) == 1:
             super().format_options(ctx, formatter)
             return
+        cells = min(_FLAGS, formatter.width // 3)
         for title, records in sections.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{flags:{_FLAGS}}", text) for flags, text in records], col_max=_FLAGS)
+                formatter.write_dl([(f"{flags:{cells}}", text) for flags, text in records], col_max=cells)
 
 
 def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:

@@ -46,12 +46,16 @@ _BIG = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RunShown:
-    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number."""
+    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number.
+
+    `gpu_mean_percent`: in how much of its time its GPUs computed, on average.
+    """
 
     row: JobRow
     gpus: tuple[int, ...]
     time_limit_ns: int | None
     is_array: bool
+    gpu_mean_percent: int | None = None
     progress: str = ""
     percent: int | None = None
 
@@ -81,6 +85,7 @@ class UserDay:
     wait_median_ns: int | None
     cpu_hours: float
     gpu_hours: float
+    gpu_busy: float | None  # the part of those of ended runs in which the GPUs computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +238,9 @@ class ContentReader:
             word = progress_of(self._spool, row.name, row.run)
         number = word.removesuffix("%").strip()
         percent = int(number) if word.endswith("%") and number.isdecimal() and int(number) <= 100 else None
-        return RunShown(row, gpus, view.time_limit_ns, view.array, word, percent)
+        known = [use.mean_percent for use in view.gpu_use if use.mean_percent is not None]
+        mean_percent = round(sum(known) / len(known)) if known else None
+        return RunShown(row, gpus, view.time_limit_ns, view.array, mean_percent, word, percent)
 
     def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
         """Add the last day up, unless that takes so long that it is left for a while."""
@@ -356,6 +363,7 @@ def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserD
                 wait_median_ns=totals.wait_median_ns if totals is not None else None,
                 cpu_hours=(totals.cpu_hours if totals is not None else 0.0) + cpu_ns[user] / _HOUR_NS,
                 gpu_hours=(totals.gpu_hours if totals is not None else 0.0) + gpu_ns[user] / _HOUR_NS,
+                gpu_busy=totals.gpu_efficiency if totals is not None else None,
             )
         )
     return sorted(users, key=lambda each: (-each.gpu_hours, -each.cpu_hours, -each.ended, each.user))

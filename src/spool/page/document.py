@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -375,7 +375,15 @@ def _meter(run: RunShown, now_ns: int) -> Markup:
     elif ran_ns is not None and not run.is_array:
         words.append(show_duration(ran_ns))
     words = [*filter(None, [run.progress]), *words, *filter(None, [_cut(row.reason)])]
-    return tag("td", *bars, " · ".join(words), class_="meter")
+    return tag("td", *bars, " · ".join(words), *(tag("div", busy) for busy in _busy(run)), class_="meter")
+
+
+def _busy(run: RunShown) -> Iterator[str]:
+    now, mean = run.row.gpu_percent, run.gpu_mean_percent
+    if now is not None:
+        yield f"GPU {now} % busy" + (f", {mean} % on average" if mean is not None else "")
+    elif mean is not None:
+        yield f"GPU {mean} % busy on average"
 
 
 def _cpus_and_memory(row: JobRow) -> list[Markup]:
@@ -556,37 +564,37 @@ def _word(state: str) -> str:
 def _users(day: Day) -> Markup | None:
     if not day.users:
         return None
-    heads = (
-        ("User", ""),
-        ("Running", "n"),
-        ("Waiting", "n"),
-        ("Ended", "n"),
-        ("Failed", "n"),
-        ("CPU hours", "n"),
-        ("GPU hours", "n"),
-        ("Median wait", "n"),
+    numbers = _NUMBERS if any(user.gpu_hours for user in day.users) else _NUMBERS[:-2]
+    heads = [("User", ""), *((head, "n") for head, _, _ in numbers)]
+    rows = (
+        [
+            tag("td", _cut(user.user, 40), class_="name"),
+            *(tag("td", told(user), class_="n", data_l=label) for _, label, told in numbers),
+        ]
+        for user in day.users
     )
-    rows = [_user_row(user) for user in day.users]
     more = _more(day.users_left_out, "")
     return _section("Users", "last 24 hours", _table("wide", heads, rows), *filter(None, [more]), anchor="users")
 
 
-def _user_row(user: UserDay) -> list[Markup]:
-    waited = show_duration(user.wait_median_ns) if user.wait_median_ns is not None else ""
-    return [
-        tag("td", _cut(user.user, 40), class_="name"),
-        tag("td", _some(user.running), class_="n", data_l="running"),
-        tag("td", _some(user.waiting), class_="n", data_l="waiting"),
-        tag("td", _some(user.ended), class_="n", data_l="ended"),
-        tag("td", _some(user.failed), class_="n", data_l="failed"),
-        tag("td", f"{user.cpu_hours:,.1f}" if user.cpu_hours else "", class_="n", data_l="CPU hours"),
-        tag("td", f"{user.gpu_hours:,.1f}" if user.gpu_hours else "", class_="n", data_l="GPU hours"),
-        tag("td", waited, class_="n", data_l="median wait"),
-    ]
-
-
 def _some(number: int) -> str:
     return f"{number:,}" if number else ""
+
+
+_NUMBERS: tuple[tuple[str, str, Callable[[UserDay], str]], ...] = (
+    ("Running", "running", lambda user: _some(user.running)),
+    ("Waiting", "waiting", lambda user: _some(user.waiting)),
+    ("Ended", "ended", lambda user: _some(user.ended)),
+    ("Failed", "failed", lambda user: _some(user.failed)),
+    (
+        "Median wait",
+        "median wait",
+        lambda user: show_duration(user.wait_median_ns) if user.wait_median_ns is not None else "",
+    ),
+    ("CPU hours", "CPU hours", lambda user: f"{user.cpu_hours:,.1f}" if user.cpu_hours else ""),
+    ("GPU hours", "GPU hours", lambda user: f"{user.gpu_hours:,.1f}" if user.gpu_hours else ""),
+    ("GPU busy", "GPU busy", lambda user: f"{100 * user.gpu_busy:.0f} %" if user.gpu_busy is not None else ""),
+)
 
 
 def _last(day: Day, now_ns: int) -> Markup | None:
@@ -603,13 +611,14 @@ def _ended(job: ListedJob, now_ns: int) -> list[Markup]:
     ended = _clock(row.ended_at_ns, now_ns) if row.ended_at_ns is not None else ""
     ran_ns = row.time_ns(now_ns) if row.started_at_ns is not None and job.count == 1 else None
     ran = show_duration(max(0, ran_ns)) if ran_ns is not None else ""
+    busy = f"GPU {row.gpu_percent} % busy" if row.gpu_percent is not None and job.count == 1 else ""
     return [
         tag("td", _named(job.name), *marks, class_="name"),
         tag("td", _cut(row.user or "", 40), class_="user"),
         tag("td", tag("span", _word(row.state), class_=f"say {row.state}"), class_="outcome"),
         tag("td", ended, class_="n", data_l="ended"),
         tag("td", ran, class_="n", data_l="ran"),
-        tag("td", _cut(row.reason), class_="why"),
+        tag("td", " · ".join(filter(None, (_cut(row.reason), busy))), class_="why"),
     ]
 
 

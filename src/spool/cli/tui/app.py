@@ -194,7 +194,9 @@ class Top(App[int]):
             yield Static(id="facts")
             yield TextPane(id="pane")
         yield Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
-        yield Footer(compact=True, show_command_palette=False)
+        footer = Footer(show_command_palette=False)
+        footer.compact = True
+        yield footer
 
     def on_mount(self) -> None:
         """Begin to look."""
@@ -312,7 +314,7 @@ class Top(App[int]):
     def _draw_header(self) -> None:
         seen, width = self._seen, self.size.width
         self.query_one("#header", Static).update(header.header(seen, self._root, self._problem, width))
-        most = min(_GPU_LINES, (self.size.height - 14) // 5)
+        most = min(_GPU_LINES, (self.size.height - 14) // 4)
         gpus = self.query_one("#gpu-lines", Static)
         gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
         if seen is not None and gpus.display:

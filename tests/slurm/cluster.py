@@ -1,0 +1,224 @@
+"""A real Slurm with several nodes on this machine, without systemd and without a database, for the tests.
+
+Debian's packages are enough: `slurm-wlm` and `munge`. Each slurmd calls itself a node of its own; its GPUs are device
+files like /dev/null. Everything lies in one temporary directory, whose path no test's environment holds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from support import wait_for
+
+NODES = ("n1", "n2", "n3", "n4")
+CPUS_OF_A_NODE = 8
+GPUS_OF_A_NODE = 2
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
+
+_CONFIGURATION = """\
+ClusterName={cluster}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge/socket
+CredType=cred/munge
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/slurmd.%n.log
+SlurmctldTimeout=10
+SlurmdTimeout=10
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
+MinJobAge={min_job_age}
+KillWait=2
+InactiveLimit=0
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+GresTypes=gpu
+{nodes}PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
+PartitionName=small Nodes=n1 MaxTime=5 State=UP
+"""
+
+
+def unavailable() -> str | None:
+    """Return why no cluster can be started here, None if one can."""
+    if missing := [name for name in PROGRAMS if _program(name) is None]:
+        return f"no Slurm: {', '.join(missing)} not found (Debian: slurm-wlm and munge)"
+    return None if os.getuid() == 0 else "Slurm's daemons are started by root alone"
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
+
+
+class Cluster:
+    """A running Slurm. `variables` is what a program's environment needs for Slurm's commands to find it."""
+
+    def __init__(self, name: str = "test", *, min_job_age: int = 300) -> None:
+        """Start it and wait until every node is idle. *min_job_age*: how many seconds Slurm knows a job that ended."""
+        self.name = name
+        self.directory = Path(tempfile.mkdtemp(prefix="spool-slurm-", dir="/tmp"))
+        self.directory.chmod(0o755)
+        for part in ("state", "spool", "dev", "log", "munge"):
+            (self.directory / part).mkdir(mode=0o755)
+        self.variables = {"SLURM_CONF": str(self.directory / "slurm.conf")}
+        self._keeper = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("keeper.py")), str(self.directory / "log")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **self.variables},
+        )
+        try:
+            self._configure(min_job_age)
+            self._start_munge()
+            self.start_controller()
+            for node in NODES:
+                self.start_node(node)
+            wait_for(self.all_idle, what="all nodes to be idle")
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, min_job_age: int) -> None:
+        host = socket.gethostname().split(".")[0]
+        ports = _free_ports(len(NODES) + 1)
+        nodes = "".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_OF_A_NODE} "
+            f"RealMemory=4000 Gres=gpu:fake:{GPUS_OF_A_NODE} State=UNKNOWN\n"
+            for node, port in zip(NODES, ports[1:], strict=True)
+        )
+        text = _CONFIGURATION.format(
+            cluster=self.name,
+            host=host,
+            controller_port=ports[0],
+            directory=self.directory,
+            min_job_age=min_job_age,
+            nodes=nodes,
+            names=",".join(NODES),
+        )
+        (self.directory / "slurm.conf").write_text(text)
+        gres = []
+        for node in NODES:
+            files = [self.directory / "dev" / f"{node}-gpu{index}" for index in range(GPUS_OF_A_NODE)]
+            for file in files:
+                os.mknod(file, 0o666 | 0o020000, os.makedev(1, 3))  # a character device, as /dev/null is
+            gres.append(f"NodeName={node} Name=gpu Type=fake File={','.join(map(str, files))}\n")
+        (self.directory / "gres.conf").write_text("".join(gres))
+
+    def _start_munge(self) -> None:
+        munge = self.directory / "munge"
+        (munge / "key").write_bytes(os.urandom(128))
+        (munge / "key").chmod(0o400)
+        options = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        self._start("munged", "--foreground", "--force", *(f"--{o}={munge / f}" for o, f in options.items()))
+        wait_for((munge / "socket").exists, what="munge's socket")
+
+    # The daemons, one by one.
+
+    def start_controller(self) -> None:
+        """Start slurmctld and wait until it answers."""
+        self._start("slurmctld", "-D", "-f", self.variables["SLURM_CONF"])
+        wait_for(lambda: self.command("scontrol", "ping", check=False).returncode == 0, what="the controller")
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld at once, as a crash does, when it has saved what it knows now.
+
+        It saves some seconds after it has answered. What it has not saved it forgets.
+        """
+        asked_ns = time.time_ns()
+        saved = self.directory / "state" / "job_state"
+        self.command("sbatch", "--hold", "--comment=to be saved", "--output=/dev/null", "--wrap=true")
+        wait_for(
+            lambda: saved.exists() and saved.stat().st_mtime_ns > asked_ns, what="the controller to save its state"
+        )
+        self._ask("kill", "slurmctld", str(int(signal.SIGKILL)))
+
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of *node*."""
+        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.variables["SLURM_CONF"])
+
+    def kill_node(self, node: str) -> None:
+        """Kill the slurmd of *node*. What runs there goes on."""
+        self._ask("kill", f"slurmd-{node}", str(int(signal.SIGKILL)))
+
+    def _start(self, name: str, *arguments: str) -> None:
+        program = _program(name.partition("-")[0])
+        assert program is not None
+        self._ask("start", name, program, *arguments)
+
+    def _ask(self, *fields: str) -> int:
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        self._keeper.stdin.write("\0".join(fields) + "\n")
+        self._keeper.stdin.flush()
+        return int(self._keeper.stdout.readline())
+
+    # What Slurm says.
+
+    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands; with *check* it must succeed."""
+        environment = {**os.environ, **self.variables}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+        assert not check or done.returncode == 0, f"{words}: {done.stderr}"
+        return done
+
+    def all_idle(self) -> bool:
+        """Tell whether every node is there and has nothing to do."""
+        states = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).stdout.split()
+        return states == ["idle"] * len(NODES)
+
+    def jobs(self) -> list[dict[str, str]]:
+        """Return all jobs that Slurm knows: id, name, state, reason, node, comment."""
+        keys = ("id", "name", "state", "reason", "node", "comment")
+        lines = self.command("squeue", "-h", "-r", "-t", "all", "-o", "%i\t%j\t%T\t%r\t%N\t%k").stdout.splitlines()
+        return [dict(zip(keys, line.split("\t"), strict=True)) for line in lines]
+
+    def clear(self) -> None:
+        """Cancel all jobs, bring every node back and wait until nothing is left, for the next test."""
+        self.command("scancel", "--user=root", check=False)
+        self.command("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume", check=False)
+        wait_for(self.all_idle, timeout=60, what="the cluster to be idle again")
+
+    def close(self) -> None:
+        """End every process of it and remove its directory."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        if self._keeper.stdout is not None:
+            self._keeper.stdout.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _free_ports(number: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
