@@ -19,6 +19,12 @@ from support import ROOT
 # What is scanned: Python files (their strings, docstrings and comments) and pages, all below a folder. A path is
 # added here once it passes.
 SCANNED = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "contrib",
+    "docs",
+    "examples",
     "src/spool/cli",
     "src/spool/client",
     "src/spool/core",
