@@ -540,7 +540,10 @@ OF_THE_SPOOL = (
     Check("complaints", "`.error` files of jobs that are gone", _complaints, _A_SPOOL),
     Check("configuration", "whether config.toml is valid", _configuration, _A_SPOOL),
     Check(
-        "dispatcher", "which dispatcher serves the spool, what it sees, and whether the spool is paused", _dispatcher, _A_SPOOL
+        "dispatcher",
+        "which dispatcher serves the spool, what it sees, and whether the spool is paused",
+        _dispatcher,
+        _A_SPOOL,
     ),
     Check("jobs", "job files that cannot be used", _jobs, _A_SPOOL),
     Check("runs", "runs whose end is not recorded", _runs, _A_SPOOL),
