@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from calling import Command
+from calling import Command, put_job
 
 
 @pytest.mark.parametrize(
@@ -66,3 +64,17 @@ def test_a_misspelled_option_is_answered_with_the_likely_ones(spool: Command) ->
     """The suggestions stand in the message, without quotes and parentheses."""
     assert "unknown option --nam; did you mean --job-name or --name" in spool("submit", "--nam", "x", "--", "true").err
     assert "option --name needs a value" in spool("submit", "--name").err
+
+
+NAMES_A_JOB = ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
+               "continue", "edit", "ls")  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", [*NAMES_A_JOB, "move --first", "signal USR1"])
+def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_root: Path, verb: str) -> None:
+    """Every command that takes a job says which one was probably meant, else how to list the jobs."""
+    put_job(spool_root, "train-model", place="held")
+    near = spool(*verb.split(), "train-modle")
+    assert (near.code, near.err.count("\n")) == (3, 0)
+    assert near.err.endswith("the spool has no job of that name; did you mean train-model?")
+    assert spool(*verb.split(), "xyzzy").err.endswith("`spool ls --all` lists the jobs")
