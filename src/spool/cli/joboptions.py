@@ -127,7 +127,8 @@ def _names(given: Iterable[str]) -> list[str]:
 
 
 def _count(given: list[str]) -> object:
-    return int(given[-1]) if given[-1].isascii() and given[-1].isdecimal() else given[-1]
+    digits = given[-1].removeprefix("-")
+    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
 
 
 def _codes(given: list[str]) -> list[object]:
