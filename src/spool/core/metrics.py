@@ -124,4 +124,5 @@ class Sums:
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
             gpu_ns = took_ns * len(result.grant.gpu_uuids)
             self.gpu_ns += gpu_ns
-            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * gpu_ns)
+            ran_ns = max(0, took_ns - result.suspended_ns)  # while it was suspended nobody looked
+            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * ran_ns * len(result.grant.gpu_uuids))
