@@ -6,8 +6,7 @@ import fnmatch
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +18,9 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
-from spool.store.spool import Spool, TolerantSpool
+
+if TYPE_CHECKING:
+    from spool.store.spool import Spool  # imported when it is needed: a submission does without it
 
 
 class SpelledOption(click.Option):
@@ -42,11 +43,15 @@ class SpelledOption(click.Option):
 
 def opened(root: str) -> Spool:
     """Return the spool at *root*. Raises SpoolUnusable if there is none."""
+    from spool.store.spool import Spool
+
     return Spool.open(root)
 
 
 def viewed(root: str) -> Spool:
     """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
+    from spool.store.spool import TolerantSpool
+
     spool = TolerantSpool.open(root)
     assert isinstance(spool, TolerantSpool)
 
@@ -62,6 +67,8 @@ def made(root: str) -> Spool:
     """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
     if ensure_spool(root):
         tell(f"created a new spool in {root}")
+    from spool.store.spool import Spool
+
     return Spool.open(root)
 
 
@@ -169,6 +176,8 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
     *what* was to be made of them. *stated* are the keys that they set; of others the message stays as it is. *spelled*
     is the option that takes any key, `--with`.
     """
+    from dataclasses import replace
+
     options = [option for option in joboptions.OPTIONS if not option.value]
     flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
     problems = []
