@@ -111,3 +111,48 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     assert 'cannot use job a: --memory: "10" has no unit' in spool("edit", "a", "--memory", "10").err
     assert '"cpus" on line 2: must be a whole number' in spool("edit", "b", "--memory", "10G").err
     assert 'cannot use job c: --with memory: "10" has no unit' in spool("requeue", "c", "--with", "memory=10").err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("wait", "a", "--timeout", "5"),
+        ("gc", "--older-than", "5"),
+        ("gc", "--max-size", "5"),
+        ("dispatch", "--idle-exit", "5"),
+        ("simulate", "--history", "--memory", "5"),
+    ],
+)
+def test_an_amount_without_a_unit_is_answered_with_its_option(
+    spool: Command, spool_root: Path, words: tuple[str, ...]
+) -> None:
+    """The message names the option, and the units that it takes."""
+    put_job(spool_root, "a", place="held")
+    said = spool(*words)
+    assert said.code == 2
+    assert said.err.startswith(f'spool: cannot use {words[-2]}: "5" has no unit')
+
+
+def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Path) -> None:
+    """`init`, and a command that would make one, refuse a directory with other files and leave it as it is."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("")
+    for words in (("init", home), ("--spool", home, "submit", "--", "true"), ("--spool", home, "dispatch", "--once")):
+        said = spool(*words)
+        assert (said.code, said.out) == (5, "")
+        assert said.err == f"spool: cannot make a spool: {home}: the directory has other files in it; " + (
+            "name an empty or a new directory"
+        )
+        assert [each.name for each in home.iterdir()] == ["thesis.tex"]
+    (home / "config.toml").write_text("")
+    assert spool("init", home).code == 0
+
+
+def test_a_filter_that_leaves_nothing_says_so(spool: Command) -> None:
+    """`stats` and `plot` say which way to look for more, and `reserve cancel` how to list what there is."""
+    assert spool("stats", "--user", "nobody").err == (
+        "spool: no ended run matches; give fewer filters, or an earlier --since"
+    )
+    assert "no run in this period matches; look further back" in spool("plot", "--user", "nobody").err
+    assert spool("reserve", "cancel", "x").err.endswith("no reservation of that name; `spool reserve list` lists them")

@@ -112,14 +112,14 @@ def test_names_are_in_the_order_of_the_file_and_each_once(numbers: tuple[int, ..
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"{line()}\n1 two 3\n", "line 2: has something in it that is no number"),
+        (f"{line()}\n1 two 3\n", "line 2: it has a word that is not a number"),
         (
             "1 2 3",
             "it has no job that ran; 1 line has more or fewer than 18 columns, line 1 first; "
             "what is missing is taken as unknown, what is too many is ignored",
         ),
-        (line().replace("60", "x"), "line 1: has something in it that is no number"),
-        (line().replace("60", "nan"), "line 1: has something in it that is no number"),
+        (line().replace("60", "x"), "line 1: it has a word that is not a number"),
+        (line().replace("60", "nan"), "line 1: it has a word that is not a number"),
         (line().replace("60", "9" * 30), "line 1: has a number in it that is too large"),
         ("; MaxProcs: 1\n", "it has no job that ran"),
         ("", "it has no job that ran"),

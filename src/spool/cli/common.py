@@ -6,7 +6,7 @@ import fnmatch
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -149,6 +149,17 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
         return moment(text, now_ns)
     except InvalidValue as error:
         raise UsageError(f"cannot understand {option}: {error}") from None
+
+
+T = TypeVar("T")
+
+
+def value_of(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return what *parse* makes of the value that an option was given. Raises UsageError, which names the option."""
+    try:
+        return parse(text)
+    except InvalidValue as error:
+        raise UsageError(cannot("use", option, str(error))) from None
 
 
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:

@@ -179,7 +179,7 @@ def _fields(words: Sequence[str]) -> list[int] | str:
         try:
             fields = [int(float(word)) for word in words]  # some archives write fractions of seconds
         except (ValueError, OverflowError):
-            return "has something in it that is no number"
+            return "it has a word that is not a number"
     if max(fields) > LARGEST or min(fields) < -LARGEST:
         return "has a number in it that is too large"
     return fields

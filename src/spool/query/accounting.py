@@ -65,7 +65,7 @@ def moment(text: str, now_ns: int) -> int:
     try:
         at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
     except InvalidValue as error:
-        raise InvalidValue(f'{error}; a duration is so long ago, and a date or "today" will do') from None
+        raise InvalidValue(f'{error}; "2h" means two hours ago') from None
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 

@@ -61,7 +61,7 @@ def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
     """Write `reservations/NAME.toml`. Raises SpoolError, and writes nothing, if it cannot stand."""
     name, thing = request.name, f"reservation {request.name}"
     if not layout.valid_name(name):
-        raise UsageError(cannot("make", thing, f"nothing can have that name: {why_not_name(name)}"))
+        raise UsageError(cannot("make", thing, why_not_name(name) or "it is not a valid name"))
     now_ns = time.time_ns()
     keys = {
         "user": request.user,
@@ -133,7 +133,8 @@ def cancel(spool: Spool, name: str) -> str:
     path = spool.layout.job_file(layout.RESERVATIONS, name)
     status = status_of(path) if layout.valid_name(name) else None
     if status is None or not _put_away(disk, path, spool.layout.gone_reservation(name, status.st_mtime_ns)):
-        raise NoSuchJob(cannot("cancel", f"reservation {name}", "there is none of that name"))
+        why, remedy = "there is no reservation of that name", "`spool reserve list` lists them"
+        raise NoSuchJob(cannot("cancel", f"reservation {name}", why, remedy=remedy))
     disk.discard(spool.layout.error_file(layout.RESERVATIONS, name))
     return f"{name} cancelled"
 
