@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from calling import Command, put_job
+from spool.store.disk import Disk
 
 
 @pytest.mark.parametrize(
@@ -156,3 +159,39 @@ def test_a_filter_that_leaves_nothing_says_so(spool: Command) -> None:
     )
     assert "no run in this period matches; look further back" in spool("plot", "--user", "nobody").err
     assert spool("reserve", "cancel", "x").err.endswith("no reservation of that name; `spool reserve list` lists them")
+
+
+def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way a command takes to the disk, its error ends with what a person can do."""
+    put_job(spool_root, "a", place="held")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for method in ("staged", "rename", "move", "publish", "put"):
+        monkeypatch.setattr(Disk, method, full)
+    for words in (("submit", "--", "true"), ("release", "a"), ("edit", "a", "--cpus", "2"), ("pause",)):
+        said = spool(*words)
+        assert said.code == 5, words
+        assert said.err.endswith("No space left on device; make room on the disk"), words
+
+
+def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command, tmp_path: Path) -> None:
+    """A script given as a job file, a directory without one, a directory to import: each says so, and what to do."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\necho hi\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert spool("submit", "-f", script).err.endswith(f"it is a script; `spool submit {script}` submits a script")
+    assert "reads a pipe" in spool("submit", "-f", "-").err
+    assert spool("check", empty).err == f"spool: nothing to check: no job files (*.toml) in {empty}"
+    assert spool("import", empty).err == f"spool: cannot import {empty}: not a file"
+    (tmp_path / "my job.toml").write_text('command = "true"\n')
+    assert spool("submit", "-f", tmp_path / "my job.toml").err.endswith("give another with --name")
+    assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
+
+
+def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_path: Path) -> None:
+    """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
+    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
+    assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
-from spool.cli.common import ensure_dispatcher, in_options
+from spool.cli.common import ensure_dispatcher
 from spool.cli.group import tell
 from spool.cli.render import progress
 from spool.client import submit
 from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
-from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.store.glance import defaults_of
@@ -92,8 +93,28 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
-        what = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise in_options(error, what, keys.keys()) from None
+        job = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise in_options(error, job, keys.keys()) from None
+
+
+def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
+    """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
+
+    *what* was to be made of them. *stated* are the keys that they set; of others the message stays as it is. *spelled*
+    is the option that takes any key, `--with`.
+    """
+    options = [option for option in joboptions.OPTIONS if not option.value]
+    flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
+    problems = []
+    for problem in error.problems:
+        message, path = problem.message, problem.key or ""
+        at = f" on line {problem.line}"
+        key = next((each for each in (path, path.partition("[")[0], path.partition(".")[0]) if each in flags), "")
+        if path.partition(".")[0].partition("[")[0] in stated:
+            name = f"{spelled} {path}" if spelled else flags.get(key, f'"{path}"')
+            message = message.replace(f'"{path}"{at}', name, 1).replace(f'"{path}"', name, 1).replace(at, "", 1)
+        problems.append(replace(problem, message=message))
+    return type(error)(what, problems)
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:
@@ -140,7 +161,7 @@ def checked_name(name: str) -> str:
     if why is None and name.endswith(layout.JOB_SUFFIX):
         why = f"that is a file's name; the job's is {name.removesuffix(layout.JOB_SUFFIX)!r}"
     if why is not None:
-        raise InvalidValue(cannot("name", f"a job {name!r}", why))
+        raise InvalidValue(cannot("name", f"a job {name!r}", why, remedy="give another with --name"))
     return name
 
 
@@ -184,11 +205,20 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
+        remedy = "`-f /dev/stdin --name NAME` reads a pipe" if path == "-" else None
+        raise UsageError(
+            cannot("read", "the job file", error.strerror or str(error), where=path, remedy=remedy)
+        ) from None
     name = checked_name(name or stem)
     defaults = defaults_of(root)
     without_env = {key: value for key, value in defaults.keys.items() if key != "env"}
-    spec = jobfile.parse(text, name=name, defaults=replace(defaults, keys=without_env))
+    try:
+        spec = jobfile.parse(text, name=name, defaults=replace(defaults, keys=without_env))
+    except InvalidJob as error:
+        if text.startswith(b"#!"):
+            remedy = f"`spool submit {shlex.quote(path)}` submits a script"
+            raise UsageError(cannot("use", "the job file", "it is a script", where=path, remedy=remedy)) from error
+        raise
     exported = exports(root, export) if export else Exports()
     _tell_left_out(exported)
     before = dict(spec.env)

@@ -57,7 +57,7 @@ def transport_for(address: str, notifier: str | None) -> Transport:
     scheme, is_url, _ = address.partition("://")
     if not is_url:
         if notifier is None:
-            why = "it is no URL and none of `contacts`, and the configuration has no `notifier`"
+            why = "it is neither a URL nor one of `contacts`, and config.toml has no `notifier`"
             raise UndeliveredError(why, for_good=True)
         return NotifierCommand(notifier, address)
     if scheme in _SCHEMES and not (scheme == "https" and understands(address)):
