@@ -222,7 +222,7 @@ def test_only_a_file_suspends(served: Served) -> None:
 
 
 def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:
-    """An array means its tasks that run; `--dry-run` changes nothing; what is suspended already is left out."""
+    """An array means its tasks that run; `--dry-run` changes nothing; what is already suspended is left out."""
     shared.drop("many", _COUNTS, array="0-3%2", project="p")
     shared.until(lambda: len(list((shared.root / "running").glob("many_*.toml"))) == 2, "two tasks")
     assert shared.spool("suspend", "many", "--dry-run").stdout.split("\n")[:2] == [
@@ -230,7 +230,9 @@ def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shar
     ]  # fmt: skip
     assert shared.spool("suspend", "many_0").returncode == 0
     assert shared.spool("suspend", "many").stdout == "many_1 suspended\n"
-    assert shared.spool("suspend", "many_0").stderr.startswith("spool: cannot suspend job many_0: it is suspended")
+    assert shared.spool("suspend", "many_0").stderr.startswith(
+        "spool: cannot suspend job many_0: it is already suspended"
+    )
     assert shared.spool("continue", "--project", "p").stdout == "many_0 continued\nmany_1 continued\n"
     said = shared.spool("continue", "--project", "p")
     assert (said.returncode, said.stdout) == (0, "nothing to do: none of these is suspended\n")
@@ -262,7 +264,7 @@ def test_a_signal_reaches_the_command_and_not_the_wrapper(shared: Served) -> Non
     shared.spool("suspend", name)
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
     shared.until(lambda: all(_stands_still(pid) for pid in marked(shared.root, name) - {shared.pid(name)}), "a halt")
-    assert "when the job goes on" in shared.spool("signal", "TERM", name).stdout
+    assert "when the job is resumed" in shared.spool("signal", "TERM", name).stdout
     assert "it is suspended" in shared.spool("signal", "CONT", name).stderr
     assert shared.log(name).replace("got 10\n", "") == before.replace("got 10\n", "")
     shared.spool("continue", name)
@@ -292,6 +294,7 @@ def test_a_signal_spares_the_shell_that_waits_unless_asked(shared: Served) -> No
     ("words", "why"),
     [
         (("USR9", "x"), "no such signal"),
+        (("9" * 5000, "x"), "no such signal"),
         (("x", "USR1"), "write `spool signal USR1 x`"),
         (("STOP", "x"), "`spool suspend` stops a job"),
         (("USR1", "nobody"), "no job of that name"),
