@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.metrics import BOUNDS_NS, Histogram, RecentKeys, Sums
 from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
 

@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from spool.core.events import ENDS, Event, EventName
+from spool.core.eventnames import ENDS, EventName
+from spool.core.events import Event
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 
