@@ -43,11 +43,11 @@ from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
 
-_GO_ON = "go on with"
+_GO_ON = "continue"
 _SETTLE = "settle"
 _RECORD = "record the cancel of"
 BUDGET_NS = 20_000_000  # what arrays may take of one pass
-_SEE = "see to the file of"
+_SEE = "check the file of"
 _EXPAND = "expand"
 MOST_BYTES = 1 << 30
 """The files of an array's tasks together are no larger: one file is not to fill the disk for everybody."""
@@ -154,7 +154,7 @@ class Arrays:
                 continue
             array.unissued.discard(task)
             if issue is Issue.GONE:
-                log.warning("array %s: somebody removed its task %s", array.name, task)
+                log.warning("array %s: someone removed its task %s", array.name, task)
                 array.task_ended(task, State.CANCELLED)
                 self._state.queue.changed(task)
                 continue
@@ -615,6 +615,6 @@ class Expander:
 def _too_much(size: int, count: int) -> str:
     taken, most = show_size(size * count), show_size(MOST_BYTES)
     return (
-        f"each of its {count:,} tasks is a file of {show_size(size)}, which is {taken} together, and may be {most}; "
-        "put long texts into a script, and run that"
+        f"each of its {count:,} tasks is a file of {show_size(size)}: {taken} in total, and the maximum is {most}; "
+        "put long texts into a script and run that"
     )

@@ -147,7 +147,7 @@ class Confinement:
         found = sorted(self._troubles.items(), key=lambda item: item[0][0].kind not in ("spool", "service"))
         texts = list(dict.fromkeys(trouble.text for _, trouble in found))
         more = len(texts) - _MOST_TOLD
-        return texts[:_MOST_TOLD] + ([f"{more} more things have such troubles: see the log"] if more > 0 else [])
+        return texts[:_MOST_TOLD] + ([f"{more} more problems: see the log"] if more > 0 else [])
 
     def _changed(self) -> None:
         self.changes += 1
@@ -186,7 +186,11 @@ class Confinement:
             where = where[len(self._root) + 1 :]
         remedy = remedy_for(error)
         return cannot(
-            verb, str(thing), error.strerror or str(error), where=where, remedy=f"{remedy}; it is tried again by itself"
+            verb,
+            str(thing),
+            error.strerror or str(error),
+            where=where,
+            remedy=f"{remedy}; spool retries automatically",
         )
 
 

@@ -196,7 +196,7 @@ class EventRecorder:
         """Keep `events.jsonl` short."""
         lost = self._logs.events.cut()
         if lost:
-            log.error("listeners have read nothing for so long that %s of events are thrown away", show_size(lost))
+            log.error("listeners have not read events for too long: %s of events are dropped", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
         """Let listeners of these kinds hear of everything from now on; on a full disk from the first flush."""

@@ -178,7 +178,7 @@ class Finalizer:
         result = self._cut_off(name, live.wait)
         if result is None:
             newer = spool.holds(live.inode, name, RUNNING)
-            reason = "a newer file of its name came before it could start" if newer else "deleted before it could start"
+            reason = "a newer file replaced it before it started" if newer else "deleted before it started"
             result = replace(
                 self._result(job, live, State.CANCELLED, reason, now_ns),
                 run=spool.next_run(name),
@@ -206,7 +206,7 @@ class Finalizer:
             files = {
                 layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
-                layout.JOB_LOG: _said(f"{result.outcome} before it began: {result.reason}"),
+                layout.JOB_LOG: _said(f"{result.outcome} before it started: {result.reason}"),
             }
             if text is not None:
                 files[layout.SPEC_COPY] = text

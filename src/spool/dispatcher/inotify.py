@@ -84,7 +84,7 @@ class DirectoryWatcher:
             return
         kind = file_system_of(next(iter(directories.values())))
         if is_shared_between_hosts(kind):
-            self.problem = f"a {kind} file system raises no events for changes made by another host"
+            self.problem = f"a {kind} file system reports no changes made by other hosts"
 
     def also(self, key: str, directory: str) -> None:
         """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""

@@ -39,7 +39,7 @@ from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
 
-IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
+IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
@@ -164,7 +164,7 @@ class Launcher:
         """Return which second file of its name keeps a job from being started, "" if none does."""
         if status_of(self._spool.layout.job_file(layout.RUNNING, name)) is not None:
             return IN_THE_WAY
-        return "its file has a name in held/ as well: remove one of the two" if self._spool.is_between(name) else ""
+        return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> None:
         """Make the next starts shorter, and that of *start* most of all."""

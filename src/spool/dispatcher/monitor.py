@@ -171,7 +171,7 @@ class Monitor:
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return who the wrapper is; what cannot be read now has not been said yet."""
-        with self._context.confinement.of(Thing.of_run(live.key), "see the start of"):
+        with self._context.confinement.of(Thing.of_run(live.key), "notice the start of"):
             return self._context.spool.jid(live.name, live.run)
         return Liveness.ABSENT
 

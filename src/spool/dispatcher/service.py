@@ -82,7 +82,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
             return ExitCode.SPOOL_UNUSABLE
         before, left_over = left_over, set() if told or once else _queued(spool) - known
         if not left_over - before:
-            log.info("dispatcher leaves; what runs goes on")
+            log.info("the dispatcher exits; active runs continue")
             return 0
 
 
@@ -144,7 +144,7 @@ def _say(said: str, root: str, error: OSError) -> str:
     """Log once why the spool cannot be served now."""
     why = f"{error.filename or root}: {error.strerror or error}"
     if why != said:
-        text = "cannot serve %s: %s; %s; nothing starts until that is mended, then it goes on by itself"
+        text = "cannot serve %s: %s; %s; nothing starts until this is fixed; then the dispatcher continues by itself"
         log.error(text, root, why, remedy_for(error))
     return why
 

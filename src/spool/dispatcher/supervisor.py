@@ -188,10 +188,10 @@ class Concluder:
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
-            why = f"the wrapper ended with {_words(code)} before it could say who it is"
+            why = f"the wrapper ended with {_words(code)} before it could identify itself"
             return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
         if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
-            return self._never_spoke(live, "the wrapper ended before it could say who it is")
+            return self._never_spoke(live, "the wrapper ended before it could identify itself")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
         live.exited(evidence.rc)
@@ -280,7 +280,7 @@ class Concluder:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
         elif proof.outcome is State.LOST:
             if self._spool.record(live.name, live.run, layout.RC) is not None:
-                return replace(proof, reason="its processes are gone, and what lies in rc is no exit code")
+                return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
@@ -451,7 +451,7 @@ class GpuUseRecorder:
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
         """Tell that a run leaves its GPUs idle, and stop it if that is its wish."""
         words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
-        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; it is stopped" if stops else "")
+        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; stopping it" if stops else "")
         self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
         # Where a hook keeps it from being stopped, it is asked again after the same time, not at every look.
         live.gpus_watched(watch.telling(again=stops))

@@ -75,7 +75,7 @@ class Halt:
             return
         order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
         self._order = order
-        log.warning("job %s has failed for good: what waits is cancelled, and what runs is stopped", name)
+        log.warning("job %s has finally failed: cancelling waiting jobs and stopping active runs", name)
         self._context.spool.order_halt(order)
 
     def work(self) -> bool:
@@ -246,7 +246,7 @@ class Terminator:
     def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
         """Wait for a machine that has too little left to say which processes there are."""
         if not self._blind:
-            log.error("cannot see which processes are to be ended: %s; trying again", error.strerror)
+            log.error("cannot find out which processes to end: %s; trying again", error.strerror)
         self._blind = True
         for run in runs:
             run.look_at_ns = now + _LONGEST_LOOK_NS
@@ -333,7 +333,7 @@ class Suspender:
         lasted_ns = max(0, boot_clock() - (live.suspension.since_boot_ns or 0))
         self._record(live, Suspension(live.suspension.before_ns + lasted_ns))
         self._continued(live)
-        log.info("job %s run %d: goes on", live.name, live.run)
+        log.info("job %s run %d: continued", live.name, live.run)
 
     def _record(self, live: ActiveRun, suspension: Suspension, by: str = "") -> None:
         self._spool.put_record(live.name, live.run, layout.SUSPENDED, render_suspended(suspension))

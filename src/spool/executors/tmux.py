@@ -177,7 +177,7 @@ class TmuxExecutor:
             raise SpoolError(cannot("attach to", what, _words(error), where="tmux")) from error
         if found.returncode != 0:
             remedy = f"`spool log {job}` shows its output"
-            raise SpoolError(cannot("attach to", what, f"there is no session of run {run}", remedy=remedy))
+            raise SpoolError(cannot("attach to", what, f"run {run} has no session", remedy=remedy))
         # tmux refuses to attach from within another tmux unless it is not told of that.
         words = ("env", "-u", "TMUX", program, "-S", str(server.socket_path), "attach-session")
         return (*words, *(("-r",) if read_only else ()), "-t", target)
@@ -331,7 +331,7 @@ def socket_of(spool_dir: str) -> str:
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        why = "the spool's path is too long for a socket, and this is not a directory of yours alone"
+        why = "the spool's path is too long for a socket, and this directory is not accessible only to you"
         raise SpoolError(cannot("use", "tmux", why, where=directory))
     return f"{directory}/{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}"
 

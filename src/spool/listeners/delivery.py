@@ -101,7 +101,7 @@ class Delivery:
                 if not told:
                     self._sleep(due_s)
         except Exception:
-            log.exception("the listener %s has come to its end by a mistake of the program", self._listener.name)
+            log.exception("the listener %s has crashed on an internal error", self._listener.name)
             os._exit(_MISTAKE)  # the dispatcher starts another process, which goes on from the cursors
         with suppress(Exception):
             self._listener.close()
@@ -141,7 +141,7 @@ class Delivery:
         """Note down that an event is about to be told; False if that has ended this process too often."""
         if self._tries >= MOST_TRIES:
             log.error(
-                "%s is passed over for event %s: it has ended the process of the listeners %d times",
+                "%s skips event %s: it has crashed the listeners' process %d times",
                 self._listener.name,
                 event.id,
                 self._tries,
@@ -163,7 +163,7 @@ class Delivery:
         try:
             self._listener.hear(event, done)
         except Exception:
-            log.exception("the listener %s failed with event %s", self._listener.name, event.id)
+            log.exception("the listener %s failed on event %s", self._listener.name, event.id)
             done()
 
     def _tick(self) -> float | None:
@@ -197,4 +197,4 @@ class Delivery:
         try:
             self._reader.save(position, tries)
         except OSError as error:
-            log.error("cannot write down how far %s has come: %s", self._listener.name, error.strerror)
+            log.error("cannot record the position of %s in the events: %s", self._listener.name, error.strerror)

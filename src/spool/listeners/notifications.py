@@ -108,7 +108,7 @@ class Notifier(Listener):
             try:
                 addresses = expanded(named, config.contacts)
             except UndeliveredError as error:
-                self._complain(f"cannot tell {masked(named)} of anything: {error}")
+                self._complain(f"cannot notify {masked(named)}: {error}")
                 continue
             for address in addresses:
                 found[address] = max(found.get(address, 0), lines)
@@ -129,7 +129,7 @@ class Notifier(Listener):
                 transport = transport_for(address, notifier)
             except UndeliveredError as error:
                 MESSAGES.add("given_up")
-                self._complain(f"cannot tell {masked(address)} of anything: {error}")
+                self._complain(f"cannot notify {masked(address)}: {error}")
                 return None
             queue = self._queues[key] = SendQueue(transport, self._patience)
         return queue
@@ -149,7 +149,7 @@ class Notifier(Listener):
             in_config=any(map(has_secret, stated)),
             job=event.job if any(map(has_secret, of_job)) else None,
         ):
-            self._complain(f"{path} holds secrets, and others can read it; chmod 600 {path}")
+            self._complain(f"{path} holds secrets and is readable by others; chmod 600 {path}")
 
 
 class _Countdown:
@@ -174,7 +174,7 @@ def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _
     if named not in contacts:
         return [named.strip()]
     if not steps:
-        raise UndeliveredError("contacts of the configuration go round in a circle", for_good=True)
+        raise UndeliveredError("the contacts in the configuration refer to each other in a circle", for_good=True)
     return [address for to in contacts[named] for address in expanded(to, contacts, steps - 1)]
 
 

@@ -218,7 +218,7 @@ class ContentReader:
         if data is None:
             self._view = None
         elif view is None:
-            self._damaged = "state.json cannot be understood; the jobs are those of the view before, if there is one"
+            self._damaged = "state.json is not readable; the page shows the jobs of the last readable one, if any"
         else:
             self._view = view
             if view.machine is not None and view.machine.gpus_at_ns is not None:

@@ -277,7 +277,7 @@ def _gpus(content: PageContent) -> Markup | None:
     problem = None
     if machine.gpu_problem is not None:
         problem = tag("p", f"What is free is unknown: {_cut(machine.gpu_problem)}", class_="banner warn")
-    asked = "" if content.gpus_watched else "no job needs one; the dispatcher looks at them when one does"
+    asked = "" if content.gpus_watched else "no job needs one; the dispatcher checks them when one does"
     if machine.gpus_at_ns is not None and content.at_ns - machine.gpus_at_ns > 60 * SECOND_NS:
         asked = f"as of {_clock(machine.gpus_at_ns, content.at_ns)}"
     return _section("GPUs", asked, *filter(None, (problem, tag("div", *cards, class_="gpus"))), anchor="gpus")

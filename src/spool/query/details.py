@@ -95,7 +95,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     places = spool.places(name)
     runs = spool.runs(name)
     if not places and not runs:
-        raise NoSuchJob(cannot("show", f"job {name}", "no job of that name is in the spool"))
+        raise NoSuchJob(cannot("show", f"job {name}", "the spool has no job of that name"))
     if run is not None and run not in runs:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
@@ -114,7 +114,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
         found = [JobRow(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     if not found:
-        raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
+        raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     tasks = tasks_of(spool, name) or ArrayTasks(())
     return JobDetails(
         name=name,

@@ -59,14 +59,14 @@ def why(spool: Spool, name: str) -> Explanation:
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
-        raise NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))
+        raise NoSuchJob(cannot("find", f"job {name}", "the spool has no job of that name"))
     lister = JobLister(spool)
     seen = snapshot(spool)
     said = lister.state.jobs.get(name) if lister.state is not None else None
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None:
         reasons: tuple[PendingReason, ...] = (
-            PendingReason("invalid", seen.left_out.get(name, "its file went away just now")),
+            PendingReason("invalid", seen.left_out.get(name, "its file has just been removed")),
         )
     else:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
@@ -125,12 +125,12 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
             return f"it could not start: {failure}"
         if result.started_at_ns is not None or result.exit_code is not None:
             return ""
-        return f"it never began: {result.reason or result.outcome}"
+        return f"it never started: {result.reason or result.outcome}"
     row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
     if row is None:
         return ""
     if row.state.ended:
-        return f"it never began: {row.reason or row.state}"
+        return f"it never started: {row.reason or row.state}"
     said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
     if said.startswith(row.state):
         return f"it has not run yet: {said}"

@@ -127,14 +127,14 @@ class _Seer:
                     if isinstance(transport, AppriseService) and find_spec("apprise") is None:
                         raise UndeliveredError(NOT_INSTALLED)
             except UndeliveredError as error:
-                yield f"nothing can be sent to {masked(named)}: {error}"
+                yield f"cannot send anything to {masked(named)}: {error}"
 
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
         missing = [each for each in names_in(spec) if not self._exists(each)]
         for each in missing[:_MOST_DOUBTS]:
-            yield f"depends on {each}, and there is no job of that name; it waits until one is submitted"
+            yield f"depends on {each}, which does not exist; it waits until a job with that name is submitted"
         if len(missing) > _MOST_DOUBTS:
-            yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that are not there"
+            yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that do not exist"
 
     def _exists(self, name: str) -> bool:
         """Whether a job, or the array of which it would be a task, is there, was there, or is submitted as well."""

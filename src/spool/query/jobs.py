@@ -183,7 +183,7 @@ class JobLister:
             if row is not None and row.state is State.QUEUED:
                 row = replace(row, reason="another run of this name is running")
             if row is not None and row.state is State.HELD and first == QUEUED:
-                row = replace(row, reason=row.reason or "another job of this name waits")
+                row = replace(row, reason=row.reason or "another job with this name is waiting")
             if row is not None:
                 yield replace(row, place=place)
 

@@ -30,7 +30,7 @@ def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
     rows = JobLister(spool, time.time_ns() if now_ns is None else now_ns).listing(recent=_MANY).rows
     own = [row for row in rows if row.user == user and row.submitted_at_ns is not None]
     if not own:
-        why = f"{user} has none that waits or runs, or ended within a day"
+        why = f"{user} has none that is active or ended within a day"
         raise NoSuchJob(cannot("find", "the last job", why, remedy="name the job"))
     last = max(own, key=lambda row: (row.submitted_at_ns or 0, row.name)).name
     return _array(spool, last) or last

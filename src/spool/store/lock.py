@@ -28,13 +28,13 @@ _BEING_DELETED_S = 0.5  # so long a deletion of the whole spool may take from `.
 class Service(Enum):
     """Whether a dispatcher serves a spool."""
 
-    NONE = "none does"
-    SERVED = "one does"
-    ASTRAY = "one does, but its .lock was deleted or replaced"
+    NONE = "not running"
+    SERVED = "running"
+    ASTRAY = "running, but its .lock was deleted or replaced"
 
 
 def service(path: str) -> Service:
-    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that lives shortly."""
+    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that runs briefly."""
     is_locked = _is_locked(path, os.O_RDONLY | _FILE)
     if is_locked:
         return Service.SERVED
@@ -113,7 +113,7 @@ class Lock:
         try:
             file = _locked_file(self.path, now + _PATIENCE_S)
         except LockHeld:
-            self._lost("its .lock was replaced, and another dispatcher holds the new one")
+            self._lost("its .lock was replaced and another dispatcher holds the new one")
         except OSError as error:
             self.trouble = error
             return False
@@ -127,7 +127,7 @@ class Lock:
 
         self.held = False
         raise SpoolUnusable(
-            cannot("go on serving", os.path.dirname(self.path), why, remedy="what runs goes on; this dispatcher leaves")
+            cannot("keep serving", os.path.dirname(self.path), why, remedy="active runs continue; the dispatcher exits")
         )
 
     def release(self) -> None:
@@ -165,7 +165,7 @@ def _locked_file(path: str, deadline: float) -> int:
 
 def _check(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise FileExistsError(errno.EEXIST, "it is no regular file", path)
+        raise FileExistsError(errno.EEXIST, "it is not a regular file", path)
 
 
 def is_there(fd: int, path: str) -> bool:

@@ -390,11 +390,11 @@ def _is_spare(path: str) -> bool:
 def _present(path: str) -> None:
     """Raise OSError if *path*, which is said to exist, does not."""
     if status_of(path) is None:
-        raise OSError(errno.ESTALE, "it cannot be created, and is not there", path)
+        raise OSError(errno.ESTALE, "it does not exist and cannot be created", path)
 
 
 def _absent(path: str) -> bool:
     """Return False for a path that was not found; raise OSError if it is there all the same."""
     if status_of(path) is not None:
-        raise OSError(errno.ESTALE, "it is there and cannot be found", path)
+        raise OSError(errno.ESTALE, "it exists but cannot be found", path)
     return False

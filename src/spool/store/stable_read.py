@@ -60,7 +60,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
             return ReadFailure.GONE
         if os.path.islink(path):  # that leads nowhere
             return ReadFailure.NOT_OURS
-        raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
+        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
             return ReadFailure.UNREADABLE
