@@ -211,7 +211,7 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
         (("small.swf", "--policy", "random"), 2, f"the policies are {', '.join(SimulatedPolicy)}"),
         (("small.swf", "--policy", ","), 2, "--policy is empty"),
         (("gone.swf",), 1, "No such file"),
-        (("bad.swf",), 4, "line 1: has something in it that is no number"),
+        (("bad.swf",), 4, "line 1: contains something that is not a number"),
         (("bare.swf",), 2, "specify --cpus"),
         (("cut.swf.gz",), 1, "cannot read the trace"),
         (("small.swf", "--plot", "x.pdf"), 2, "a .png or an .svg"),

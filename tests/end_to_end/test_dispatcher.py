@@ -564,7 +564,7 @@ def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tm
         assert not (served.root / ".tmp" / "dispatcher.start").exists()
         assert f"pid {pid}" in (info := served.spool("info").stdout)
         assert "ITS .lock WAS DELETED OR REPLACED" in info
-        assert f"the dispatcher with pid {pid} lives" in served.spool("doctor").stdout
+        assert f"while the dispatcher with pid {pid} is running" in served.spool("doctor").stdout
         assert served.run("--once") == 0  # another one lives
         assert not (served.root / ".lock").exists()
         os.kill(pid, signal.SIGCONT)

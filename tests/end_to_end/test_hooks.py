@@ -429,7 +429,7 @@ def test_a_gate_that_kills_its_process_is_a_no_in_the_end(served: Served) -> Non
     served.drop("x", ["/bin/true"])
     served.drop("y", ["/bin/true"])
     served.wait_place("x", "held")
-    assert served.wait_reason("x", "ended the process that asks").startswith("hook submitting: ")
+    assert served.wait_reason("x", "crashed the listeners' process").startswith("hook submitting: ")
     served.wait_done("y")
 
 

@@ -84,7 +84,7 @@ class Arrays:
     # One pass.
 
     def work(self, now_ns: int, *, paused: bool) -> bool:
-        """Do what there is to do, for a limited time; return whether there is more to do at once."""
+        """Work for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
         more = False
         if self._state.arrays or self._state.array_files or self.expander.is_busy or self.files.is_due:
@@ -170,7 +170,7 @@ class Arrays:
     # What became of the tasks.
 
     def _see_left(self) -> None:
-        """Take in the names of which nothing is left: those of open tasks have ended, or were removed by hand."""
+        """Take in the names that are gone: open tasks among them have ended, or were removed by hand."""
         for name in self._state.take_left():
             array = self._state.arrays.get(array_of(name))
             if array is None:
@@ -465,7 +465,7 @@ class Expander:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something of a file is written, or one is to be tried again."""
+        """Whether something of a file is written, or one needs another try."""
         return bool(self._staged or self._no_room)
 
     def reason(self, name: str, *, paused: bool) -> str:

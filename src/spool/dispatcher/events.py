@@ -121,7 +121,7 @@ class EventRecorder:
 
     @property
     def asked(self) -> frozenset[EventName]:
-        """The events that somebody is to be asked about before."""
+        """The events that need an answer before they happen."""
         return self._asked
 
     @property
@@ -327,7 +327,7 @@ class EventRecorder:
         return replies
 
     def _review(self, event: Event) -> int:
-        """Ask whoever has heard all before about the job."""
+        """Ask the listeners that have heard all earlier events about the job."""
         with suppress(OSError):  # what cannot be written down now is told later, and keeps nobody from being asked
             self.flush()
         return self._client.ask(event, self._logs.events.end)

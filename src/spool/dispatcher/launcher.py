@@ -103,8 +103,8 @@ class Launcher:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
         Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
-        it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
-        too, and the runs are to be taken back.
+        it was looked at is skipped: the next look sees why. Where the spool as a whole fails, that is returned
+        too, and the caller takes the runs back.
         """
         prepared: dict[ActiveRun, _Prepared] = {}
         blocked: list[Blocked] = []

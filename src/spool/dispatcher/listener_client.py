@@ -128,7 +128,7 @@ class ListenerClient:
             self._gone()
 
     def close(self) -> None:
-        """Let go of it: it tells what there is to tell, and leaves."""
+        """Let go of it: it delivers the remaining events and exits."""
         self._child.close()
 
     def join(self, timeout_s: float) -> None:
@@ -211,7 +211,7 @@ class _PendingReviews:
         self._number = 0
 
     def add(self, event: Event, after: int) -> int:
-        """Take in what is to be asked, and after which position in the events; return its number."""
+        """Take in what to ask, and after which position in the events; return its number."""
         self._number += 1
         self._all[self._number] = _Pending(event, after)
         return self._number

@@ -439,7 +439,7 @@ class Dispatcher:
         return True
 
     def _watch(self, live: ActiveRun) -> None:
-        """Look after a run from now on: its end, its limits, whether it is to be stopped."""
+        """Watch a run from now on: its end, its limits, orders to stop it."""
         level, what = (logging.INFO, "adopted") if live.adopted else (logging.DEBUG, "started")
         log.log(level, "job %s run %d: %s", live.name, live.run, what)
         if live.failure is not None or live.processes_gone:  # nothing was started

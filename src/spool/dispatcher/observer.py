@@ -18,10 +18,10 @@ from spool.dispatcher.timers import Pace
 log = logging.getLogger(__name__)
 
 POLL_NS = SECOND_NS  # between looks where no event tells of a change of the files
-# A look at everything may cost one part in so many of a processor: a net beneath the events, or all there is.
+# A look at everything may use one part in N of a processor: a safety net beside the events, or the only way.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
-BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
+BUDGET_NS = 20_000_000  # how long a look may keep a pass from starting jobs; then it gives way
 _LEAST_SPARES, _MOST_SPARES = 2, 256
 
 

@@ -63,7 +63,7 @@ class Recovery:
         self._confinement = context.confinement
         self._journal = context.journal
         self._events = context.events
-        self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
+        self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 
     def open(self, memory: Memory) -> None:
         """Begin, with what the journal says: restore the results that a power cut took."""
@@ -380,7 +380,7 @@ class Recovery:
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
                 spec = spool.job_spec(place, name, defaults)
-        # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
+        # If a job file is no longer readable, only the run's stop and end remain to be handled.
         return spec or Spec(command="true")
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
@@ -520,7 +520,7 @@ def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
     if spec is None or not spec.is_array:
         spec = spool.job_spec(RUNNING, name)
     if spec is None or not spec.is_array:
-        log.error("cannot go on with array %s: the file that its run %d was made from is lost", name, run)
+        log.error("cannot continue array %s: the file that its run %d was made from is lost", name, run)
         return None
     array = new_array(spec, record, record.inode or 0, record.user or this_user())
     for place in (RUNNING, HELD):

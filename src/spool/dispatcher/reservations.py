@@ -45,7 +45,7 @@ class Reservations:
 
     @property
     def due(self) -> bool:
-        """Whether a file that was being written is to be looked at again."""
+        """Whether a file that was being written needs another look."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def tell_again(self) -> None:

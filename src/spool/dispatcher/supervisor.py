@@ -39,7 +39,7 @@ COULD_NOT_START = "could not start: "
 log = logging.getLogger(__name__)
 
 MEMORY_EVERY_NS = SECOND_NS
-_SHARE = 50  # and it may cost one part in so many of a processor
+_SHARE = 50  # and it may use one part in N of a processor
 _AGAIN_NS = SECOND_NS // 4  # after an error
 
 _WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
@@ -48,7 +48,7 @@ _MOST_LOOKS = 2  # a look stands for no more time than that many looks are apart
 
 
 class Supervisor:
-    """Finds the runs of which nothing is left."""
+    """Finds the runs that have no processes left."""
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
@@ -123,7 +123,7 @@ class Supervisor:
         return live.proof is None and not self._wakeup.watches(live)
 
     def _nothing_left(self, live: ActiveRun) -> None:
-        """Free what a run was granted, of which nothing is left: it can be given to the next."""
+        """Free the grant of a run that has nothing left: the next one can have it."""
         live.nothing_left()
         self._state.recount(live)
 
@@ -136,7 +136,7 @@ class Supervisor:
                 return False  # however long it waits there before it says who it is
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-            # One that never said who it is: whoever carries the run's mark may be it.
+            # One that never identified itself: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
@@ -208,7 +208,7 @@ class Concluder:
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
             if isinstance(self._spool.jid(live.name, live.run), Jid):
                 return self.conclude(live)  # the wrapper has spoken in this very moment
-            # The record was removed, or it was cut short and says nothing; whoever wrote it has had time enough.
+            # The record was removed, or it was cut short and says nothing; its writer has had enough time.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
             proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.leftovers))
         elif proof.verdict is Verdict.SILENT:
@@ -465,7 +465,7 @@ class GpuUseRecorder:
             self._write(live)
 
     def _is_old(self, live: ActiveRun) -> bool:
-        """Whether the record is to be written: the first look at once, so that short runs have one, others rarely."""
+        """Whether to write the record: after the first look at once, so that short runs have one, later rarely."""
         written_ns = self._written_ns.get(live.key)
         return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
 

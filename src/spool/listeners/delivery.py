@@ -1,7 +1,7 @@
 """The delivery of events to one listener, in a thread of its own, from a cursor on disk.
 
 An event is told at least once: the cursor passes it when the listener is done with it. What runs foreign code is told
-with care: each try is noted down before, and an event that has ended the process too often is passed over.
+with care: each try is noted down before, and an event that has crashed the process too often is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 MOST_OPEN = 10_000  # events that a listener has taken in and not dealt with
 MOST_TRIES = 3  # of telling what the process did not survive
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
-_LOOK_S = 5.0  # even if nobody says that there is more
+_LOOK_S = 5.0  # even without a hint that there is more
 
 
 class Delivery:

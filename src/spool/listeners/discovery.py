@@ -46,8 +46,8 @@ class Subscriptions:
     """The kinds of listeners there are, and what is known of their wishes before one of them is asked."""
 
     kinds: frozenset[str] = frozenset()
-    wants: frozenset[EventName] = frozenset()  # what is to be told in any case
-    asks: frozenset[EventName] = frozenset()  # what is to be asked in any case
+    wants: frozenset[EventName] = frozenset()  # events that it always hears
+    asks: frozenset[EventName] = frozenset()  # events that it is always asked about
     silent: frozenset[str] = frozenset()  # kinds that only say themselves what they want to hear of
     may_ask: bool = False  # one of those may want to be asked
     problems: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def _is_executable(path: str) -> bool:
 
 
 def _not_trusted(status: os.stat_result) -> str | None:
-    """Return why whoever can change the file must not decide what we run."""
+    """Return why those who can change the file must not decide what we run."""
     if status.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
     if status.st_mode & stat.S_IWOTH:
@@ -212,5 +212,5 @@ def loading(paths: Layout, disk: Disk) -> Iterator[None]:
 
 
 def load_again(paths: Layout, disk: Disk) -> None:
-    """Have the plugins loaded again, whatever they did: who starts the dispatcher anew may have mended them."""
+    """Have the plugins loaded again, whatever they did: they may have been fixed before this restart."""
     disk.discard(paths.at(_LOADING))

@@ -1,4 +1,4 @@
-"""Messages to people and programs, for whoever a job or the configuration names (docs/NOTIFICATIONS.md).
+"""Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md).
 
 The listener looks up the addresses that an event concerns, words the message, with the end of the run's log where that
 is asked for, and hands it to the queue of each address. It says so once where others can read secrets in an address.
@@ -38,7 +38,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 class Notifier(Listener):
-    """Tells whoever a job or the configuration names. *config* returns the configuration in force."""
+    """Notifies the recipients that a job or the configuration names. *config* returns the configuration in force."""
 
     name = "notify"
 
@@ -153,7 +153,7 @@ class Notifier(Listener):
 
 
 class _Countdown:
-    """Calls once, when so many have come, from whatever threads."""
+    """Calls once, when the given number have come, from any threads."""
 
     def __init__(self, count: int, then: Callable[[], None]) -> None:
         self._left, self._then, self._lock = count, then, Lock()

@@ -144,7 +144,7 @@ class _ListenerProcess:
                     self._wanted |= set(kinds)
                     self._make()
                 case Review() as review:
-                    self._go_on()  # whoever is asked is told of the job first
+                    self._go_on()  # a listener hears of the job before it is asked
                     self._reviewer.ask(review)
                 case Available(position):
                     self._position = position
@@ -166,7 +166,7 @@ class _ListenerProcess:
     def _say(self, line: bytes) -> None:
         if not self._is_socket:
             return
-        # Whoever asked may be gone.
+        # The process that asked may be gone.
         with self._writing, suppress(OSError), socket.socket(fileno=os.dup(self._channel)) as channel:
             channel.sendall(line)
 

@@ -19,9 +19,9 @@ from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredErr
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_ORDER = 3  # after so many tries a message lets those behind it go first
+_MOST_IN_ORDER = 3  # after this number of tries a message lets those behind it go first
 _TOO_MANY = "it keeps failing and too many messages are waiting"
-_AWAY = 3  # after so many failures in a row a receiver is not merely started anew
+_AWAY = 3  # after this number of failures in a row a receiver is not just restarting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Patience:
     first_s: float = 2.0  # until the second try; each later wait is twice the one before
     longest_s: float = 300.0
     tries: int = 15
-    for_s: float = 3600.0  # a message that has waited in vain for longer is given up
+    for_s: float = 3600.0  # a message that has failed for longer is given up
     most_waiting: int = 2_000  # for one receiver that is away; the oldest is given up
     gather_from: int = 20  # so many that wait for a person are sent as one
     gather_most: int = 200
     idle_s: float = 30.0  # a thread with nothing to do leaves
 
     def after(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row, at least one."""
+        """Return how long to wait after this number of failures in a row, at least one."""
         return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
 
 

@@ -49,7 +49,7 @@ _MOST_OF_ERROR = 200
 _TRANSIENT = {408, 409, 423, 425, 429}  # of the 4xx
 _SOCKET_ERROR = "Socket Exception: "  # what it says of a mail server, but only to who debugs it
 _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_normalizer")
-_loading = threading.Lock()  # its plugins are loaded once, by whoever comes first
+_loading = threading.Lock()  # its plugins are loaded once, by the first thread that needs them
 
 
 def transport_for(address: str, notifier: str | None) -> Transport:
@@ -329,7 +329,7 @@ class _Confided(threading.local):
         self.said: list[str] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep a complaint for whoever sends, and let nothing through."""
+        """Keep a complaint for the sender, and let nothing through."""
         words = record.getMessage()
         if record.levelno >= logging.WARNING or words.startswith(_SOCKET_ERROR):
             self.said.append(words.removeprefix(_SOCKET_ERROR))

@@ -45,7 +45,7 @@ PATIENCE_NS = SECOND_NS // 4
 """How long looks wait, all together, for one answer, and a start for its own. A driver that is well needs some ms."""
 
 LIMIT_NS = 10 * SECOND_NS
-"""After so long without an answer NVML is said to hang. Starting up eight idle GPUs may take some seconds."""
+"""NVML counts as hung after this time without an answer. Starting up eight idle GPUs may take some seconds."""
 
 NO_ANSWER = "NVML has not answered yet"
 
@@ -478,7 +478,7 @@ class GpuLook:
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    notes: tuple[str, ...] = ()  # for people: GPUs that never told who they are
+    notes: tuple[str, ...] = ()  # texts: GPUs that never identified themselves
     seen_at_ns: int | None = None  # when NVML was asked for this; None: it has not answered yet
     driver: str | None = None
 
@@ -505,7 +505,7 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # the last question, answered or not
         self._asked_for = self._answered_for = Ours()
-        self.asked = 0  # so many questions
+        self.asked = 0  # number of questions
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 

@@ -191,7 +191,7 @@ def _banners(content: PageContent) -> Markup:
         told = "No dispatcher is running and no jobs are active. The next "
         found.append(_banner("", told, tag("code", "spool submit"), " starts one."))
     if content.paused:
-        told = "The spool is paused: nothing starts, and running jobs go on. End that with "
+        told = "The spool is paused: nothing starts, and running jobs continue. Resume with "
         found.append(_banner("warn", told, tag("code", "spool resume"), "."))
     if content.served and content.view_at_ns is None:
         found.append(_banner("", "The dispatcher has not listed the jobs yet."))

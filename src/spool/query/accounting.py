@@ -65,7 +65,7 @@ def moment(text: str, now_ns: int) -> int:
     try:
         at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
     except InvalidValue as error:
-        raise InvalidValue(f'{error}; write a duration, such as "7d" for 7 days ago, a date, or "today"') from None
+        raise InvalidValue(f'{error}; or a duration such as "7d" (7 days ago), a date, or "today"') from None
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 

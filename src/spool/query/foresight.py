@@ -94,7 +94,7 @@ class _Seer:
             yield reason.text
 
     def _told(self, request: Request) -> Machine | None:
-        """Return the machine as a dispatcher that lives has last seen it, None if none has told what is asked."""
+        """Return the machine as the running dispatcher last saw it, None if it has not reported what is asked."""
         from spool.query.jobs import last_view
 
         view, silent_ns = last_view(self._spool, self._now_ns) if self._spool.dispatcher_lives() else (None, None)
@@ -137,7 +137,7 @@ class _Seer:
             yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that do not exist"
 
     def _exists(self, name: str) -> bool:
-        """Whether a job, or the array of which it would be a task, is there, was there, or is submitted as well."""
+        """Whether a job, or the array it would be a task of, exists, existed, or is submitted as well."""
         return any(
             valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
         )

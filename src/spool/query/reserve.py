@@ -39,7 +39,7 @@ class ReservationRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreatedReservation:
-    """A reservation that was made. `notes` are for people: what could not be judged, what looks like a mistake."""
+    """A reservation that was made. `notes` are texts: what could not be checked, what looks like a mistake."""
 
     reservation: Reservation
     path: str

@@ -55,7 +55,7 @@ class Workload:
     incomplete: int = 0  # lines that say nothing which could be run again
     guessed_limits: int = 0  # jobs of the history whose file is gone, and their limit with it
     warnings: tuple[str, ...] = ()
-    counts_cpus: bool = True  # False: nothing says how many processors a job wants
+    counts_cpus: bool = True  # False: it is unknown how many processors a job wants
     is_history: bool = False
 
 

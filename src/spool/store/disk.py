@@ -295,7 +295,7 @@ class Disk:
             yield told
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """Sync each of *paths*; one that is gone is passed over."""
+        """Sync each of *paths*; one that is gone is skipped."""
         for path in paths:
             try:
                 self.sync_directory(path)
@@ -308,7 +308,7 @@ class Disk:
 
 
 class TreeEntry:
-    """Something that `walk` has come upon. Of use until the next is asked for."""
+    """Something that `walk` has found. Valid until the next is asked for."""
 
     __slots__ = ("_levels", "at", "depth", "error", "is_directory", "name")
 
@@ -322,7 +322,7 @@ class TreeEntry:
 
     @property
     def path(self) -> str:
-        """Where it is, for people."""
+        """Where it is, for messages."""
         return "/".join([*(level.name for level in self._levels[: self.depth]), self.name])
 
 

@@ -22,7 +22,7 @@ _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _POLL_S = 0.02
 _PATIENCE_S = 1.0
-_BEING_DELETED_S = 0.5  # so long a deletion of the whole spool may take from `.lock` on
+_BEING_DELETED_S = 0.5  # how long a deletion of the whole spool may take after `.lock`
 
 
 class Service(Enum):
@@ -140,7 +140,7 @@ class Lock:
 def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
     """Take the lock for the life of this process and return it.
 
-    A command that looks whether a dispatcher lives holds the lock for a moment, so a little waiting is part of
+    A command that checks whether a dispatcher is running holds the lock for a moment, so a little waiting is part of
     taking it. Raises LockHeld if another dispatcher has it, and OSError if no file can be made there.
     """
     return Lock(path, wait_s)
@@ -148,7 +148,7 @@ def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
 
 def _locked_file(path: str, deadline: float) -> int:
     while True:
-        # Looked at first: whoever opens and closes a FIFO wakes all who watch the directory, this dispatcher too.
+        # Checked first: opening and closing a FIFO wakes all who watch the directory, this dispatcher too.
         with suppress(FileNotFoundError):
             _check(os.lstat(path), path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _FILE, 0o600)

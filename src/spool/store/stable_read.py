@@ -129,7 +129,7 @@ def _open(path: str) -> int:
 def _keep_writers_out(fd: int) -> bool:
     """Have every writer wait until the file is closed; False if nobody can. Raises BlockingIOError if one is there."""
     try:
-        # Whoever opens the file meanwhile has the kernel tell us; by default that would end this process.
+        # If the file is opened in the meantime, the kernel tells us; by default that would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
