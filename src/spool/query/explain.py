@@ -107,7 +107,7 @@ def _what_it_does(spool: Spool, name: str) -> str:
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     if row is not None and row.suspended_at_ns is not None:
-        return f"it is {row.reason}; `spool continue {name}` continues it"
+        return f"it is {row.reason}; `spool continue {name}` resumes it"
     run = spool.latest_run(name)
     kept = spool.cancel_denial(name, run) if run is not None else ""
     return f"it is running and was not cancelled: {kept}" if kept else "it is running"
