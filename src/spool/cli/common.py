@@ -173,7 +173,7 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
     """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
 
-    *what* was to be made of them. *stated* are the keys that they set; of others the message stays as it is. *spelled*
+    *what* is what they state. *stated* are the keys that they set; of others the message stays as it is. *spelled*
     is the option that takes any key, `--with`.
     """
     from dataclasses import replace
