@@ -91,7 +91,7 @@ def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: st
 
 def test_a_verb_that_is_none_is_told_where_all_are_listed(spool: Command) -> None:
     """Once."""
-    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists them"
+    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists the commands"
 
 
 @pytest.mark.parametrize(

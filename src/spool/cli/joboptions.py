@@ -130,8 +130,8 @@ def _names(given: Iterable[str]) -> list[str]:
 
 
 def _count(given: list[str]) -> object:
-    text = given[-1]
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else text
+    digits = given[-1].removeprefix("-")
+    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else given[-1]
 
 
 def _codes(given: list[str]) -> list[object]:
