@@ -111,9 +111,6 @@ def keys_of(values: Values) -> dict[str, object]:
     return keys
 
 
-_MOST_DIGITS = 1000  # Python refuses to read numbers of some thousands
-
-
 def _number(text: str) -> object:
     try:
         return int(text) if text.isdecimal() else float(text)
@@ -131,7 +128,7 @@ def _names(given: Iterable[str]) -> list[str]:
 
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
-    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else given[-1]
+    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
 
 
 def _codes(given: list[str]) -> list[object]:

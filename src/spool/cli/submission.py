@@ -92,8 +92,8 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
-        what = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise in_options(error, what, keys.keys()) from None
+        job = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise in_options(error, job, keys.keys()) from None
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:
