@@ -410,7 +410,7 @@ def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
     spec = jobfile.parse((spool_root / "queued" / "second.toml").read_bytes(), name="second")
     assert spec.depends_on.all == ("first",)
     assert spool("submit", *way, "-d", "second", "--name", "second", "--replace", "--", "true").code == 4
-    assert "no job of that name" in spool("submit", *way, "-d", "none", "--", "true").err
+    assert "which does not exist" in spool("submit", *way, "-d", "none", "--", "true").err
 
 
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
