@@ -158,7 +158,7 @@ def test_a_filter_that_leaves_nothing_says_so(spool: Command) -> None:
         "spool: no ended run matches; give fewer filters, or an earlier --since"
     )
     assert "no run in this period matches; look further back" in spool("plot", "--user", "nobody").err
-    assert spool("reserve", "cancel", "x").err.endswith("no reservation of that name; `spool reserve list` lists them")
+    assert spool("reserve", "cancel", "x").err.endswith("no reservation has this name; `spool reserve list` lists them")
 
 
 def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypat
     for words in (("submit", "--", "true"), ("release", "a"), ("edit", "a", "--cpus", "2"), ("pause",)):
         said = spool(*words)
         assert said.code == 5, words
-        assert said.err.endswith("No space left on device; make room on the disk"), words
+        assert said.err.endswith("No space left on device; free up space on the disk"), words
 
 
 def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command, tmp_path: Path) -> None:

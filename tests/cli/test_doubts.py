@@ -18,9 +18,9 @@ NEVER = [
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
     (("--resource", "licence=1"), "never fits: "),
     (("--executor", "slurm"), "cannot start: this version of spool has no executor 'slurm'"),
-    (("--notify", "someone"), "cannot notify someone: it is neither a URL nor one of `contacts`"),
+    (("--notify", "someone"), "cannot send anything to someone: it is neither a URL"),
     (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
-    (("--depends-on", "nosuch"), "depends on nosuch, and there is no job of that name"),
+    (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
 
 

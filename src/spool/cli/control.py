@@ -240,9 +240,7 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
         try:
             jobfile.parse(new, name=name, defaults=defaults_of(root))
         except InvalidJob as error:
-            from spool.cli.submission import in_options
-
-            raise in_options(error, f"job {name}", changes.keys(), "--with") from None
+            raise joboptions.in_options(error, f"job {name}", changes.keys(), "--with") from None
         return new
 
     return rewritten

@@ -93,9 +93,7 @@ def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequ
     try:
         jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
     except InvalidJob as error:
-        from spool.cli.submission import in_options
-
-        raise in_options(error, f"job {name}", changes.keys()) from None
+        raise joboptions.in_options(error, f"job {name}", changes.keys()) from None
     return _replaced(spool, name, place, text, new)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
@@ -15,7 +15,7 @@ from spool.client import submit
 from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
-from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.store.glance import defaults_of
@@ -93,28 +93,8 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
-        job = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise in_options(error, job, keys.keys()) from None
-
-
-def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
-    """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
-
-    *what* was to be made of them. *stated* are the keys that they set; of others the message stays as it is. *spelled*
-    is the option that takes any key, `--with`.
-    """
-    options = [option for option in joboptions.OPTIONS if not option.value]
-    flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
-    problems = []
-    for problem in error.problems:
-        message, path = problem.message, problem.key or ""
-        at = f" on line {problem.line}"
-        key = next((each for each in (path, path.partition("[")[0], path.partition(".")[0]) if each in flags), "")
-        if path.partition(".")[0].partition("[")[0] in stated:
-            name = f"{spelled} {path}" if spelled else flags.get(key, f'"{path}"')
-            message = message.replace(f'"{path}"{at}', name, 1).replace(f'"{path}"', name, 1).replace(at, "", 1)
-        problems.append(replace(problem, message=message))
-    return type(error)(what, problems)
+        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise joboptions.in_options(error, whose, keys.keys()) from None
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:

@@ -31,7 +31,7 @@ def by_name(name: str, local: LocalProcesses | None = None) -> Executor:
     """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
-        raise InvalidValue(cannot("use", f"executor {name!r}", "there is none of that name", remedy=remedy))
+        raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
     made: Executor = getattr(import_module(module), of_class)(local)
     return made
