@@ -182,6 +182,7 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    executor_options: tuple[str, ...] = ()  # of the engine's own, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()
@@ -213,6 +214,7 @@ class Jid:
     boot_id: str
     pid_namespace: str  # "pid:[4026531836]"
     host: str
+    engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,12 @@ class Machine:
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "": it does not
     resources: tuple[Pool, ...] = ()
+    most_runs: int | None = None  # of an engine that finds the room itself: so many may be there at once
+
+    @classmethod
+    def of_an_engine(cls, most_runs: int) -> Machine:
+        """Return what an engine has that is handed runs and plans them itself: whatever is asked for."""
+        return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
 
 
 @dataclass(frozen=True, slots=True)

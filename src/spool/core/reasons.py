@@ -2,8 +2,8 @@
 
 The codes, in the order in which the rules are asked:
 held, paused, scheduling_timeout, refused, begins, retry, running, dependency, group, array, quota, max_running,
-never_fits, memory, cpus, resources, gpus, reserved, left, disk, executor. (`invalid` comes before all of them; such a
-file never becomes a waiting job.)
+max_in_flight, never_fits, memory, cpus, resources, gpus, reserved, left, disk, executor. (`invalid` comes before all of
+them; such a file never becomes a waiting job.)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ CODES = (
     "array",
     "quota",
     "max_running",
+    "max_in_flight",
     "never_fits",
     "memory",
     "cpus",

@@ -271,6 +271,9 @@ _RUNNING = (
         option=f"--executor {'|'.join(EXECUTORS)}",
         shortcut=("--tmux", "tmux",
                   "Run it in a terminal, to which `spool attach` goes: the same as --executor tmux.")),
+    Key("executor_options", "options of Slurm",
+        "More options of sbatch, for the executor slurm: `--constraint=ib`. What spool sets itself is refused.",
+        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION"),
     Key("keep_session", "flag",
         "Whether the session of the job stays after its end, to be read; with the executor tmux. From the "
         "configuration if absent.", option="--keep-session --no-keep-session"),

@@ -29,6 +29,8 @@ from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
 
+_MOST_FAILURES = 3  # of an engine to start a job, in a row
+
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
@@ -70,6 +72,8 @@ class ActiveRun:
     processes_gone: bool = False  # it was made sure that nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
+    began_elsewhere: bool = False  # its wrapper has spoken, on another machine
+    held_because: str = ""  # why its job is to be held: its engine does not take it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
     suspension: Suspension = NOT_SUSPENDED
@@ -131,7 +135,7 @@ class ActiveRun:
 
     def began(self, boot_ns: int) -> None:
         """Learn when it began, on the clock since boot."""
-        self.started_boot_ns = boot_ns
+        self.started_boot_ns, self.began_elsewhere = boot_ns, self.elsewhere is not None
 
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
@@ -249,6 +253,17 @@ class ActiveRun:
         """Learn that it is over and has not begun; *why*: the machine did not let it, where that is known."""
         self.refusal = self.refusal or why
         self.resolved(Proof(Verdict.VOID))
+
+    def taken_back_by_engine(self, refusal: str | None) -> None:
+        """Learn that its engine never had it; *refusal*: and does not take it, so that its job is to be held."""
+        self.held_because = refusal or ""
+        self.resolved(Proof(Verdict.VOID))
+
+    def not_begun_elsewhere(self, failure: str) -> None:
+        """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
+        if failure and self.refused.times + 1 >= _MOST_FAILURES:
+            self.held_because = failure
+        self.refused_by_machine(failure or None)
 
     @property
     def running(self) -> Running:

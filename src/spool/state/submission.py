@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import PREEMPTED, Liveness
 from spool.core.model import (
     SECOND_NS,
     Result,
@@ -100,7 +100,7 @@ NO_BACKOFF = StartBackoff()
 
 def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
     """Return how far a submission has come after a run that is not its last."""
-    requeued = result.again == "requeue" and stopped_by is None
+    requeued = result.again == "requeue" and stopped_by is None and not result.reason.startswith(PREEMPTED)
     return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
 
 
