@@ -8,7 +8,7 @@ from pathlib import Path
 from spool.core import layout
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Request, Result, State
 from spool.formats.history import render_history
-from spool.formats.state import GpuView, JobView, MachineView, PoolView, StateView, render_state
+from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, PoolView, StateView, render_state
 from spool.page.content import ContentReader
 from spool.page.document import render
 
@@ -92,8 +92,11 @@ def busy_view(now_ns: int) -> StateView:
         ),
         resources={"licence": PoolView(total=3, granted=2)},
     )
+    use = (GpuUseView(percent=93, mean_percent=71.4, peak_percent=100),)
     jobs = {
-        "train": a_running_job(now_ns, hours=9, limit_hours=24, gpus=1, gpu_uuids=("GPU-0",), project="lora"),
+        "train": a_running_job(
+            now_ns, hours=9, limit_hours=24, gpus=1, gpu_uuids=("GPU-0",), project="lora", gpu_use=use
+        ),
         "eval": a_running_job(now_ns, hours=1.9, gpus=1, gpu_uuids=("GPU-1",), user="carol"),
         "notebook": a_running_job(now_ns, hours=5, limit_hours=None, gpus=1, gpu_uuids=("GPU-1",), user="dave"),
         "sweep": a_running_job(now_ns, array=True, reason="12 of 40 tasks have ended", user="bob"),

@@ -118,10 +118,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
-    "api.py": "the public face, which programs import",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
-    "testing/engine.py": "a fake that tests import, here and in other projects",
 }
 SAME_NAMES: dict[str, str] = {}
 # A circle is named by its first module.

@@ -135,3 +135,42 @@ def test_what_can_be_expected_to_fail_is_an_error_of_spool(client: spool.Client,
     made = spool.Client(tmp_path / "new", make=True)
     assert made.root == str(tmp_path / "new")
     assert made.jobs().rows == ()
+
+
+def test_a_dry_run_says_what_would_be_done_and_keys_change_a_job_that_runs_again(
+    client: spool.Client, spool_root: Path
+) -> None:
+    """Nothing is changed by the first; the second keeps the rest of the file, and refuses what is not valid."""
+    done = spool_root / "done" / "a.toml"
+    done.write_text('# mine\ncommand = "true"\ntime_limit = "1h"\n')
+    (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
+    assert client.requeue("a", dry_run=True, cpus=2).kind == "would be queued again"
+    assert done.exists()
+    with pytest.raises(spool.InvalidJob):
+        client.requeue("a", cpus=-2)
+    assert done.exists()
+    assert client.requeue("a", cpus=2, time_limit=None).kind == "queued again"
+    assert not done.exists()
+    assert (spool_root / "queued" / "a.toml").read_text() == '# mine\ncommand = "true"\ncpus = 2\n'
+    assert client.hold("a", dry_run=True).kind == "would be held"
+    assert [change.kind for change in client.cancel("a", dry_run=True)] == ["would be cancelled"]
+    assert (spool_root / "queued" / "a.toml").exists()
+    client.hold("a")
+    assert client.release("a", dry_run=True).kind == "would be released"
+    with pytest.raises(spool.SpoolError, match="it is held"):
+        client.suspend("a")
+
+
+def test_a_job_is_suspended_and_goes_on(served: Served) -> None:
+    """From a program as from the command line."""
+    client = spool.Client()
+    client.submit("sleep 100", name="long")
+    served.until(lambda: served.places("long") == ["running"], "a run")
+    assert client.suspend("long", dry_run=True).kind == "would be suspended"
+    assert client.suspend("long", "demo").kind == "suspended"
+    served.until(lambda: "demo" in served.reason("long"), "a suspended job")
+    (row,) = client.jobs().rows
+    assert row.suspended_at_ns is not None
+    assert client.go_on("long").kind == "continued"
+    client.cancel("long")
+    served.wait_done("long")

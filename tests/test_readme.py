@@ -79,6 +79,7 @@ def test_every_verb_that_the_pages_show_exists() -> None:
 
 def calls(text: str) -> list[list[str]]:
     """Return the words of each call of spool that a page shows: on a line of its own, in a sentence or in a table."""
+    text = text.replace("\\\n", " ")
     fenced = re.findall(r"^```sh.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in fenced for line in re.findall(r"^spool .*", block, re.MULTILINE)]
     lines += re.findall(r"^    (spool .*)", text, re.MULTILINE)

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Counts the primes below a limit, 20000 if none is given.
 #
-#     spool submit primes.sh           the options below hold
-#     spool submit -t 1m primes.sh     those of the command line win
-#     spool submit primes.sh 1000      what follows the script are its arguments
-#     sh primes.sh                     to the shell the lines are comments
+#     spool submit primes.sh           with the options below
+#     spool submit -t 1m primes.sh     options on the command line win
+#     spool submit primes.sh 1000      words after the script are its arguments
+#     sh primes.sh                     for the shell the lines are comments
 #
 #SPOOL --name primes --cpus 1 --memory 200M
 #SPOOL --time-limit 5m --retry-max 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A parameter study: one job for each point, and one that waits for them all and says which was best.
+# A parameter study: one job for each point, and one that waits for them all and prints the best.
 set -eu
 cd "$(dirname "$0")"
 mkdir -p results
@@ -14,7 +14,7 @@ for degree in 1 3 5; do
     done
 done
 
-# ended: whatever became of the others, report what there is.
+# ended: report what there is, even if some of the others failed.
 spool submit --replace --name fit-best --depends-on "ended:${after#,}" -- python3 best.py results
 spool wait fit-best
 spool log fit-best

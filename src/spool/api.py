@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from spool.client import autostart
 from spool.client.exports import exports
 from spool.client.output import read_output, run_of
-from spool.client.requests import Change, ChangeKind, Requests
+from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
 from spool.client.submit import default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, cannot
@@ -18,7 +18,7 @@ from spool.formats import jobfile
 from spool.machine.host import this_user
 from spool.query.explain import Explanation, why
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
-from spool.store.config import defaults_of
+from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 _POLL_S = 0.025
@@ -84,21 +84,43 @@ class Client:
             self._serve()
         return name
 
-    def cancel(self, name: str, reason: str = "") -> tuple[Change, ...]:
-        """End a job, whether it waits or runs; return what was done to each of its files."""
-        return tuple(map(self._served, self._requests.cancel(name, reason)))
+    def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
+        """End a job, whether it waits or runs; return what was done to each of its files.
 
-    def hold(self, name: str) -> Change:
+        With *dry_run*, here and below, nothing is changed, and the result says what would be done.
+        """
+        return tuple(map(self._served, self._requests.cancel(name, reason, dry_run=dry_run)))
+
+    def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Keep a job from running until it is released; one that runs is stopped, and begins anew then."""
-        return self._served(self._requests.hold(name))
+        return self._served(self._requests.hold(name, dry_run=dry_run))
 
-    def release(self, name: str) -> Change:
+    def release(self, name: str, *, dry_run: bool = False) -> Change:
         """Let a held job run."""
-        return self._served(self._requests.release(name))
+        return self._served(self._requests.release(name, dry_run=dry_run))
 
-    def requeue(self, name: str) -> Change:
-        """Run a job again that has ended, or that runs and is stopped first."""
-        return self._served(self._requests.requeue(name))
+    def requeue(self, name: str, *, dry_run: bool = False, **keys: object) -> Change:
+        """Run a job again that has ended, or that runs and is stopped first.
+
+        *keys* are changed in its job file before: `requeue("train", memory="16G", time_limit=None)`; None takes a key
+        out. The rest of the file stays as it is. Raises InvalidJob for keys that make no valid job file.
+        """
+
+        def changed(name: str, text: bytes) -> bytes:
+            stated = {key: value for key, value in keys.items() if value is not None}
+            new = jobfile.edited(text, stated, keys.keys() - stated.keys(), name=name)
+            jobfile.parse(new, name=name, defaults=defaults_of(self.root))
+            return new
+
+        return self._served(self._requests.requeue(name, changed if keys else None, dry_run=dry_run))
+
+    def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
+        """Have a job that runs stand still, with the clock of its time limit. It keeps what it was given."""
+        return self._served(self._requests.suspend(name, reason, dry_run=dry_run))
+
+    def go_on(self, name: str, *, dry_run: bool = False) -> Change:
+        """Let a suspended job go on."""
+        return self._served(self._requests.go_on(name, dry_run=dry_run))
 
     def wait(self, name: str, *, timeout_s: float | None = None) -> End | None:
         """Wait until a job has ended and return how; None if the time is over before."""
@@ -123,7 +145,7 @@ class Client:
         return why(self._spool, name)
 
     def _served(self, change: Change) -> Change:
-        if change.kind not in (ChangeKind.HELD, ChangeKind.CANCELLED):
+        if change.kind not in DRY_RUN | {ChangeKind.HELD, ChangeKind.CANCELLED}:
             self._serve()
         return change
 

@@ -91,7 +91,7 @@ def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of one processor reads neither the machine nor the state."""
-    monkeypatch.setattr("spool.query.foresight.last_view", None)
+    monkeypatch.setattr("spool.query.jobs.last_view", None)
     assert spool("submit", "--strict", "--name", "a", "-c", "true").code == 0
 
 

@@ -96,7 +96,7 @@ def test_the_editor_gets_a_copy_and_a_bad_text_is_kept(
     monkeypatch.setenv("EDITOR", "false")
     assert spool("edit", "a").code == 2
     monkeypatch.setenv("EDITOR", "true")
-    assert "as it was" in spool("edit", "a").out
+    assert "is unchanged" in spool("edit", "a").out
 
 
 def test_an_editor_that_leaves_no_file_changes_nothing(
@@ -125,7 +125,7 @@ def test_of_a_job_that_runs_the_limit_and_the_priority_can_be_changed(spool: Com
     """Any other key is refused, and the file stays as it was; comments stay, and nothing is left in the staging."""
     path = put_job(spool_root, "a", '# mine\ncommand = "true"\ncpus = 2\n', "running")
     said = spool("edit", "a", "--cpus", 3, "--time-limit", "2h")
-    assert (said.code, "only its time limit and priority" in said.err) == (1, True)
+    assert (said.code, "only its time limit and priority, and gpu_idle," in said.err) == (1, True)
     assert "2h" not in path.read_text()
     assert spool("edit", "a", "--priority", 9, "--time-limit", "2h").out == "a changed\n"
     assert path.read_text() == '# mine\ncommand = "true"\ncpus = 2\ntime_limit = "2h"\npriority = 9\n'

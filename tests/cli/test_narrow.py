@@ -20,6 +20,7 @@ from spool.formats import run_records
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
 from spool.query.tasks import WaitWatch
+from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 from .test_looking import ended, running
@@ -504,3 +505,41 @@ def test_a_table_without_colours_has_its_lines_alone(
     on_terminal(monkeypatch, 80)
     monkeypatch.setenv(name, value)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", spool("ls").out)
+
+
+def test_a_submission_of_many_files_shows_how_far_it_is(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar on a terminal, which is gone before anything else is printed; a pipe gets none."""
+    files = [word for number in range(4) for word in ("-f", str(put_job(tmp_path, f"j{number}", place=".")))]
+    assert "submitting" not in spool("submit", *files).err
+    monkeypatch.setattr(render, "_REDRAWN_NS", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    said = spool("submit", "--replace", "--hold", *files)
+    _, *drawn, last = said.err.split("\n\x1b[K")
+    assert [line.partition("submitting: ")[2] for line in drawn] == [f"{number} of 4" for number in range(4)]
+    assert last == ""
+    assert said.out.split() == ["j0", "j1", "j2", "j3"]
+
+
+def test_an_interrupted_submission_says_how_many_jobs_are_there(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle: what was put before stays, and the exit code is 130."""
+    files = [put_job(tmp_path, f"j{number}", place=".") for number in range(4)]
+    links = []
+
+    def link(self: Disk, old: str, new: str) -> None:
+        if len(links) == 2:
+            raise KeyboardInterrupt
+        links.append(new)
+        os.link(old, new)
+
+    monkeypatch.setattr(Disk, "link", link)
+    said = spool("submit", *(word for file in files for word in ("-f", str(file))))
+    assert said.code == 130
+    assert "interrupted: 2 of 4 jobs are submitted" in said.err
+    assert sorted(os.listdir(spool_root / "queued")) == ["j0.toml", "j1.toml"]

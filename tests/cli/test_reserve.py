@@ -19,6 +19,7 @@ from spool.core.model import SECOND_NS as S
 from spool.query import reservations
 
 HOUR = 3600 * S
+NOW_NS = time.time_ns()
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +83,8 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be kept beside first"),
-        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be kept beside first, the machine has 4"),
+        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be reserved beside first"),
+        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be reserved beside first, the machine has 4"),
         (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
         (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would have ended already"),
     ],
@@ -102,13 +103,13 @@ def test_what_cannot_stand_is_refused_and_not_written(
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("a", "--gpus", "1"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot combine"),
+        (("a", "--gpus", "1"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot be combined"),
         (("a", "--gpus", "two", "--duration", "1h"), 2, "write how many"),
         (("a", "--gpus", "1", "--start", "someday", "--duration", "1h"), 2, "--start"),
         (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
-        (("a", "--gpus", "0", "--duration", "1h"), 4, "no number of GPUs"),
+        (("a", "--gpus", "0", "--duration", "1h"), 4, "not a number of GPUs"),
         (("../a", "--gpus", "1", "--duration", "1h"), 2, "nothing can have that name"),
     ],
 )
@@ -158,7 +159,7 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     }  # fmt: skip
     problems = {one["name"]: one["problem"] for one in rows}
     assert 'did you mean "gpus"' in problems["bad"]
-    assert "5 GPUs would be kept beside active" in problems["beside"]
+    assert "5 GPUs would be reserved beside active" in problems["beside"]
     assert problems["active"] is None
     everything = asked(spool, "reserve", "list", "--all")["reservations"]
     assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}
@@ -171,7 +172,7 @@ def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -
     """An empty list is quick."""
     said = spool("reserve", "list")
     assert (said.code, said.out) == (0, "")
-    assert "nothing is reserved" in said.err
+    assert "no reservations" in said.err
     assert four.calls() == []
     assert asked(spool, "reserve", "list")["reservations"] == []
 
@@ -234,3 +235,28 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
     said = spool("reserve", "create", "new", "--gpus", "1", "--duration", "2h")
     assert said.code == 0
     assert "whether it conflicts with bad is unknown" in said.out + said.err
+
+
+def test_a_cancelled_reservation_is_listed_with_all(spool: Command, spool_root: Path) -> None:
+    """As cancelled, or completed if its end had passed; once for each time that one of its name was cancelled."""
+    name = "a" * 100
+    for _ in range(2):
+        assert spool("reserve", "create", name, "--gpus", "2", "--duration", "1h", "--comment", "talk").code == 0
+        assert spool("reserve", "cancel", name).out == f"{name} cancelled\n"
+    old = put_job(spool_root, "old", 'user = "x"\ngpus = 1\nduration = "1s"\n', "reservations")
+    os.utime(old, ns=(0, NOW_NS - HOUR))
+    spool("reserve", "cancel", "old")
+    put_job(spool_root, "broken", "gpus = [", "reservations")
+    spool("reserve", "cancel", "broken")
+    assert asked(spool, "reserve", "list")["reservations"] == []
+    rows = asked(spool, "reserve", "list", "--all")["reservations"]
+    assert [(row["name"], row["state"], row["comment"]) for row in rows] == [
+        ("old", "completed", None), (name, "cancelled", "talk"), (name, "cancelled", "talk"),
+    ]  # fmt: skip
+    assert all(row["removed_at_ns"] >= NOW_NS for row in rows)
+    said = spool("reserve", "list", "--all").out
+    assert said.count("cancelled") == 2
+    assert "|" not in said.splitlines()[-1]
+    (spool_root / ".reservations" / "junk").write_text("x")
+    (spool_root / ".reservations" / "x.12.toml").mkdir()
+    assert asked(spool, "reserve", "list", "--all")["reservations"] == rows

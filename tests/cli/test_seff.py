@@ -52,7 +52,7 @@ def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
         "CPUs       4 given, 2.00 busy on average: 50.0%",
         "CPU time   2 h 00 m",
         "memory     8 GiB given, 2 GiB at most: 25.0%",
-        "GPUs       1 GPU, 1.00 GPU hours",
+        "GPUs       1 GPU given, use unknown, 1.00 GPU hours",
         "time       1 h 00 m of 2 h 00 m: 50.0%",
         "next time  cpus = 2",
         '           memory = "2560M"',
@@ -127,7 +127,7 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
         (("waits", "--run", 2), 3, "it has not run yet"),
         (("train", "--run", 7), 3, "its runs are 1"),
         (("train", "--run", 0), 2, "range"),
-        (("a/../b*",), 3, "no job can have that name"),
+        (("a/../b*",), 3, "not a valid job name"),
     ],
 )
 def test_mistakes_are_told(spool: Command, spool_root: Path, words: Any, code: int, why: str) -> None:

@@ -138,7 +138,7 @@ def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
 def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, name: str) -> None:
-    """What is no job's name is refused as a usage error."""
+    """What is not a valid job name is refused as a usage error."""
     assert spool("submit", f"--name={name}", "--", "true").code == 2
     assert os.listdir(spool_root / "queued") == []
 
@@ -163,7 +163,7 @@ def test_a_job_that_has_ended_is_never_in_the_way(spool: Command, spool_root: Pa
 
 
 def test_hold_submits_into_held(spool: Command, spool_root: Path) -> None:
-    """`submit --hold` puts the file where it does not run."""
+    """`submit --hold` puts the file where it is not running."""
     spool("submit", "--hold", "--name", "a", "--", "true")
     assert os.listdir(spool_root / "held") == ["a.toml"]
     assert os.listdir(spool_root / "queued") == []
@@ -260,11 +260,11 @@ def test_a_script_on_stdin_for_another_program_is_captured(
     ("text", "words", "why"),
     [
         (b"#!\necho hi\n", (), "names no interpreter"),
-        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line ends"),
+        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line endings"),
         (b" \n", (), "it is empty"),
         (b"#!/bin/sh\n\xff\n", (), "line 2 is not UTF-8"),
         (b"#!/bin/sh\n\0\n", (), "NUL"),
-        (b"echo hi\n", ("x",), "arguments need"),
+        (b"echo hi\n", ("x",), "to take arguments"),
     ],
 )
 def test_a_script_on_stdin_that_nothing_can_run_is_refused(
@@ -311,7 +311,7 @@ def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, sp
     assert os.listdir(spool_root / ".tmp") == []
 
 
-@pytest.mark.parametrize("way", [[], ["--env", "A=1"]], ids=["quick", "full"])
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
 def test_a_submission_makes_the_staging_directory(spool: Command, spool_root: Path, way: list[str]) -> None:
     """Where it is missing, that is in nobody's way."""
     (spool_root / ".tmp").rmdir()
@@ -326,7 +326,7 @@ def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_pa
     (tmp_path / "script.sh").write_text("#!/bin/sh\n#SPOOL --tmux --keep-session\ntrue\n")
     words = {
         "quick": ("--tmux", "--keep-session", "--", "true"),
-        "full": ("--executor", "process", "--tmux", "--keep-session", "--env", "A=1", "--", "true"),
+        "full": ("--executor", "process", "--tmux", "--keep-session", "--prolog", "true", "--", "true"),
         "line": (str(tmp_path / "script.sh"),),
     }
     spool("submit", "--name", "t", *words[way])
@@ -343,11 +343,18 @@ QUICK_OPTIONS = st.lists(
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
             ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["-d", "b,c"], ["-d", "any:b"], ["-d", ","], ["-d", "x y"], ["-d", "b"],
             ["--executor", "process"], ["--executor", "slurm"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
             ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
             ["--tag", "a,a"], ["--project", "a "], ["--group", "g"], ["--group-limit", "2"], ["--group-limit", "0"],
             ["--max-running", "2"], ["--on-dependency-failure", "wait"], ["--signal", "USR1@1s"], ["--gpus", "0"],
+            ["--env", "SPOOL_X=1"], ["--env", "CUDA_VISIBLE_DEVICES=0"], ["-eA B=1"], ["-e", "A={x}\n"],
+            ["-e", "PATH=é"], ["--env", "=1"], ["--env", "A=a\0b"], ["--env", "NONE"], ["--stdout", "a.txt"],
+            ["--stdout", "x/%n"], ["-o", "d/"], ["--stderr", ".."], ["--stderr", ""], ["--stdout", "~/x"],
+            ["--stdout", "//"], ["--stderr", "/dev/null"],
+            ["--retry-max", "0"], ["--retry-max", "9999999"], ["--retry-delay", "5s"], ["--retry-delay", "x"],
+            ["--retry-backoff", "2"], ["--retry-on", "failed,3"], ["--retry-max-delay", "1m"],
         ]
     ),
     max_size=4,
@@ -364,18 +371,45 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     if text is None:
         return
     spec = jobfile.parse(text.encode(), name="a")
-    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values), "env": {"PATH": "/bin"}}
+    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
+    own = keys.get("env", {})
+    assert isinstance(own, dict)
+    keys["env"] = {"PATH": "/bin", **own}
     assert spec == jobfile.parse(jobfile.dump(keys), name="a")
 
 
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list[str]) -> None:
+    """It lies in held/ alone, with the variables that were asked for, and nobody asks for a dispatcher."""
+    said = spool("submit", "--hold", *way, "-e", "A=1", "--name", "a", "--", "true")
+    assert (said.code, said.out) == (0, "a\n")
+    assert os.listdir(spool_root / "queued") == []
+    spec = jobfile.parse((spool_root / "held" / "a.toml").read_bytes(), name="a")
+    assert dict(spec.env)["A"] == "1"
+
+
+@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
+    spool: Command, spool_root: Path, way: list[str]
+) -> None:
+    """A job that waits for one that exists; one that waits for itself is refused, one for none is told of."""
+    spool("submit", "--name", "first", "--", "true")
+    said = spool("submit", *way, "-d", "first", "--name", "second", "--", "true")
+    assert (said.code, said.err) == (0, "")
+    spec = jobfile.parse((spool_root / "queued" / "second.toml").read_bytes(), name="second")
+    assert spec.depends_on.all == ("first",)
+    assert spool("submit", *way, "-d", "second", "--name", "second", "--replace", "--", "true").code == 4
+    assert "no job of that name" in spool("submit", *way, "-d", "none", "--", "true").err
+
+
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
-    """`spool submit -- CMD` imports none of the packages that take long to import."""
+    """`spool submit -- CMD` imports none of the packages that take long to import; neither do plain options."""
     (spool_root / "config.toml").write_text("")
     machine = '"machine":{"cpus":1,"memory_bytes":1,"gpus":[{"uuid":"GPU-1"}]},"passes":null'
     (spool_root / "state.json").write_text(f"{{{machine}}}")
     (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
     code = (
-        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '--', 'true']);"
+        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '-e', 'A=1', '--', 'true']);"
         "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
@@ -566,8 +600,8 @@ def test_all_takes_all_that_means_something_elsewhere(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set here"),
-        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it means something in this process alone"),
+        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set"),
+        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it only makes sense in this process"),
         (("--export", "LATIN"), "LATIN is not passed on: it is not UTF-8"),
     ],
 )
@@ -695,7 +729,7 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     gone.rmdir()
     said = spool("submit", "-n", "a", "--workdir", "sub", "--", "true")
     assert said.code == 2
-    assert "the current directory was removed; give --workdir an absolute path" in said.err
+    assert "the current directory no longer exists; give --workdir an absolute path" in said.err
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
 
@@ -714,6 +748,6 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert env_of(spool_root, "b") == {"B": "2"}
     assert spool("edit", "b", "--unset", "time_limit", "--signal", "USR1@10s").code == 0
     shown = spool("show", "b").out
-    assert "from [defaults] of the configuration, because the file does not say:" in shown
+    assert "from [defaults] in the configuration, not set in the file:" in shown
     assert '  time_limit = "1m"' in shown
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from spool.core.model import ArrayTask, Dependencies, Gpu, Grant, Machine, Policy, Request, Running, Spec, Waiting
+from spool.core.model import (
+    ArrayTask,
+    Dependencies,
+    Gpu,
+    Grant,
+    Machine,
+    Policy,
+    Request,
+    Running,
+    Spec,
+    Suspension,
+    Waiting,
+)
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
@@ -60,11 +72,18 @@ def grant_of(request: Request, gpus: tuple[int, ...] = ()) -> Grant:
 
 
 def run(
-    name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = (), stopping: bool = False, **values: Any
-) -> Running:
-    """Return a run that started *ran* seconds ago, on the GPUs of the indices *on*."""
+    name: str, *, user: str = "alice", ran: int = 60, on: tuple[int, ...] = (), stopping: bool = False,
+    suspended: tuple[int, int | None] = (0, None), **values: Any,
+) -> Running:  # fmt: skip
+    """Return a run that started *ran* seconds ago, on the GPUs of the indices *on*.
+
+    *suspended*: for how many seconds before, and since how many it is; None: it is not.
+    """
+    before, since = suspended
+    at = None if since is None else NOW - since * S
     what = spec(gpus=len(on), **values)
-    return Running(name, 1, user, what, grant_of(what.request, on), NOW - ran * S, stopping=stopping)
+    return Running(name, 1, user, what, grant_of(what.request, on), NOW - ran * S, stopping=stopping,
+                   suspension=Suspension(before * S, at, at))  # fmt: skip
 
 
 def gpus(

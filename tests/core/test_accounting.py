@@ -42,6 +42,7 @@ class Run:
     group: str | None = None
     tags: tuple[str, ...] = ()
     executor: str | None = None
+    gpu_percent: float | None = None
 
 
 def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Run:
@@ -324,3 +325,16 @@ def test_a_day_without_a_midnight_is_still_a_day() -> None:
     """Where the clock is put forward at midnight, a calendar may give an odd begin: the parts go on all the same."""
     days = Days(lambda at: ("odd", at + 5, at - 5))
     assert [end - begin for _, begin, end in days.parts(100, 103)] == [1, 1, 1]
+
+
+def test_hours_in_which_gpus_computed_are_those_of_the_runs_where_that_is_known() -> None:
+    """Half busy for an hour on two GPUs is one hour of two; the run of which nothing is known counts as given only."""
+    known = ran("a", 0, 0, 3600, gpus=("g", "h"), gpu_percent=50.0, user="alice")
+    other = ran("b", 0, 0, 3600, gpus=("i",), gpu_percent=0.0, user="bob")
+    unknown = ran("c", 0, 0, 3600, gpus=("k",), user="bob")
+    found = added(known, other, unknown, by=By.USER)
+    assert (found.total.gpu_hours, found.total.gpu_used_hours, found.total.gpu_used_runs) == (4, 1, 2)
+    assert found.total.gpu_efficiency == 1 / 3
+    groups = dict(found.groups)
+    assert (groups["alice"].gpu_efficiency, groups["bob"].gpu_efficiency) == (0.5, 0)
+    assert added(unknown).total.gpu_used_hours is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spool.core.events import Event, EventName
 from spool.core.metrics import BOUNDS_NS, Histogram, RecentKeys, Sums
-from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
 
 RESULT = Result(
     job="train",
@@ -46,7 +46,14 @@ def test_a_life_of_a_job_is_counted() -> None:
     assert {word: (sum(runs.counts), runs.sum_ns) for word, runs in told.runs.items()} == {
         "failed": (2, 120 * SECOND_NS)
     }
-    assert (told.cpu_ns, told.gpu_ns) == (200 * SECOND_NS, 240 * SECOND_NS)
+    assert (told.cpu_ns, told.gpu_ns, told.gpu_busy_ns) == (200 * SECOND_NS, 240 * SECOND_NS, 0)
+
+
+def test_the_time_in_which_gpus_computed_is_counted_where_it_is_known() -> None:
+    """Of two GPUs for a minute, half busy on average, one minute; a run of which it is unknown adds nothing."""
+    use = (GpuUse(30 * SECOND_NS, 100.0, 100), GpuUse(30 * SECOND_NS, 0.0, 0))
+    known = replace(FAILED, result=replace(RESULT, run=2, attempt=2, gpu_use=use))
+    assert sums(RETRYING, known).gpu_busy_ns == 60 * SECOND_NS
 
 
 def test_what_is_told_again_counts_once() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import GIB, NOW, S, run
-from spool.core.model import Request, Running
+from core.planning import GIB, NOW, S, job, run, view
+from spool.core.model import Policy, Request, Running
 from spool.core.runs import Runs
 from spool.core.runtimes import RunTimes
+from spool.core.scheduler import decide
 
 HOUR = 3600 * S
 NAMES = ("a1", "a2", "b1", "b2", "c")
@@ -29,6 +30,7 @@ RUNS = st.builds(
     task=st.sampled_from([None, ("s", 0, 1), ("s", 1, 3), ("t", 0, None)]),
     project=st.sampled_from([None, "p"]),
     stopping=st.booleans(),
+    suspended=st.tuples(st.integers(0, 90), st.sampled_from([None, None, 0, 50])),
 )
 
 
@@ -83,13 +85,15 @@ def test_the_sums_are_those_made_anew(steps):
 
 def ends_at(run: Running) -> int:
     """Return when *run* is expected to have ended, where nothing was learnt."""
-    expected, ran = run.spec.time_limit_ns or HOUR, NOW - run.started_at_ns
+    counts_from, until = run.started_at_ns + run.suspension.before_ns, run.suspension.since_ns or NOW
+    expected = run.spec.time_limit_ns or HOUR
     if run.stopping:
         graced = NOW + run.spec.kill_grace_ns
-        return graced if run.spec.time_limit_ns is None else min(run.started_at_ns + expected, graced)
-    while run.spec.time_limit_ns is None and expected <= ran:
+        return graced if run.spec.time_limit_ns is None else min(counts_from + expected, graced)
+    while run.spec.time_limit_ns is None and expected <= until - counts_from:
         expected *= 2
-    return run.started_at_ns + expected
+    left = counts_from + expected - until
+    return until + left if until == NOW and not run.suspended else NOW + max(0, left)
 
 
 def test_who_is_asked_more_often_answers_alike():
@@ -116,3 +120,33 @@ def test_a_run_keeps_what_was_expected_when_it_began():
     assert sorted(runs.ends(0)) == sorted([(began["a1"] + HOUR, "a1"), (began["a2"] + 100 * S, "a2")])
     runs.learn_from(times)
     assert (began["a1"] + 100 * S, "a1") in runs.ends(0)
+
+
+def ends(*runs: Running, at_ns: int = NOW) -> dict[str, int]:
+    """Return in how many seconds from *at_ns* each run is expected to end."""
+    return {name: (end_ns - at_ns) // S for end_ns, name in Runs(runs).ends(at_ns)}
+
+
+def test_the_time_that_a_run_was_suspended_is_added_to_its_end():
+    """Of 100 s it has run 60, of which it stood still for 20."""
+    assert ends(run("a", ran=60, time_limit_ns=100 * S, suspended=(20, None))) == {"a": 60}
+
+
+def test_a_suspended_run_ends_as_if_it_went_on_now():
+    """However late one asks, it has as much left as it had when it was suspended."""
+    one = run("a", ran=60, time_limit_ns=100 * S, suspended=(20, 10))
+    assert ends(one) == ends(one, at_ns=NOW + HOUR) == {"a": 70}
+
+
+def test_a_suspended_run_that_has_overrun_its_guess_is_guessed_anew_once():
+    """By what it had run when it was suspended, not by how long it stands still."""
+    one = run("a", ran=3 * 3600, suspended=(0, 3600))
+    assert ends(one) == ends(one, at_ns=NOW + HOUR) == {"a": 2 * 3600}
+    assert ends(replace(one, stopping=True))["a"] <= 10
+
+
+def test_what_waits_for_a_suspended_run_starts_at_a_guess():
+    """A stated limit promises nothing of a run that stands still."""
+    for suspended, guessed in (((0, None), False), ((0, 5), True)):
+        there = view(job("b", cpus=4), running=[run("a", cpus=4, time_limit_ns=HOUR, suspended=suspended)])
+        assert decide(there, NOW, Policy()).expected_start("b").guessed is guessed

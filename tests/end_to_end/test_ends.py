@@ -302,3 +302,31 @@ def test_every_line_of_the_history_can_be_read(shared: Served) -> None:
 
 def _keys(served: Served) -> set[tuple[str, int]]:
     return {(line["job"], line["run"]) for line in served.history()}
+
+
+def test_why_a_job_never_ran_stands_in_its_log(shared: Served) -> None:
+    """Of one that could not start what was in the way, and of one that ended before it began what ended it."""
+    shared.drop("nowhere", "true", workdir="/nonexistent/dir")
+    shared.drop("unprepared", "true", prolog="echo prepares; exit 3")
+    shared.drop("after", "true", depends_on="nowhere")
+    shared.drop("late", "true", cpus=9999, scheduling_timeout="1s")
+    shared.wait_done("nowhere", "unprepared", "after", "late")
+    assert shared.log("nowhere") == "spool: cannot enter the workdir: /nonexistent/dir: no such directory\n"
+    assert shared.log("unprepared") == "prepares\nspool: cannot run the command: the prolog ended with exit code 3\n"
+    assert shared.log("after") == "spool: cancelled before it began: dependency: nowhere ended as failed\n"
+    assert shared.log("late").startswith("spool: unschedulable before it began: scheduling timeout: waited 1 s")
+    for name in ("nowhere", "unprepared", "after", "late"):
+        said = shared.spool("log", name)
+        assert (said.returncode, said.stdout) == (0, shared.log(name))
+    shared.drop("unheard", "true", stdout="/proc/nowhere/out")
+    shared.wait_done("unheard")
+    assert "it could not start: cannot open stdout: /proc/nowhere/out" in shared.spool("log", "unheard").stderr
+
+
+def test_a_prolog_that_is_cancelled_has_not_failed(shared: Served) -> None:
+    """Its log says nothing of the exit code with which it was stopped."""
+    shared.drop("called-off", "true", prolog="echo prepares; exec sleep 1000")
+    shared.says("called-off", "prepares")
+    shared.spool("cancel", "called-off")
+    shared.wait_done("called-off")
+    assert shared.log("called-off") == "prepares\n"

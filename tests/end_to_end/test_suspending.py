@@ -58,7 +58,9 @@ def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared:
     shared.drop(name, f"(setsid sh -c 'echo $$; {_COUNTS.replace('echo $i', ':')}' &)\necho $$\n{_COUNTS}")
     shared.says(name, "\n5\n")
     pids = [pid for pid in marked(shared.root, name) if pid != shared.pid(name)]
-    assert shared.spool("suspend", name).stdout == f"{name} suspended\n"
+    said = shared.spool("suspend", name)
+    assert said.stdout == f"{name} suspended\n"
+    assert "keeps its CPUs, memory and GPUs" in said.stderr
     shared.until(lambda: _quiet(shared, name), "a quiet job")
     assert all(_stands_still(pid) for pid in marked(shared.root, name) if pid != shared.pid(name))
     assert len(pids) >= 2
@@ -128,7 +130,7 @@ def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
     shared.drop("other", "true")
     assert "cpus: needs 1" in shared.wait_reason("other", "cpus")
     said = shared.spool("why", "big").stderr
-    assert "; `spool continue big` lets it go on" in said
+    assert "; `spool continue big` resumes it" in said
     assert "\x1b" not in said + shared.spool("show", "big").stdout
     assert "demo" in shared.spool("show", "big").stdout
     shared.spool("continue", "big")
@@ -194,6 +196,27 @@ def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
     assert result["suspended_ns"] > 3.2e9
 
 
+def test_only_a_file_suspends(served: Served) -> None:
+    """A directory, a FIFO or a link of that name has no effect, hangs nobody and stays."""
+    served.start()
+    for name in ("dir", "fifo", "link"):
+        served.drop(name, _COUNTS, cpus=0)
+        served.says(name, "3")
+    _order(served, "dir").mkdir()
+    os.mkfifo(_order(served, "fifo"))
+    _order(served, "link").symlink_to("/dev/zero")
+    served.looked()
+    for name in ("dir", "fifo", "link"):
+        assert not _quiet(served, name)
+        assert served.spool("cancel", name).returncode == 0
+    served.wait_done("dir", "fifo", "link")
+    served.looked()
+    assert (
+        sum(_order(served, name).is_symlink() or _order(served, name).exists() for name in ("dir", "fifo", "link")) == 3
+    )
+    assert "ERROR" not in served.said()
+
+
 def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:
     """An array means its tasks that run; `--dry-run` changes nothing; what is suspended already is left out."""
     shared.drop("many", _COUNTS, array="0-3%2", project="p")
@@ -206,7 +229,7 @@ def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shar
     assert shared.spool("suspend", "many_0").stderr.startswith("spool: cannot suspend job many_0: it is suspended")
     assert shared.spool("continue", "--project", "p").stdout == "many_0 continued\nmany_1 continued\n"
     said = shared.spool("continue", "--project", "p")
-    assert (said.returncode, said.stdout) == (0, "none of these is suspended: nothing to do\n")
+    assert (said.returncode, said.stdout) == (0, "nothing to do: none of these is suspended\n")
     shared.spool("cancel", "many")
     shared.wait_done("many")
 
@@ -264,7 +287,7 @@ def test_a_signal_spares_the_shell_that_waits_unless_asked(shared: Served) -> No
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("USR9", "x"), "there is none of that name"),
+        (("USR9", "x"), "no such signal"),
         (("x", "USR1"), "write `spool signal USR1 x`"),
         (("STOP", "x"), "`spool suspend` stops a job"),
         (("USR1", "nobody"), "no job of that name"),

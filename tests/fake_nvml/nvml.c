@@ -7,6 +7,7 @@
  *   migmode UUID                           MIG mode is on
  *   reserved UUID BYTES                    memory that the driver keeps for itself
  *   utilisation UUID PERCENT MEMORY        what it does; a GPU without the line, and an instance, tells nothing
+ *   computes UUID PID PERCENT              what one process does of that; without any such line no card tells it
  *   process KIND UUID PID BYTES            KIND: compute, graphics, mps; BYTES "-": not available
  *   error CALL CODE [UUID]                 that call returns CODE (for that device)
  *   hang CALL [UUID]                       that call returns when the line is gone
@@ -38,6 +39,7 @@ typedef struct {
 typedef struct { char uuid[96]; } Handle;
 typedef struct { unsigned int pid; unsigned long long memory; unsigned int gpu, compute; } Process;
 typedef struct { unsigned int gpu, memory; } Utilization;
+typedef struct { unsigned int pid; unsigned long long at; unsigned int sm, memory, encoder, decoder; } ProcessSample;
 typedef struct { unsigned long long total, release, used; } Memory;
 typedef struct { unsigned int version; unsigned long long total, reserved, release, used; } MemoryV2;
 typedef struct {
@@ -260,6 +262,30 @@ int nvmlDeviceGetUtilizationRates(Handle *handle, Utilization *rates) {
         }
     if (file) fclose(file);
     return code;
+}
+
+int nvmlDeviceGetProcessUtilization(Handle *handle, ProcessSample *to, unsigned int *count, unsigned long long since) {
+    char line[512], whose[96];
+    unsigned int pid, percent, n = 0, room = to ? *count : 0;
+    Device *found;
+    FILE *file;
+    int code = on_device("nvmlDeviceGetProcessUtilization", handle, &found);
+    if (code) return code;
+    file = found->slot < 0 ? state() : NULL;
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "computes %95s %u %u", whose, &pid, &percent) != 3 || strcmp(whose, found->uuid)) continue;
+        if (n < room) {
+            memset(&to[n], 0, sizeof to[n]);
+            to[n].pid = pid;
+            to[n].at = since + 1 + n;
+            to[n].sm = percent;
+        }
+        n++;
+    }
+    if (file) fclose(file);
+    *count = n;
+    if (!n) return NOT_SUPPORTED;
+    return n > room ? INSUFFICIENT_SIZE : OK;
 }
 
 static int processes(const char *call, const char *kind, Handle *handle, unsigned int *count, Process *to) {

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
-from spool.core.model import OUTCOMES, Grant, Jid, Request, Result, State, Stop, StopKind
+from spool.core.gpuuse import GpuWatch
+from spool.core.model import OUTCOMES, GpuUse, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
 from spool.formats.timestamps import parse_instant, render_instant
@@ -57,6 +59,10 @@ NEVER = Result(
 )
 
 
+USE = (GpuUse(55_000_000_000, 43.25, 100, 60_000_000_000, 1 << 33, 1 << 34), GpuUse(memory_watched_ns=1_000_000))
+WATCH = GpuWatch(1795232687999999999, USE, idle_ns=12_345_000_000, told=2, is_told=True)
+
+
 def test_golden_records_load_for_ever() -> None:
     """What an older version wrote in a metadir is understood by every later one."""
     assert run_records.parse_jid((GOLDEN / "jid").read_bytes()) == Jid(4711, 1234567, BOOT, "pid:[4026531836]", "box")
@@ -64,11 +70,14 @@ def test_golden_records_load_for_ever() -> None:
     assert run_records.parse_status((GOLDEN / "status").read_bytes()) is State.RUNNING
     stop = Stop(StopKind.CANCEL, "alice", 1795232626504843735, "no longer needed")
     assert run_records.parse_stop((GOLDEN / "stop").read_bytes()) == stop
+    suspended = Suspension(61_000_000_000, 1795232627000000001, 4711_000_000_000)
+    assert run_records.parse_suspended((GOLDEN / "suspended").read_bytes()) == suspended
     assert run_records.parse_grant((GOLDEN / "grant.toml").read_bytes()) == run_records.GrantRecord(
         "train", 3, 2, 1, "process", GRANT, "alice", 1795232626504843735, 1795232627000000001, "box", BOOT, 12345678
     )
     assert parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
     assert list(read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
+    assert run_records.parse_gpus((GOLDEN / "gpus.toml").read_bytes()) == WATCH
 
 
 @pytest.mark.parametrize(
@@ -77,6 +86,7 @@ def test_golden_records_load_for_ever() -> None:
         (run_records.parse_jid, f"1 2 {BOOT} pid:[1] box\n".encode()),
         (run_records.parse_rc, b"137\n"),
         (run_records.parse_stop, b"cancel alice 5 why\n"),
+        (run_records.parse_suspended, b"5 6 7\n"),
         (run_records.parse_status, b"running\n"),
     ],
 )
@@ -101,6 +111,8 @@ def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], 
         (run_records.parse_rc, b"\n"),
         (run_records.parse_rc, "\u0661\n".encode()),
         (run_records.parse_stop, b"explode alice 5\n"),
+        (run_records.parse_suspended, b"5 6\n"),
+        (run_records.parse_suspended, b"-5\n"),
         (run_records.parse_grant, b"job = 1"),
         (run_records.parse_grant, b"\xff"),
         (parse_result, b""),
@@ -128,6 +140,23 @@ def test_resources_are_tables_of_one_line() -> None:
     assert line["resource_indices"] == {"tpu": [0, 3]}
     odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
     assert run_records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
+
+
+@pytest.mark.parametrize("suspension", [Suspension(), Suspension(5), Suspension(5, 6, 7), Suspension(0, 1, 0)])
+def test_how_long_a_run_was_suspended_is_read_as_it_was_written(suspension: Suspension) -> None:
+    """And later words in the line are passed over."""
+    text = run_records.render_suspended(suspension)
+    assert run_records.parse_suspended(text) == suspension
+    if suspension.since_ns is not None:
+        assert run_records.parse_suspended(text[:-1] + b" more\n") == suspension
+
+
+def test_the_result_and_the_history_know_how_long_a_run_was_suspended() -> None:
+    """To the nanosecond and to the millisecond; a run that never was says nothing of it, and reads as before."""
+    result = replace(RESULT, suspended_ns=61_000_000_001)
+    assert parse_result(render_result(result)) == result
+    assert json.loads(render_history(result))["suspended_ms"] == 61_000
+    assert b"suspended" not in render_result(RESULT) + render_history(RESULT)
 
 
 def test_people_may_write_a_stop_by_hand() -> None:
@@ -357,3 +386,30 @@ def test_what_is_no_instant_is_none(text: str) -> None:
 def test_an_instant_may_have_any_offset() -> None:
     """Other tools may write local time with its offset."""
     assert parse_instant("2026-11-21 05:43:46.5+02:00") == 1795232626500000000
+
+
+def test_the_use_of_gpus_reads_back_from_each_record() -> None:
+    """In the metadir, the result and the history; what is unknown stays unknown, and is not written as 0."""
+    assert run_records.parse_gpus(run_records.render_gpus(WATCH)) == WATCH
+    result = replace(RESULT, gpu_use=USE)
+    assert parse_result(render_result(result)).gpu_use == parse_history_line(render_history(result)).gpu_use == USE
+    line = json.loads(render_history(result))
+    assert line["gpu_use"][1] == {"memory_watched_ms": 1}
+    assert b"gpu_use" not in render_history(RESULT)
+
+
+@pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e300", '"many"', "true", "[1]"])
+def test_numbers_that_no_gpu_has_are_unknown(number: str) -> None:
+    """Whoever edits a record by hand breaks no sum by it."""
+    lines = "at_ns = 5", "idle_ms = X", "told = X", "[[gpu_use]]", "watched_ms = X", "mean_percent = X"
+    with suppress(InvalidRecord):
+        assert run_records.parse_gpus("\n".join(lines).replace("X", number).encode()) == GpuWatch(5, (GpuUse(),))
+    line = '{"job":"a","run":1,"outcome":"failed","gpu_use":[{"mean_percent":X}]}'
+    with suppress(InvalidRecord):
+        assert parse_history_line(line.replace("X", number).encode()).gpu_use == (GpuUse(),)
+
+
+def test_a_gpus_record_without_its_time_is_senseless() -> None:
+    """It could not be told how old it is."""
+    with pytest.raises(InvalidRecord):
+        run_records.parse_gpus(b"idle_ms = 5\n")

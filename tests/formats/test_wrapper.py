@@ -371,7 +371,7 @@ def test_a_workdir_that_cannot_be_entered_is_an_error(runs: Runs) -> None:
         assert run.run() == 125
         assert run.rc == 125
         assert run.text("error") == f"cannot enter the workdir: {workdir}: {why}\n"
-        assert run.log == ""
+        assert run.log == f"spool: {run.text('error')}"
 
 
 @pytest.mark.parametrize(
@@ -386,6 +386,7 @@ def test_a_program_that_cannot_be_executed_is_an_error(runs: Runs, program: str)
     assert run.run() == code
     assert run.rc == code
     assert (run.text("error") or "").startswith(f"cannot run the command: {program}: ")
+    assert run.log == f"spool: {run.text('error')}"
 
 
 def test_a_shell_that_is_not_there_is_an_error(runs: Runs) -> None:
@@ -502,7 +503,7 @@ def test_a_prolog_that_fails_stands_for_the_command(runs: Runs) -> None:
     """The command is not run, the exit code is the prolog's, error says so, and the epilog cleans up."""
     run = runs.make("echo ran", prolog="-x 2>/dev/null; exit 6", epilog="echo epilog $SPOOL_EXIT_CODE")
     assert run.run() == 6
-    assert run.log == "epilog 6\n"
+    assert run.log == "spool: cannot run the command: the prolog ended with exit code 6\nepilog 6\n"
     assert run.text("error") == "cannot run the command: the prolog ended with exit code 6\n"
 
 
@@ -521,8 +522,9 @@ def test_a_text_of_a_plugin_that_fails_stands_for_the_command(runs: Runs, failin
     run = runs.make("echo ran", **{**texts, failing: f"echo {failing}; exit 9"})
     assert run.run() == 9
     before = {"init": "init\n", "prep": "init\nprolog\nprep\n"}[failing]
-    assert run.log == before + "end\nepi\n"
-    assert run.text("error") == f"cannot run the command: the {failing} ended with exit code 9\n"
+    why = f"cannot run the command: the {failing} ended with exit code 9\n"
+    assert run.log == f"{before}spool: {why}end\nepi\n"
+    assert run.text("error") == why
 
 
 def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:

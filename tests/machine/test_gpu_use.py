@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spool.core.model import ForeignProcess
+from spool.core.model import ForeignProcess, GpuWork
 from spool.machine.gpus import QUIET_BYTES, DeviceUse, Ignore, Ours, UseReader, in_pid_namespace, who
 from spool.machine.nvml import Device
 
@@ -80,7 +82,8 @@ def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
 def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
     """The processes on a GPU of ours are taken for ours: which they are cannot be told."""
     run = ours(train=None)
-    assert reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run) == DeviceUse(taken_bytes=(("train", 70 * GIB),))
+    use = reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run)
+    assert (use.foreign, use.taken_bytes, use.problem) == ((), (("train", 70 * GIB),), None)
 
 
 def test_the_memory_of_a_run_that_has_just_left_is_not_foreign(reader: UseReader) -> None:
@@ -189,3 +192,87 @@ def test_a_zombie_has_ended() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert who(child.pid) is None
     assert who(child.pid) is None
+
+
+# What each run does there.
+
+
+def reading(pids_of: dict[int, str], **granted: int | None) -> Ours:
+    """Make jobs that are on GPU-a, and whose pids are known."""
+    return Ours(pids_of.get, {"GPU-a": granted})
+
+
+def working(
+    *processes: tuple[int, int | None],
+    percent: int | None = 60,
+    computing: tuple[tuple[int, int], ...] | None = None,
+    used: int = 0,
+    **more: Any,
+) -> Device:
+    """Make a GPU that computes."""
+    return replace(device(used, processes), utilisation_percent=percent, computing=computing, **more)
+
+
+def test_the_figures_of_a_gpu_are_those_of_the_run_that_is_alone_there() -> None:
+    """Its utilisation is the device's, its memory that of its processes, and a run without a process has none."""
+    reader = UseReader(who=living)
+    run = reading({1: "train", 2: "train"}, train=None)
+    assert reader.read(working((1, 4 * GIB), (2, GIB)), run, run).work == (GpuWork("train", 60, 5 * GIB),)
+    assert reader.read(working(percent=0), run, run).work == (GpuWork("train", 0, 0),)
+    assert reader.read(working((1, None), used=9 * GIB), run, run).work == (GpuWork("train", 60, 9 * GIB),)
+    assert reader.read(working(used=9 * GIB), run, run).work == (GpuWork("train", 60, 9 * GIB),)
+    assert reader.read(working(used=QUIET_BYTES), run, run).work == (GpuWork("train", 60, 0),)
+
+
+def test_runs_that_share_a_gpu_have_what_their_own_processes_do() -> None:
+    """Where NVML tells it of each process; a run of which none computed did nothing."""
+    reader = UseReader(who=living)
+    runs = reading({1: "one", 2: "one", 3: "two"}, one=30 * GIB, two=10 * GIB, three=GIB)
+    told = working((1, GIB), (2, GIB), (3, 3 * GIB), computing=((1, 30), (2, 25)))
+    assert reader.read(told, runs, runs).work == (
+        GpuWork("one", 55, 2 * GIB), GpuWork("three", 0, 0), GpuWork("two", 0, 3 * GIB),
+    )  # fmt: skip
+
+
+def test_what_runs_that_share_a_gpu_compute_is_unknown_where_nvml_does_not_tell() -> None:
+    """Half of it is never guessed, and unknown is not 0."""
+    reader = UseReader(who=living)
+    runs = reading({1: "one", 2: "two"}, one=30 * GIB, two=10 * GIB)
+    use = reader.read(working((1, GIB), (2, None)), runs, runs)
+    assert use.work == (GpuWork("one", None, GIB), GpuWork("two", None, None))
+
+
+def test_beside_a_stranger_the_figures_of_the_gpu_are_nobodys() -> None:
+    """Also beside one that does not count, as an idle notebook: it may compute after all."""
+    reader = UseReader(who=living, ignore=Ignore(names=frozenset({"python"})))
+    run = reading({1: "train"}, train=None)
+    assert reader.read(working((1, GIB), (7, GIB)), run, run).work == (GpuWork("train", None, GIB),)
+    told = working((1, GIB), (7, GIB), computing=((1, 20), (7, 40)))
+    assert reader.read(told, run, run).work == (GpuWork("train", 20, GIB),)
+
+
+def test_an_instance_tells_nothing_but_who_has_no_process_there_computes_nothing() -> None:
+    """MIG: the utilisation of a run is unknown, and 0 while it has no process on the instance."""
+    reader = UseReader(who=living)
+    run = reading({1: "train"}, train=None)
+    busy = working((1, GIB), percent=None, parent="GPU-p")
+    assert reader.read(busy, run, run).work == (GpuWork("train", None, GIB),)
+    assert reader.read(working(percent=None, parent="GPU-p"), run, run).work == (GpuWork("train", 0, 0),)
+
+
+def test_one_that_came_or_left_since_nvml_was_asked_is_not_judged() -> None:
+    """The answer is of a time at which it was not there, or not alone."""
+    reader = UseReader(who=living)
+    one, two = reading({1: "one"}, one=None), reading({1: "one"}, two=None)
+    assert reader.read(working((1, GIB)), one, two).work == ()
+    assert reader.read(working((1, GIB)), one, NOBODY).work == ()
+
+
+def test_in_a_pid_namespace_the_run_that_is_alone_has_the_figures(reader: UseReader) -> None:
+    """What others held before it came is not its; of two runs nothing is known."""
+    one, two = ours(one=None), ours(one=GIB, two=GIB)
+    busy = replace(device(40 * GIB), utilisation_percent=60)
+    assert reader.read(busy, one, one).work == (GpuWork("one", 60, 40 * GIB),)
+    assert reader.read(busy, two, two).work == ()
+    reader.read(device(10 * GIB), NOBODY, NOBODY)
+    assert reader.read(busy, one, one).work == (GpuWork("one", None, 30 * GIB),)

@@ -20,6 +20,7 @@ import pytest
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
 from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
+from spool.machine.nvml import Sample
 
 LONG_NS = 30 * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
@@ -509,6 +510,26 @@ def test_utilisation_that_nvml_does_not_tell_is_unknown_and_no_problem(
     look = watching()()
     assert [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in look.gpus] == [(None, None)] * 3
     assert problems(look) == {"GPU-a": None, "GPU-b": None, "MIG-x": None}
+
+
+def test_the_work_of_single_processes_is_asked_for_where_several_may_share_it(fake_nvml: FakeNvml) -> None:
+    """One process does all of it, on an idle GPU none does any; where the card does not tell it is unknown."""
+    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")):
+        fake_nvml.gpu(uuid, bus=bus)
+        fake_nvml.busy(uuid, 0 if uuid == "GPU-b" else 70, 0)
+        fake_nvml.process(uuid, 4711)
+    for uuid in ("GPU-b", "GPU-c", "GPU-d", "GPU-e"):
+        fake_nvml.process(uuid, 4712)
+    fake_nvml.computes("GPU-c", 4711, 30)
+    fake_nvml.computes("GPU-c", 4712, 130)
+    fake_nvml.error("nvmlDeviceGetProcessUtilization", UNKNOWN, "GPU-e")
+    command = [sys.executable, "-m", "spool.machine.nvml"]
+    said = subprocess.run(command, input="\n", env=fake_nvml.environment, capture_output=True, text=True, check=True)
+    sample = Sample.from_json(said.stdout)
+    assert [device.computing for device in sample.devices] == [((4711, 70),), (), ((4711, 30), (4712, 100)), None, None]
+    assert [device.problem for device in sample.devices] == [None] * 5
+    asked = [call.split()[1] for call in fake_nvml.calls() if call.startswith("nvmlDeviceGetProcessUtilization")]
+    assert set(asked) == {"GPU-c", "GPU-d", "GPU-e"}
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,21 @@ def test_a_server_needs_nothing_but_the_file(browser: Browser, spool_root: Path)
     browser.open("about:blank")
 
 
+def test_what_a_reader_has_selected_stays(browser: Browser, spool_root: Path) -> None:
+    """While text is selected, to be copied, the page stays as it is; then it goes on."""
+    now_ns = time.time_ns()
+    path = lay(spool_root, busy_view(now_ns)) / "status.html"
+    put(path, page_of(spool_root, now_ns, every_s=0.1))
+    browser.open(path)
+    browser.ask("window.here = 1; getSelection().selectAllChildren(document.querySelector('h1'))")
+    time.sleep(1.0)
+    assert browser.ask("window.here") == 1
+    assert browser.ask("String(getSelection())") == "gpu-box"
+    browser.ask("getSelection().removeAllRanges()")
+    wait_for(lambda: browser.ask("window.here") is None, what="a reload")
+    browser.open("about:blank")
+
+
 def test_it_can_be_read_without_its_script(browser: Browser, spool_root: Path) -> None:
     """With scripts off all is there, and the browser is told to look again."""
     now_ns = time.time_ns()

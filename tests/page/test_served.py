@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pages import Page
+from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from support import wait_for
 
@@ -71,3 +72,36 @@ def test_what_is_wrong_with_the_configuration_stands_on_the_page(tmp_path: Path)
         wait_for(lambda: "Serving" in told(page), what="the page")
         (served.root / "config.toml").write_text('status_page = "status.html"\nno_such_key = 1\n')
         wait_for(lambda: 'unknown key "no_such_key"' in told(page), what="the problem")
+
+
+def test_who_has_which_gpu(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    """The page shows each GPU with what is used of it, and the job that has it; afterwards the day of that GPU."""
+    for at in range(2):
+        fake_nvml.gpu(f"GPU-0000000{at}-0000-0000-0000-000000000000", bus=at, total=(80 - at) * GIB)
+    with Served(tmp_path / "spool", fake_nvml.variables) as served:
+        page = served.root / "status.html"
+        (served.root / "config.toml").write_text('status_page = "status.html"\n')
+        served.drop("train", "while [ ! -e go ]; do sleep 0.1; done", gpus=1)
+        served.start()
+        wait_for(lambda: "1 / 2 GPUs" in told(page), what="the GPUs")
+        assert re.search(r"GPU 0 H100 0 / 80 GiB train \S+ GPU 1 H100 0 / 79 GiB free", told(page))
+        (tmp_path / "go").touch()
+        wait_for(lambda: "0 / 2 GPUs" in told(page) and "1 finished" in told(page), what="the end")
+        assert "GPU 0 H100 no job GPU 1 H100 no job" in told(page)  # nobody looks at them any more
+        assert re.search(r"Last 24 hours 1 run has ended GPU 0 train, \S+, \S+ to \S+ .*GPU 1", told(page))
+
+
+def test_tasks_that_are_alike_stand_on_one_line(tmp_path: Path) -> None:
+    """Of an array the page has a line, one for the tasks that wait, and one for those that were cancelled together."""
+    with Served(tmp_path / "spool") as served:
+        page = served.root / "status.html"
+        (served.root / "config.toml").write_text('status_page = "status.html"\ncpus = 1\n')
+        served.drop("sweep", "echo ' 37%|###   | 3/8'; sleep 1000", cpus=1, array="1-9", time_limit="1h")
+        served.start()
+        wait_for(lambda: "37 % · " in told(page), what="the progress of the first task")
+        assert re.search(r"sweep array \S+ 0 of 9 ended, 1 run sweep_1 ", told(page))
+        wait_for(lambda: "sweep_[2-9] 8 tasks" in told(page), what="the other tasks")
+        assert "1 running 8 waiting" in told(page)
+        assert served.spool("cancel", "sweep").returncode == 0
+        wait_for(lambda: "9 cancelled" in told(page), what="the end")
+        assert re.search(r"Recently ended .*\[\S+\] [89] tasks \S+ cancelled", told(page))

@@ -18,6 +18,7 @@ from spool.listeners import KINDS, by_kind
 from spool.listeners.discovery import find_subscriptions
 from spool.page import writer
 from spool.page.writer import PageWriter
+from spool.query.doctor import OF_THE_MACHINE, examine
 
 NOW_NS = 1_800_000_000_000_000_000
 IN_SPOOL = Config(status_page="status.html")
@@ -212,3 +213,22 @@ def test_what_the_key_cannot_be(stated: str, why: str) -> None:
     """A path that would be lost somewhere, or would replace a file of the spool, is refused with the reason."""
     with pytest.raises(config.InvalidConfig, match=why):
         config.parse(f'status_page = "{stated}"'.encode())
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ("status.html", "it is written to {root}/status.html"),
+        ("{root}/none/x.html", "{root}/none/x.html cannot be written"),
+        ("{root}/taken.html", "{root}/taken.html cannot be written"),
+        (None, None),
+    ],
+)
+def test_the_doctor_tells_whether_it_can_be_written(spool_root: Path, stated: str | None, told: str | None) -> None:
+    """`spool doctor` says where the page goes, or that it cannot go there; nothing where nobody asks for one."""
+    (spool_root / "taken.html").mkdir()
+    if stated is not None:
+        (spool_root / "config.toml").write_text(f'status_page = "{stated.format(root=spool_root)}"\n')
+    check = [check for check in OF_THE_MACHINE if check.name == "status page"]
+    found = [finding.text for finding in examine(str(spool_root), checks=check)]
+    assert found == ([told.format(root=spool_root)] if told is not None else [])

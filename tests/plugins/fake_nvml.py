@@ -63,6 +63,10 @@ class FakeNvml:
         """Let a GPU tell its utilisation; until then it tells none."""
         self.add(f"utilisation {uuid} {percent} {memory}")
 
+    def computes(self, uuid: str, pid: int, percent: int) -> None:
+        """Let a GPU tell what one process does of its utilisation; until then it tells that of none."""
+        self.add(f"computes {uuid} {pid} {percent}")
+
     def error(self, call: str, code: int, uuid: str = "") -> None:
         """Let that C function return an error code, for one device or for all."""
         self.add(f"error {call} {code} {uuid}")

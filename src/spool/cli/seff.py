@@ -1,4 +1,4 @@
-"""`spool seff`: what a job asked for, what it used, and what to ask for next time."""
+"""`spool seff`: what a job requested, what it used, and what to request next time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
-from spool.core.efficiency import Advice, MeasuredRun, Spread, Summary
+from spool.core.efficiency import Advice, Efficiency, MeasuredRun, Spread, Summary
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
 from spool.query.accounting import ArrayEfficiency, RunEfficiency, compare
@@ -19,18 +19,17 @@ _UNKNOWN = "unknown"
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("--run", type=click.IntRange(1), metavar="N", help="This run. Default: the newest.")
+@click.option("--run", type=click.IntRange(1), metavar="N", help="The run to show. Default: the newest.")
 @json_option
 @click.pass_obj
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
-    """Compare what a job asked for with what it used, and say what to ask for next time.
+    """Compare what a job requested with what it used, and suggest what to request next time.
 
-    Of an array, all its tasks together. A job that still runs is shown as far as it has come. What is not known is
-    said to be unknown: CPU time of a run that outlived its dispatcher, peak memory of one that was smaller than the
-    dispatcher itself. How much of its GPUs a job used is not recorded.
+    For an array, all of its tasks together. A running job is shown so far. Some values may be unknown: the CPU time of
+    a run that outlived its dispatcher, the peak memory of a run that was smaller than the dispatcher itself, and GPU
+    use that NVML does not report or that was not sampled in time.
 
-    The last line is for the next job file: the peak of the memory and a fifth, as many CPUs as were busy, the run time
-    and a half.
+    The last line is for the next job file: peak memory plus 20%, as many CPUs as were busy, and 1.5 times the run time.
 
       spool seff train
       spool seff train --run 2
@@ -76,7 +75,8 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         ("CPUs", f"{used.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
         ("CPU time", render.cpu_time(used.cpu_time_ns) + so_far if used.cpu_time_ns is not None else _UNKNOWN),
         ("memory", _memory(found)),
-        ("GPUs", _gpus(used, compared.gpu_hours) + so_far if used.gpus else ""),
+        ("GPUs", _gpus(used, compared) + so_far if used.gpus else ""),
+        *((_which(used, at), render.gpu_use(use)) for at, use in enumerate(used.gpu_use, 1)),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         *_next_time(compared.advice),
     ]
@@ -100,9 +100,15 @@ def _memory(found: RunEfficiency) -> str:
     return f"{asked}{show_size(used.peak_memory_bytes)} at most{of}{part}"
 
 
-def _gpus(used: MeasuredRun, hours: float | None) -> str:
+def _gpus(used: MeasuredRun, compared: Efficiency) -> str:
     share = f" ({show_size(used.gpu_memory_bytes)} of each)" if used.gpu_memory_bytes is not None else ""
-    return f"{count_of(used.gpus, 'GPU')}{share}, {render.ratio(hours) or _UNKNOWN} GPU hours"
+    busy = f"{render.percent(compared.gpu_efficiency)} busy" if compared.gpu_efficiency is not None else "use unknown"
+    hours = render.ratio(compared.gpu_hours) or _UNKNOWN
+    return f"{count_of(used.gpus, 'GPU')} given{share}, {busy}, {hours} GPU hours"
+
+
+def _which(used: MeasuredRun, at: int) -> str:
+    return f"GPU {at} of {used.gpus}" if used.gpus > 1 else "its GPU"
 
 
 def _time(ran_ns: int | None, limit_ns: int | None, part: float | None) -> str:
@@ -116,6 +122,7 @@ def _next_time(advice: Advice) -> list[tuple[str, str]]:
     keys = [
         f"cpus = {advice.cpus}" if advice.cpus is not None else "",
         f'memory = "{format_size(advice.memory_bytes)}"' if advice.memory_bytes is not None else "",
+        f'gpu_memory = "{format_size(advice.gpu_memory_bytes)}"' if advice.gpu_memory_bytes is not None else "",
         f'time_limit = "{format_duration(advice.time_limit_ns)}"' if advice.time_limit_ns is not None else "",
     ]
     return [*(("note", note) for note in advice.notes), ("next time", "\n".join(filter(None, keys)))]
@@ -134,14 +141,19 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
             (f"{show_size(given)} given to each, " if given is not None else "no limit, ")
             + _spread("peak", whole.peak_memory_bytes, whole.run_time_ns, show_size),
         ),
-        ("GPU hours", render.ratio(whole.gpu_hours) if whole.gpu_hours else ""),
+        ("GPU hours", _gpu_hours(whole) if whole.gpu_hours else ""),
         ("time", _spread("run time", whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
         *_next_time(whole.advice),
     ]
 
 
+def _gpu_hours(whole: Summary) -> str:
+    part = whole.gpu_efficiency
+    return render.ratio(whole.gpu_hours) + (f", {render.percent(part)} busy" if part is not None else ", use unknown")
+
+
 def _spread(what: str, spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:
     if spread.median is None or spread.most is None:
         return f"{what} {_UNKNOWN}"
-    of = f" (of the {spread.known} of {ended.known} of which it is known)" if spread.known < ended.known else ""
+    of = f" (known for {spread.known} of {ended.known})" if spread.known < ended.known else ""
     return f"median {show(spread.median)}, {show(spread.most)} at most{of}"

@@ -203,6 +203,7 @@ class EndedRun(Protocol):
     resources: dict[str, int] | None
     cpu_time_ns: int | None
     peak_memory_bytes: int | None
+    gpu_percent: float | None  # in how much of the time its GPUs computed, on average
     attempt: int
     requeues: int
     again: str | None
@@ -238,6 +239,9 @@ class Totals:
     cpu_used_runs: int  # the number of those runs
     cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
     gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
+    gpu_used_hours: float | None  # of these, in which the GPUs computed, of the runs where it is known
+    gpu_used_runs: int  # the number of those runs
+    gpu_efficiency: float | None  # the part of what these were given
     resource_hours: dict[str, float]  # named resources given, times run time
     peak_cpus: int
     peak_cpus_at_ns: int | None
@@ -254,6 +258,9 @@ class GroupSums:
         "_cpu_given_ns",
         "_cpu_known_ns",
         "_cpu_known_runs",
+        "_gpu_given_ns",
+        "_gpu_known_runs",
+        "_gpu_used_ns",
         "_kinds",
         "_largest",
         "_ran",
@@ -267,6 +274,8 @@ class GroupSums:
         self._waits = array("q")
         self._ran = array("q")
         self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
+        self._gpu_used_ns = 0.0
+        self._gpu_given_ns = self._gpu_known_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
         self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # what runs were given within the period, whenever they ended
@@ -283,6 +292,11 @@ class GroupSums:
                 self._cpu_known_runs += 1
                 self._cpu_known_ns += run.cpu_time_ns
                 self._cpu_given_ns += run.cpus * ran_ns
+            if run.gpu_percent is not None:
+                given_ns = len(run.gpus) * ran_ns
+                self._gpu_known_runs += 1
+                self._gpu_used_ns += run.gpu_percent / 100 * given_ns
+                self._gpu_given_ns += given_ns
         peak = run.peak_memory_bytes
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
@@ -301,6 +315,9 @@ class GroupSums:
         self._cpu_known_runs += other._cpu_known_runs
         self._cpu_known_ns += other._cpu_known_ns
         self._cpu_given_ns += other._cpu_given_ns
+        self._gpu_known_runs += other._gpu_known_runs
+        self._gpu_used_ns += other._gpu_used_ns
+        self._gpu_given_ns += other._gpu_given_ns
         self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
         self.given.merge(other.given)
         self.give(other._resource_ns, 1)
@@ -340,6 +357,9 @@ class GroupSums:
             cpu_used_runs=self._cpu_known_runs,
             cpu_efficiency=self._cpu_known_ns / self._cpu_given_ns if self._cpu_given_ns else None,
             gpu_hours=gpu_ns / _HOUR_NS,
+            gpu_used_hours=self._gpu_used_ns / _HOUR_NS if self._gpu_known_runs else None,
+            gpu_used_runs=self._gpu_known_runs,
+            gpu_efficiency=self._gpu_used_ns / self._gpu_given_ns if self._gpu_given_ns else None,
             resource_hours={name: held_ns / _HOUR_NS for name, held_ns in sorted(self._resource_ns.items())},
             peak_cpus=cpus.count,
             peak_cpus_at_ns=cpus.at_ns,
@@ -445,7 +465,7 @@ class ReadyTimes:
         self.going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
 
     def of(self, run: Submitted) -> int | None:
-        """Return since when a run waited: its submission, or the end of the run before, of which it is the next.
+        """Return when a run's wait began: at its submission, or at the end of the run before it.
 
         None if the run before is not known.
         """

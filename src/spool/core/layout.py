@@ -25,7 +25,8 @@ PLACES = (QUEUED, HELD, RUNNING, DONE)
 # The rest of the root, FORMAT 1.
 JOBS = "jobs"
 RESERVATIONS = "reservations"
-ROOM = ".room"  # files that hold room for the records of stops
+GONE_RESERVATIONS = ".reservations"  # cancelled, or removed after their end
+ROOM = ".room"  # files that reserve space for the records of stops
 STAGING = ".tmp"
 DIRECTORIES = (*PLACES, JOBS, RESERVATIONS, STAGING)
 CONFIG = "config.toml"
@@ -66,6 +67,7 @@ KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
 SUSPENDED = "suspended"
+GPUS = "gpus.toml"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"
@@ -78,7 +80,7 @@ def valid_name(name: str) -> bool:
 
 
 def job_of(filename: str) -> str | None:
-    """Return the job that a file of this name in a state directory is, or None if it is none of spool's business."""
+    """Return the job that a file of this name in a state directory is, or None if spool ignores the file."""
     if not filename.endswith(JOB_SUFFIX):
         return None
     name = filename[: -len(JOB_SUFFIX)]
@@ -96,7 +98,7 @@ def editor_marks(name: str) -> tuple[str, str]:
 
 
 def job_of_editor_mark(filename: str) -> str | None:
-    """Return the job whose file is open in the editor that keeps a file of this name beside it, or None."""
+    """Return the job whose file is open in an editor that keeps a file of this name, or None."""
     if filename.startswith(".#"):
         return job_of(filename[2:])
     if filename.startswith(".") and filename.endswith(".swp"):
@@ -105,18 +107,26 @@ def job_of_editor_mark(filename: str) -> str | None:
 
 
 def job_of_error_file(filename: str) -> str | None:
-    """Return the job beside whose file an `.error` file of this name stands, or None if it is none."""
+    """Return the job that an `.error` file of this name belongs to, or None if it is not such a file."""
     return job_of(filename[: -len(ERROR_SUFFIX)]) if filename.endswith(ERROR_SUFFIX) else None
 
 
 def job_of_reason_file(filename: str) -> str | None:
-    """Return the job of which a file of this name says why it is held, or None if it is none."""
+    """Return the job for which a file of this name says why it is held, or None if it is not such a file."""
     return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
 
 
 def job_of_suspend_file(filename: str) -> str | None:
-    """Return the job whose run a file of this name suspends, or None if it is none."""
+    """Return the job whose run a file of this name suspends, or None if it is not such a file."""
     return job_of(filename[: -len(SUSPENDED_SUFFIX)]) if filename.endswith(SUSPENDED_SUFFIX) else None
+
+
+def gone_reservation_of(filename: str) -> tuple[str, int] | None:
+    """Return the removed reservation that a file of this name is, and when it was written; None if it is not one."""
+    name, _, created = filename.removesuffix(JOB_SUFFIX).rpartition(".")
+    if not filename.endswith(JOB_SUFFIX) or not valid_name(name) or re.fullmatch("[0-9]{1,19}", created) is None:
+        return None
+    return name, int(created)
 
 
 class Layout:
@@ -146,6 +156,10 @@ class Layout:
     def suspend_file(self, name: str) -> str:
         """Return the path of the file that suspends the run of a job."""
         return f"{self.root}/{RUNNING}/{name}{JOB_SUFFIX}{SUSPENDED_SUFFIX}"
+
+    def gone_reservation(self, name: str, created_at_ns: int) -> str:
+        """Return the path of a removed reservation, by when its file was written."""
+        return f"{self.root}/{GONE_RESERVATIONS}/{name}.{created_at_ns}{JOB_SUFFIX}"
 
     def runs(self, name: str) -> str:
         """Return the directory that holds the metadirs of job *name*."""

@@ -1,8 +1,8 @@
 """The life of a run: from evidence to its state, and whether another of the same submission follows its end.
 
-The state comes of one table (docs/STATES.md, which numbers the same rows). It is proved, never stored. Whoever gathers
-the evidence must read it in the order `jid`, is it alive, `rc`: the reverse of the order in which it comes to be. Any
-other order calls a live run or a finished one lost.
+The state follows from one table (docs/STATES.md numbers the same rows). It is proved, never stored. Evidence must be
+read in the order `jid`, process, `rc`: the reverse of the order in which it appears. Any other order reports a live or
+a finished run as lost.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import assert_never
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
 
 MAX_REQUEUES = 3
-"""So often a submission is run again because a run of it was lost. Counted apart from its retries."""
+"""How many times a submission is run again after a lost run. Counted separately from its retries."""
 
 _START_AGAIN_NS = SECOND_NS
-"""What could not be started is tried again after this at the earliest, then after twice, four times as long."""
+"""The delay before a failed start is tried again; it doubles each time."""
 
 
 class Liveness(StrEnum):
@@ -82,19 +82,19 @@ class Proof:
     reason: str = ""
 
 
-_LEFTOVERS = "its command has ended, processes that it started are still there"
+_LEFTOVERS = "its command has ended, but processes that it started are still running"
 
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),
-    StopKind.REQUEUE: (State.CANCELLED, "stopped to be queued again"),
-    StopKind.HOLD: (State.CANCELLED, "stopped to be held"),
-    StopKind.TIMEOUT: (State.TIMEOUT, "over its time limit"),
-    StopKind.MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
+    StopKind.REQUEUE: (State.CANCELLED, "stopped for requeueing"),
+    StopKind.HOLD: (State.CANCELLED, "stopped for holding"),
+    StopKind.TIMEOUT: (State.TIMEOUT, "exceeded its time limit"),
+    StopKind.MEMORY: (State.OUT_OF_MEMORY, "exceeded its memory limit"),
 }
 
 
 def prove(evidence: Evidence) -> Proof:
-    """Return what *evidence* proves. Total: every combination has a row, and the first row that fits counts."""
+    """Return what *evidence* proves. Total: every combination has a row, and the first matching row counts."""
     if evidence.recorded is not None:  # row 1
         return Proof(Verdict.ENDED, evidence.recorded, "recorded")
     match evidence.liveness:
@@ -185,13 +185,13 @@ def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State
     """
     match proof.verdict:
         case Verdict.VOID:
-            return None, "taken back before it began"
+            return None, "withdrawn before it started"
         case Verdict.ENDED:
             if filed:
                 return proof.outcome, proof.reason
-            return State.STOPPING, f"has ended ({proof.outcome}); to be filed by a dispatcher"
+            return State.STOPPING, f"has ended ({proof.outcome}); a dispatcher will record it"
         case Verdict.UNREACHABLE:
-            return State.RUNNING, "on another host, as far as can be told here"
+            return State.RUNNING, "on another host, not visible from here"
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
         case _:
@@ -244,9 +244,9 @@ class EndedAttempt:
 def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Continuation | None:
     """Return what follows a run, or None if its outcome is final.
 
-    Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it
-    ran. What was lost is run again where the job allows it, at most *max_requeues* times. All else, and what may be
-    requeued no more, is tried again as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
+    Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it ran.
+    What was lost is run again where the job allows it, at most *max_requeues* times. Everything else, and what has used
+    up its requeues, is retried as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
     """
     outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
     if ended.stopped_by is StopKind.REQUEUE:

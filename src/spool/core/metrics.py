@@ -1,4 +1,4 @@
-"""The values of the metrics: counters and histograms of events, which begin at nothing, and what runs use."""
+"""The values of the metrics: counters and histograms of events, which start at zero, and what runs use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from spool.core.events import ENDS, Event, EventName
+from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 
 _MINUTE_NS = 60 * SECOND_NS
@@ -27,7 +28,7 @@ BOUNDS_NS = (
 """Of waits and of runs: from a second to a week."""
 
 COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
-"""The events that add up to anything."""
+"""The events that are counted."""
 
 _REMEMBERED = 20_000
 
@@ -41,7 +42,7 @@ class RunUsage:
 
 
 class Histogram:
-    """How many durations were at most so long, and their sum."""
+    """How many durations were within each bound, and their sum."""
 
     def __init__(self, bounds_ns: tuple[int, ...] = BOUNDS_NS) -> None:
         self.bounds_ns = bounds_ns
@@ -83,6 +84,7 @@ class Sums:
         self.runs: dict[str, Histogram] = {}  # by the outcome of the run
         self.cpu_ns = 0  # of runs that ended
         self.gpu_ns = 0  # each GPU that was given counts
+        self.gpu_busy_ns = 0  # in which they computed, where that is known
         self._seen = RecentKeys()
         self._started = RecentKeys()
         self._ended = RecentKeys()
@@ -119,4 +121,6 @@ class Sums:
         if result.ended_at_ns is not None:
             took_ns = max(0, result.ended_at_ns - result.started_at_ns)
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
-            self.gpu_ns += took_ns * len(result.grant.gpu_uuids)
+            gpu_ns = took_ns * len(result.grant.gpu_uuids)
+            self.gpu_ns += gpu_ns
+            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * gpu_ns)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spool.core import layout
+from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
@@ -107,6 +108,8 @@ class Finalizer:
         if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
             # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
+        if live.failure is not None:  # no wrapper has said it
+            self._spool.put_record(live.name, live.run, layout.JOB_LOG, _said(result.reason))
         self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
 
     def _move(self, job: JobEntry, live: ActiveRun, result: Result) -> None:
@@ -189,6 +192,7 @@ class Finalizer:
                 suspended_ns=0,
                 grant=Grant(),
                 executor=None,
+                gpu_use=(),
                 again=None,
                 again_at_ns=None,
             )
@@ -208,6 +212,7 @@ class Finalizer:
             files = {
                 layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
+                layout.JOB_LOG: _said(f"{result.outcome} before it began: {result.reason}"),
             }
             if text is not None:
                 files[layout.SPEC_COPY] = text
@@ -242,6 +247,7 @@ class Finalizer:
             executor=live.executor,
             host=identity.host(),
             suspended_ns=live.suspension.total_ns(ended),
+            gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):
@@ -324,3 +330,8 @@ class Finalizer:
         if spec is None:
             return result
         return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
+
+
+def _said(text: str) -> bytes:
+    """Return what spool has to say to whoever reads the log of a run that has none of its own."""
+    return f"spool: {shown(text)}\n".encode(errors="replace")

@@ -33,9 +33,8 @@ from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import LimitEnforcer, Supervisor
-from spool.dispatcher.suspender import Suspender
-from spool.dispatcher.terminator import Halt, StopOrders, Terminator
+from spool.dispatcher.supervisor import GpuUseRecorder, LimitEnforcer, Supervisor
+from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
@@ -68,6 +67,7 @@ _GO_ON: Task = Thing("service", "the arrays"), "go on with"
 _HALT: Task = Thing("service", "what waits and runs"), "cancel"
 _START: Task = Thing("spool", "jobs"), "start"
 _FILE: Task = Thing("spool", "what has ended"), "file"
+_WATCH_GPUS: Task = Thing("service", "the use of the GPUs"), "watch"
 _TELL: Task = Thing("service", "the listeners"), "tell"
 _JOURNAL: Task = Thing("spool", "the journal"), "write"
 _LISTENERS: Task = Thing("service", "the listeners"), "serve"
@@ -115,7 +115,8 @@ class Dispatcher:
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
         self.limits = LimitEnforcer(context, self.stops.order)
-        self.suspender = Suspender(context, self.limits)
+        self.suspender = Suspender(context, self.limits.add)
+        self.gpu_use = GpuUseRecorder(context, self.world, self.stops.order)
         self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
@@ -190,7 +191,7 @@ class Dispatcher:
         steps = [part.close for part in parts]
         if self.spool.is_ours:  # else another dispatcher may have spoken since
             self._write_status(force=True)
-            steps = [self.monitor.leaves, self.journal.commit, *steps]
+            steps = [self.gpu_use.leave, self.monitor.leaves, self.journal.commit, *steps]
         for leave in steps:
             try:
                 leave()
@@ -241,6 +242,7 @@ class Dispatcher:
         more = bool(self._serve(_HALT, self.halt.work)) or more
         if not self._held_up(besides="start") and not self.halt.going_on:
             started = bool(self._step(_START, self._plan))
+        self._serve(_WATCH_GPUS, self._watch_gpus)
         self._file()
         self._serve(_TELL, self._tell)
         self._step(_JOURNAL, self._write_journal)
@@ -292,6 +294,9 @@ class Dispatcher:
 
     def _work_on_arrays(self) -> bool:
         return self.arrays.work(self.clock(), paused=self.pause.paused)
+
+    def _watch_gpus(self) -> None:
+        self.gpu_use.turn(self.planner.machine)
 
     def _tell(self) -> None:
         self.monitor.turn(self.planner.machine)
@@ -450,6 +455,7 @@ class Dispatcher:
             self.supervisor.watch(live)
             self.supervisor.suspect(live)
             return
+        self.gpu_use.watch_run(live)
         self.wakeup.watch_run(live)
         self.supervisor.watch(live)
         self.limits.add(live)

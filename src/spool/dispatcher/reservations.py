@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Collection
 
 from spool.core import layout
 from spool.core.errors import InvalidReservation, Problem
@@ -19,6 +20,8 @@ from spool.store.disk import status_of
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 
 _TELL = "say what is wrong with"
+_KEEP = "keep what was said by"
+_REMOVED_NS = 1_000_000_000  # an editor that saves takes the file away for a moment
 
 
 class Reservations:
@@ -33,6 +36,7 @@ class Reservations:
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
+        self._removed: dict[str, tuple[int, Reservation]] = {}  # since when, monotonic
 
     @property
     def standing(self) -> tuple[Reservation, ...]:
@@ -89,10 +93,28 @@ class Reservations:
                 self._complain(name, list(error.problems))
         for name in self._files.keys() - found.keys():
             self._mend(name)
-        self._confinement.keep("reservation", {*names, *self._untold})
+        self._see_removed(found)
+        self._confinement.keep("reservation", {*names, *self._untold, *self._removed})
         self._files = found
         self._settle()
         return self._standing != before
+
+    def _see_removed(self, found: Collection[str]) -> None:
+        """Keep the reservations that stood and whose files are gone: the file was all that knew of them."""
+        now = time.monotonic_ns()
+        for one in self._standing:
+            if one.name not in found:
+                self._removed.setdefault(one.name, (now, one))
+        for name, (since_ns, one) in list(self._removed.items()):
+            if name in found:  # it was changed
+                del self._removed[name]
+            elif now >= since_ns + _REMOVED_NS and not self._confinement.pauses(Thing("reservation", name), _KEEP):
+                with self._confinement.of(Thing("reservation", name), _KEEP) as piece:
+                    self._spool.keep_reservation(name, one.created_at_ns, reservation.render(one))
+                if not piece.failed:
+                    del self._removed[name]
+        if self._removed:
+            self._timer.advance(now + _REMOVED_NS)
 
     @property
     def ask_for_gpus(self) -> bool:

@@ -18,6 +18,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.timers import Pace
 from spool.formats.state import (
+    GpuUseView,
     GpuView,
     HoldingView,
     JobView,
@@ -185,10 +186,11 @@ class StatusWriter:
         state, reason = shown(self._proof(live), filed=False, stop=live.stop)
         if live.proof is None and live.gone:  # how it ended cannot be read yet
             state, reason = State.STOPPING, "has ended"
-        request = live.spec.request
+        request, watch = live.spec.request, live.gpu_watch
+        idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
             state=state or State.STARTING,
-            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept,
+            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name),
             run=live.run,
             attempt=live.attempts.attempt,
@@ -197,6 +199,7 @@ class StatusWriter:
             memory_bytes=request.memory_bytes,
             gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
+            gpu_use=GpuUseView.of(watch) if watch is not None else (),
             resources=dict(request.resources),
             user=live.user,
             project=live.spec.project,

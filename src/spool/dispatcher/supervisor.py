@@ -1,4 +1,4 @@
-"""Supervise the runs: find out that one is over, how it ended, and whether it is over a limit."""
+"""Supervise the runs: find out that one is over, how it ended, what it uses, and whether that is over a limit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from spool.core import layout
+from spool.core.events import EventName
+from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
-from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
+from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
 from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -20,8 +23,10 @@ from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.timers import Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
+from spool.formats.run_records import render_gpus
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
+from spool.state.world import MachineMonitor
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
@@ -36,6 +41,10 @@ log = logging.getLogger(__name__)
 MEMORY_EVERY_NS = SECOND_NS
 _SHARE = 50  # and it may cost one part in so many of a processor
 _AGAIN_NS = SECOND_NS // 4  # after an error
+
+_WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
+_READ_GPUS, _WRITE_GPUS, _JUDGE_GPUS = "read the GPU use of", "write the GPU use of", "warn of the idle GPUs of"
+_MOST_LOOKS = 2  # a look stands for no more time than that many looks are apart
 
 
 class Supervisor:
@@ -433,3 +442,95 @@ class LimitEnforcer:
             if used > limit and live.stop is None:
                 words = f"used {show_size(used)} of {show_size(limit)}"
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
+
+
+class GpuUseRecorder:
+    """Adds up what runs do with their GPUs, and notices those that leave them idle. *order* orders a run to be stopped.
+
+    It rests on the looks that the planner takes anyway while jobs with GPUs run (`gpu.poll`), and asks NVML nothing
+    itself. What it has added up stands in the metadir (`gpus.toml`), written once in a while, so that the mean of a run
+    is right across a restart of the dispatcher.
+    """
+
+    def __init__(self, context: Context, world: MachineMonitor, order: Callable[[ActiveRun, Stop], None]) -> None:
+        self._context = context
+        self._world = world
+        self._order = order
+        self._seen_at_ns: int | None = None  # when NVML was asked for the last look that was taken in
+        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the record of each run was written
+
+    def watch_run(self, live: ActiveRun) -> None:
+        """Take in what an earlier dispatcher has added up of a run."""
+        if not live.adopted or not live.grant.gpu_uuids:
+            return
+        with self._context.confinement.of(Thing.of_run(live.key), _READ_GPUS):
+            watch = self._context.spool.gpu_watch(live.name, live.run)
+            if watch is not None and len(watch.gpus) == len(live.grant.gpu_uuids):
+                live.gpus_watched(watch)
+                self._written_ns[live.key] = time.monotonic_ns()
+
+    def turn(self, machine: Machine | None) -> None:
+        """Take in a new look at the GPUs, if there is one."""
+        at_ns = self._world.gpus_at_ns
+        if machine is None or at_ns is None or at_ns == self._seen_at_ns:
+            return
+        self._seen_at_ns = at_ns
+        state = self._context.state
+        work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
+        for name in list(state.runs.with_gpus):
+            job = state.jobs.get(name)
+            live = job.live if job is not None else None
+            if live is None or live.started_at_ns > at_ns or not live.holds_room:
+                continue
+            self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
+        self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}
+
+    def leave(self) -> None:
+        """Write down what was added up since it was written last."""
+        for live in list(self._context.state.live.values()):
+            if live.gpu_watch is not None and live.result is None:
+                self._write(live)
+
+    def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
+        before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))
+        if live.stop is not None or live.leftovers:
+            return  # what it does while it is being ended says nothing of it
+        if live.suspension.since_ns is not None:
+            live.gpus_watched(before.passed_over(at_ns))
+            return
+        watch = before.looked(at_ns, work, _MOST_LOOKS * self._context.settings.config.gpu.poll_ns)
+        live.gpus_watched(watch)
+        if watch.is_due(live.spec) and not live.asking:
+            with self._context.confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
+                self._judge(live, watch, at_ns)
+        elif before.is_told != watch.is_told or self._is_old(live):
+            self._write(live)
+
+    def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
+        """Tell that a run leaves its GPUs idle, and stop it if that is its wish."""
+        words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
+        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; it is stopped" if stops else "")
+        self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
+        # Where a hook keeps it from being stopped, it is asked again after the same time, not at every look.
+        live.gpus_watched(watch.telling(again=stops))
+        flushed = False
+        with suppress(OSError):  # on a full disk it is stopped all the same
+            self._context.events.flush()
+            flushed = True
+        if stops:
+            self._order(live, Stop(StopKind.CANCEL, "spool", self._context.clock(), words))
+        if flushed:  # else the next dispatcher tells it again: what says that it was told comes last
+            self._write(live)
+
+    def _is_old(self, live: ActiveRun) -> bool:
+        """Whether the record is to be written: the first look at once, so that short runs have one, others rarely."""
+        written_ns = self._written_ns.get(live.key)
+        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+
+    def _write(self, live: ActiveRun) -> None:
+        watch, confinement = live.gpu_watch, self._context.confinement
+        if watch is None or confinement.pauses(Thing.of_run(live.key), _WRITE_GPUS):
+            return
+        self._written_ns[live.key] = time.monotonic_ns()
+        with confinement.of(Thing.of_run(live.key), _WRITE_GPUS):
+            self._context.spool.put_note(live.name, live.run, layout.GPUS, render_gpus(watch))

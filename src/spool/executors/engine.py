@@ -24,7 +24,7 @@ from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.formats.run_records import parse_engine, render_engine
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandRunner, CommandEnd
+from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 log = logging.getLogger(__name__)
 

@@ -171,8 +171,8 @@ class LocalRun:
                 self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
                 send(news, signal.SIGTERM)
                 self._told |= news
-            if not kill:  # what stands still hears nothing else before it goes on
-                send([process for process in others & self._told if _stands_still(process)], signal.SIGCONT)
+            if not kill and (still := {process for process in others & self._told if _stands_still(process)}):
+                send(still, signal.SIGCONT)  # it hears nothing before it goes on
             return
         if self._alone_since_ns is None:
             self._alone_since_ns = now

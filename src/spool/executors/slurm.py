@@ -15,7 +15,7 @@ from spool.executors.process import reset_of_ignored_signals
 from spool.formats import slurm
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings, Surroundings
-from spool.machine.commands import Command, CommandRunner, CommandEnd
+from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 _WITHIN_S = 60.0  # squeue gives a controller up after 19 s that is not there

@@ -15,6 +15,7 @@ import msgspec
 
 from spool.core.events import Event
 from spool.core.model import Grant, Request
+from spool.formats.history import use_line
 from spool.formats.state import escaped
 from spool.formats.timestamps import render_instant
 from spool.formats.wrapper import resource_variables
@@ -144,6 +145,7 @@ def facts(event: Event) -> dict[str, Any]:
             "signal": code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
             "peak_memory_bytes": result.peak_memory_bytes,
             "cpu_time_ms": result.cpu_time_ns // _NS_PER_MS if result.cpu_time_ns is not None else None,
+            "gpu_use": [msgspec.to_builtins(use_line(use)) for use in result.gpu_use],
             "requeues": result.requeues or None,
             "again": result.again,
             "again_at": _instant(result.again_at_ns),
@@ -168,7 +170,7 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
 
 
 def _known(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if value is not None and value not in ((), {})}
+    return {key: value for key, value in found.items() if value is not None and value not in ((), [], {})}
 
 
 def _instant(at_ns: int | None) -> str | None:

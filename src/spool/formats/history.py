@@ -16,10 +16,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidRecord, cannot
-from spool.core.model import OUTCOMES, Grant, Request, Result, State
+from spool.core.model import OUTCOMES, GpuUse, Grant, Request, Result, State
 from spool.formats import toml
 from spool.formats.run_records import (
     NOTHING,
+    NS_PER_MS,
+    gpu_use_lines,
+    gpu_use_of,
     grant_lines,
     grant_of,
     number_lines,
@@ -39,13 +42,13 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-_NS_PER_MS = 1_000_000
 _OUTCOMES = frozenset(state.value for state in OUTCOMES)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_DAY = 100_000  # since 1970, in the year 2243: later instants do not fit 64 bits
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -74,11 +77,12 @@ def render_result(result: Result) -> bytes:
     ]
     if result.grant != NOTHING:
         lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
+    lines.append(gpu_use_lines(result.gpu_use))
     return "".join(lines).encode()
 
 
 def _to_ms(duration_ns: int | None) -> int | None:
-    return None if duration_ns is None else duration_ns // _NS_PER_MS
+    return None if duration_ns is None else duration_ns // NS_PER_MS
 
 
 def parse_result(data: bytes) -> Result:
@@ -89,7 +93,7 @@ def parse_result(data: bytes) -> Result:
     cpu_time_ns = optional(keys, "cpu_time_ns", int)
     cpu_time_ms = optional(keys, "cpu_time_ms", int)
     if cpu_time_ns is None and cpu_time_ms is not None:
-        cpu_time_ns = cpu_time_ms * _NS_PER_MS
+        cpu_time_ns = cpu_time_ms * NS_PER_MS
     return Result(
         job=required(keys, "job", str, "result"),
         run=required(keys, "run", int, "result"),
@@ -114,6 +118,7 @@ def parse_result(data: bytes) -> Result:
         executor=optional(keys, "executor", str),
         host=optional(keys, "host", str),
         suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
+        gpu_use=gpu_use_of(keys),
     )
 
 
@@ -135,8 +140,19 @@ def _outcome(word: str, record: str) -> State:
     except ValueError:
         state = State.INVALID
     if not state.ended:
-        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} is no outcome"))
+        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} is not an outcome"))
     return state
+
+
+class GpuUseLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What an ended run has used of one of its GPUs."""
+
+    watched_ms: int = 0
+    mean_percent: _Percent | UnsetType = UNSET
+    peak_percent: int | UnsetType = UNSET
+    memory_watched_ms: int = 0
+    mean_memory_bytes: int | UnsetType = UNSET
+    peak_memory_bytes: int | UnsetType = UNSET
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,6 +193,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     executor: str | UnsetType = UNSET
     host: str | UnsetType = UNSET
     suspended_ms: int = 0  # between its start and its end
+    gpu_use: tuple[GpuUseLine, ...] = ()  # of each of `gpu_uuids`
 
 
 _encode = msgspec.json.Encoder().encode
@@ -221,9 +238,33 @@ def render_history(result: Result) -> bytes:
         again_at=_at(result.again_at_ns),
         executor=_text(result.executor),
         host=_text(result.host),
-        suspended_ms=result.suspended_ns // _NS_PER_MS,
+        suspended_ms=result.suspended_ns // NS_PER_MS,
+        gpu_use=tuple(map(use_line, result.gpu_use)),
     )
     return _encode(line) + b"\n"
+
+
+def use_line(use: GpuUse) -> GpuUseLine:
+    """Return what a run has used of a GPU as a line of the history has it."""
+    return GpuUseLine(
+        watched_ms=use.watched_ns // NS_PER_MS,
+        mean_percent=UNSET if use.mean_percent is None else round(use.mean_percent, 2),
+        peak_percent=_known(use.peak_percent),
+        memory_watched_ms=use.memory_watched_ns // NS_PER_MS,
+        mean_memory_bytes=_known(use.mean_memory_bytes),
+        peak_memory_bytes=_known(use.peak_memory_bytes),
+    )
+
+
+def _use_of(line: GpuUseLine) -> GpuUse:
+    return GpuUse(
+        watched_ns=line.watched_ms * NS_PER_MS,
+        mean_percent=_set(line.mean_percent),
+        peak_percent=_set(line.peak_percent),
+        memory_watched_ns=line.memory_watched_ms * NS_PER_MS,
+        mean_memory_bytes=_set(line.mean_memory_bytes),
+        peak_memory_bytes=_set(line.peak_memory_bytes),
+    )
 
 
 def _clean(text: str) -> str:
@@ -276,7 +317,7 @@ def parse_history_line(data: bytes) -> Result:
         ended_at_ns=_instant(line.ended_at),
         exit_code=_set(line.exit_code),
         peak_memory_bytes=_set(line.peak_memory_bytes) or None,
-        cpu_time_ns=None if line.cpu_time_ms is UNSET else line.cpu_time_ms * _NS_PER_MS,
+        cpu_time_ns=None if line.cpu_time_ms is UNSET else line.cpu_time_ms * NS_PER_MS,
         requeues=line.requeues,
         again=_set(line.again),
         again_at_ns=_instant(line.again_at),
@@ -303,12 +344,13 @@ def parse_history_line(data: bytes) -> Result:
         ),
         executor=_set(line.executor),
         host=_set(line.host),
-        suspended_ns=max(0, line.suspended_ms) * _NS_PER_MS,
+        suspended_ns=max(0, line.suspended_ms) * NS_PER_MS,
+        gpu_use=tuple(map(_use_of, line.gpu_use)),
     )
 
 
 def read_history(data: bytes) -> Iterator[Result]:
-    """Yield each run of a history. Passes over what cannot be understood: torn by a crash, of a later version."""
+    """Yield each run of a history. Skips what cannot be understood: torn by a crash, of a later version."""
     for line in data.split(b"\n"):
         if line:
             try:
@@ -344,10 +386,12 @@ class _RunLine(msgspec.Struct, gc=False):
     requeues: int = 0
     again: str | None = None
     executor: str | None = None
-    submitted_at_ns: int | None = None  # these four are in no line
+    gpu_use: tuple[GpuUseLine, ...] = ()
+    submitted_at_ns: int | None = None  # these five are in no line
     started_at_ns: int | None = None
     ended_at_ns: int | None = None
     cpu_time_ns: int | None = None
+    gpu_percent: float | None = None
 
 
 class _End(msgspec.Struct, gc=False):
@@ -392,7 +436,10 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
     for line, submitted_at_ns, started_at_ns, ended_at_ns in zip(lines, submitted, started, ended, strict=True):
         line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
         line.peak_memory_bytes = line.peak_memory_bytes or None
-        line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * _NS_PER_MS
+        line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * NS_PER_MS
+        if line.gpu_use:
+            known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not UNSET]
+            line.gpu_percent = sum(known) / len(known) if known else None
 
 
 def read_end(line: bytes) -> int | None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
-from spool.core.model import Grant, Jid, State, Stop, StopKind, Suspension
+from spool.core.gpuuse import GpuWatch
+from spool.core.model import GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.timestamps import at_lines, read_at
 
@@ -30,6 +31,8 @@ NOTHING = Grant()
 
 VOID_JID = b"void\n"
 """What a dispatcher writes as the `jid` of a run that it settles: it never started and never will."""
+
+NS_PER_MS = 1_000_000
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
 _RC = re.compile(r"[0-9]{1,3}")
@@ -255,6 +258,70 @@ def parse_array(data: bytes) -> ArrayRecord:
         submitted_at_ns=read_at(keys, "submitted_at"),
         expanded_at_ns=read_at(keys, "expanded_at"),
     )
+
+
+def render_gpus(watch: GpuWatch) -> bytes:
+    """Return the text of `gpus.toml`."""
+    lines = [
+        at_lines("at", watch.at_ns),
+        f"idle_ms = {watch.idle_ns // NS_PER_MS}\ntold = {watch.told}\n",
+        "is_told = true\n" if watch.is_told else "",
+        gpu_use_lines(watch.gpus),
+    ]
+    return "".join(lines).encode()
+
+
+def parse_gpus(data: bytes) -> GpuWatch:
+    """Return what `gpus.toml` says. Raises InvalidRecord."""
+    keys = read_keys(data, "gpus")
+    at_ns = read_at(keys, "at")
+    if at_ns is None:
+        raise InvalidRecord(cannot("understand", "a gpus record", '"at" is missing'))
+    return GpuWatch(
+        at_ns,
+        gpu_use_of(keys),
+        idle_ns=_span_ns(keys, "idle_ms"),
+        told=max(0, optional(keys, "told", int) or 0),
+        is_told=optional(keys, "is_told", bool) or False,
+    )
+
+
+def gpu_use_lines(gpus: tuple[GpuUse, ...]) -> str:
+    """Return a table `[[gpu_use]]` for each GPU, as it stands in `gpus.toml` and `result.toml`; they come last."""
+    lines = ""
+    for use in gpus:
+        mean = f"mean_percent = {round(use.mean_percent, 2)}\n" if use.mean_percent is not None else ""
+        lines += f"\n[[gpu_use]]\nwatched_ms = {use.watched_ns // NS_PER_MS}\n{mean}" + number_lines(
+            ("peak_percent", use.peak_percent),
+            ("memory_watched_ms", use.memory_watched_ns // NS_PER_MS),
+            ("mean_memory_bytes", use.mean_memory_bytes),
+            ("peak_memory_bytes", use.peak_memory_bytes),
+        )
+    return lines
+
+
+def gpu_use_of(keys: dict[str, Any]) -> tuple[GpuUse, ...]:
+    """Return what `gpu_use_lines` wrote."""
+    return tuple(
+        GpuUse(
+            watched_ns=_span_ns(table, "watched_ms"),
+            mean_percent=_percent(table, "mean_percent"),
+            peak_percent=optional(table, "peak_percent", int),
+            memory_watched_ns=_span_ns(table, "memory_watched_ms"),
+            mean_memory_bytes=optional(table, "mean_memory_bytes", int),
+            peak_memory_bytes=optional(table, "peak_memory_bytes", int),
+        )
+        for table in several(keys, "gpu_use", dict)
+    )
+
+
+def _percent(keys: dict[str, Any], key: str) -> float | None:
+    value = optional(keys, key, float)
+    return value if value is not None and 0 <= value <= 100 else None
+
+
+def _span_ns(keys: dict[str, Any], key: str) -> int:
+    return max(0, optional(keys, key, int) or 0) * NS_PER_MS
 
 
 def _inode(value: object) -> int | None:

@@ -11,7 +11,35 @@ from typing import Any
 
 from msgspec import DecodeError, Struct, field, json, to_builtins
 
+from spool.core.gpuuse import GpuWatch
 from spool.core.model import ForeignProcess, Gpu
+
+
+class GpuUseView(Struct, frozen=True, kw_only=True):
+    """What a run does with one of its GPUs: in the last moments, and since its start."""
+
+    percent: int | None = None
+    memory_bytes: int | None = None
+    mean_percent: float | None = None
+    peak_percent: int | None = None
+    mean_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+
+    @staticmethod
+    def of(watch: GpuWatch) -> tuple[GpuUseView, ...]:
+        """Return what is told of the GPUs of a run."""
+        now = watch.now or (None,) * len(watch.gpus)
+        return tuple(
+            GpuUseView(
+                percent=done.percent if done is not None else None,
+                memory_bytes=done.memory_bytes if done is not None else None,
+                mean_percent=None if use.mean_percent is None else round(use.mean_percent, 2),
+                peak_percent=use.peak_percent,
+                mean_memory_bytes=use.mean_memory_bytes,
+                peak_memory_bytes=use.peak_memory_bytes,
+            )
+            for use, done in zip(watch.gpus, now, strict=True)
+        )
 
 
 class JobView(Struct, frozen=True, kw_only=True):
@@ -27,6 +55,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     gpus: int | None = None
     gpu_uuids: tuple[str, ...] = ()
+    gpu_use: tuple[GpuUseView, ...] = ()  # of each of these, while it runs; () is unknown
     resources: dict[str, int] = field(default_factory=dict)
     user: str | None = None
     project: str | None = None

@@ -48,9 +48,12 @@ spool_in_the_way() {
     [ -e "$spool_metadir/$1" ] && [ ! -f "$spool_metadir/$1" ]
 }
 
-# spool_fail CODE WHY: the run ends with CODE, and the record `error` says why.
+# spool_fail CODE WHY: the run ends with CODE, and the record `error` says why; and the log, unless it was stopped.
 spool_fail() {
     spool_code=$1
+    if [ ! -e "$spool_metadir/stop" ] && [ ! -e "$spool_metadir/signal" ]; then
+        spool_say "$2"
+    fi
     spool_record error "$2"
 }
 
@@ -156,7 +159,7 @@ spool_can_execute() {
 # spool_exec ARGUMENT...: the last step of a child, called by spool_environment: turn into the command.
 spool_exec() {
     if ! spool_find "$spool_program"; then
-        spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why"
+        spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2
         exit "$spool_code"
     fi
     # A shell without job control starts asynchronous children with SIGINT and SIGQUIT ignored. Only bash

@@ -172,6 +172,8 @@ class _Families:
         yield self._counter("run_cpu_seconds", "CPU time of runs that ended.", sums.cpu_ns / SECOND_NS)
         text = "GPU time of runs that ended: each GPU that was given counts."
         yield self._counter("run_gpu_seconds", text, sums.gpu_ns / SECOND_NS)
+        text = "GPU time of runs that ended in which the GPUs computed, where it is known."
+        yield self._counter("run_gpu_busy_seconds", text, sums.gpu_busy_ns / SECOND_NS)
 
     def _gauge(self, name: str, text: str, values: Values | float) -> Any:
         return self._filled(GaugeMetricFamily, name, text, values)

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 
-from spool.core.model import SECOND_NS, ForeignProcess, Gpu
+from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
 from spool.machine.nvml import IDLE_SECONDS, Device, Sample
@@ -85,6 +85,7 @@ class DeviceUse:
     foreign: tuple[ForeignProcess, ...] = ()
     taken_bytes: tuple[tuple[str, int], ...] = ()
     problem: str | None = None
+    work: tuple[GpuWork, ...] = ()
 
 
 def in_pid_namespace(*, proc: str = identity.PROC) -> bool:
@@ -144,12 +145,16 @@ class UseReader:
         """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
-            return self._by_process(device, device.processes, ours, now.keys() | before.keys())
-        return self._by_memory(device, now, before)
+            use = self._by_process(device, device.processes, ours, now.keys() | before.keys())
+        else:
+            use = self._by_memory(device, now, before)
+        # One that came or left since NVML was asked has done an unknown part of it.
+        return replace(use, work=tuple(each for each in use.work if each.job in now and each.job in before))
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
     ) -> DeviceUse:
+        work = _Worked(device)
         foreign: list[ForeignProcess] = []
         ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
@@ -157,8 +162,9 @@ class UseReader:
         for pid, used in processes:
             job = ours.job_of(pid)
             found = self._who(pid) if job not in here else None
-            if job in here:
-                if job is not None and used is not None:
+            if job is not None and job in here:
+                work.process(job, used)
+                if used is not None:
                     taken[job] = taken.get(job, 0) + used
             elif found is None:
                 # Commonly a child that was forked with the device open, as data loaders are, and outlived its parent.
@@ -172,14 +178,16 @@ class UseReader:
             if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
-        return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())))
+        done = work.by_process(here, ours.job_of, alone=len(here) == 1 and not foreign)
+        return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())), work=done)
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
         used = device.used_bytes
         if now or asked:  # a run that has just left was still there when NVML was asked
-            if used is None:
-                return DeviceUse()
-            return DeviceUse(taken_bytes=_shared_out(max(0, used - self._others_bytes.get(device.uuid, 0)), now))
+            others = self._others_bytes.get(device.uuid, 0)
+            ours_bytes = None if used is None else max(0, used - others)
+            work = _by_device(device, now.keys() | asked.keys(), ours_bytes, alone=others <= QUIET_BYTES)
+            return DeviceUse(taken_bytes=() if ours_bytes is None else _shared_out(ours_bytes, now), work=work)
         if used is not None:
             self._others_bytes[device.uuid] = used
         elif device.processes is None:
@@ -193,6 +201,53 @@ class UseReader:
 
     def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
         return tuple(process for process in processes if not self._ignored.covers(process))
+
+
+class _Worked:
+    """What our runs do on one GPU whose processes are known."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._sizes: dict[str, list[int | None]] = {}
+
+    def process(self, job: str, used_bytes: int | None) -> None:
+        """Count a process of *job* that has that much of the memory; None is unknown."""
+        self._sizes.setdefault(job, []).append(used_bytes)
+
+    def by_process(
+        self, jobs: Iterable[str], job_of: Callable[[int], str | None], *, alone: bool
+    ) -> tuple[GpuWork, ...]:
+        """Return what each of *jobs* does. *alone*: nobody else computes there, and the device's figures are its."""
+        device = self._device
+        percents: dict[str | None, int] = {}
+        for pid, share in device.computing or ():
+            owner = job_of(pid)
+            percents[owner] = percents.get(owner, 0) + share
+        found = []
+        for job in sorted(jobs):
+            percent = device.utilisation_percent if alone else None
+            if percent is None and device.computing is not None:
+                percent = min(percents.get(job, 0), 100)
+            if percent is None and device.parent is not None and job not in self._sizes:
+                percent = 0  # an instance tells nothing, and computes for its processes alone
+            found.append(GpuWork(job, percent, self._memory(job, alone=alone)))
+        return tuple(found)
+
+    def _memory(self, job: str, *, alone: bool) -> int | None:
+        device, sizes = self._device, self._sizes.get(job, [])
+        known = [size for size in sizes if size is not None]
+        if sizes and len(known) == len(sizes):
+            return sum(known)
+        if not alone:
+            return None if sizes else 0
+        left = _left_over(device, ())
+        return 0 if left is not None and left <= QUIET_BYTES and not sizes else left
+
+
+def _by_device(device: Device, jobs: Set[str], used_bytes: int | None, *, alone: bool) -> tuple[GpuWork, ...]:
+    """Return what the one of *jobs* does on *device* whose processes cannot be told apart; of several it is unknown."""
+    percent = device.utilisation_percent if alone else None
+    return tuple(GpuWork(job, percent, used_bytes) for job in jobs) if len(jobs) == 1 else ()
 
 
 def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
@@ -287,6 +342,7 @@ class Roster:
             mig=device.parent is not None,
             utilisation_percent=device.utilisation_percent,
             memory_utilisation_percent=device.memory_utilisation_percent,
+            work=use.work,
         )
 
     def _free_index(self, wanted: int) -> int:

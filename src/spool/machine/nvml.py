@@ -14,6 +14,7 @@ import json
 import os
 import select
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ IDLE_SECONDS = 60
 """A helper that is not asked for so long leaves."""
 
 MIG_INDEX_STEP = 100
+
+_LATELY_US = 5_000_000  # how far back the work of single processes is asked for
 
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
@@ -42,6 +45,7 @@ class Device:
     drawing_bytes: int | None = 0  # what processes have that only draw, as a display server's; None: unknown
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
+    computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of those that did; None: unknown
     parent: str | None = None  # UUID of the GPU that a MIG instance is a part of
     problem: str | None = None
 
@@ -70,7 +74,9 @@ class Sample:
         for device in fields.pop("devices"):
             processes = device.pop("processes")
             pairs = None if processes is None else tuple((pid, used) for pid, used in processes)
-            devices.append(Device(processes=pairs, **device))
+            computing = device.pop("computing")
+            shares = None if computing is None else tuple((pid, percent) for pid, percent in computing)
+            devices.append(Device(processes=pairs, computing=shares, **device))
         split, unreadable = tuple(fields.pop("split")), tuple((index, why) for index, why in fields.pop("unreadable"))
         return Sample(devices=tuple(devices), split=split, unreadable=unreadable, **fields)
 
@@ -148,6 +154,7 @@ class _Nvml:
             drawing_bytes=self._drawing(handle, dict(processes or ())),
             utilisation_percent=computing,
             memory_utilisation_percent=moving,
+            computing=self._computing(handle, processes, computing),
             parent=parent,
             problem=self._problem_so_far(),
         )
@@ -220,6 +227,26 @@ class _Nvml:
         except self.py.NVMLError:  # a MIG instance has none
             return None, None
         return int(rates.gpu), int(rates.memory)
+
+    def _computing(
+        self, handle: Any, processes: tuple[tuple[int, int | None], ...] | None, percent: int | None
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Return which processes computed in how much of the time; NVML is asked only where several may share that."""
+        if processes is None or percent is None:
+            return None
+        if percent == 0 or not processes:
+            return ()
+        if len(processes) == 1:
+            return ((processes[0][0], percent),)
+        since_us = time.time_ns() // 1000 - _LATELY_US
+        try:
+            samples = self.py.nvmlDeviceGetProcessUtilization(handle, since_us)
+        except self.py.NVMLError:  # a MIG instance, an old card, or no sample yet
+            return None
+        newest: dict[int, tuple[int, int]] = {}
+        for sample in samples:
+            newest[sample.pid] = max(newest.get(sample.pid, (0, 0)), (int(sample.timeStamp), int(sample.smUtil)))
+        return tuple(sorted((pid, min(share, 100)) for pid, (_, share) in newest.items()))
 
 
 def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:

@@ -16,10 +16,10 @@ from itertools import islice
 from spool.core import layout
 from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
-from spool.core.model import SECOND_NS, Machine, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS, JobRow, row_of_view
+from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
@@ -34,6 +34,7 @@ MOST_USERS = 12
 COLUMNS = 192  # of the timeline: seven and a half minutes each
 CPU_ROWS = 16
 _DEEP = 2000  # of the jobs that wait: only so many are looked at for those that are shown
+_DEEP_ENDED = 300  # likewise of those that have ended
 _MOST_HISTORY = 50_000  # runs of the last day that are added up
 _MOST_STATE = 1 << 30
 _DAY_SHARE = 100  # adding the last day up may cost one part in so many of a processor
@@ -45,12 +46,16 @@ _BIG = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RunShown:
-    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number."""
+    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number.
+
+    `gpu_mean_percent`: in how much of its time its GPUs computed, on average.
+    """
 
     row: JobRow
     gpus: tuple[int, ...]
     time_limit_ns: int | None
     is_array: bool
+    gpu_mean_percent: int | None = None
     progress: str = ""
     percent: int | None = None
 
@@ -80,6 +85,7 @@ class UserDay:
     wait_median_ns: int | None
     cpu_hours: float
     gpu_hours: float
+    gpu_busy: float | None  # the part of those of ended runs in which the GPUs computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Day:
     gpu_hours: float = 0.0
     users: tuple[UserDay, ...] = ()
     users_left_out: int = 0
-    last: tuple[Result, ...] = ()  # newest first
+    last: tuple[ListedJob, ...] = ()  # newest first
     timeline: Timeline | None = None  # None: nothing ran
     cut: bool = False  # more runs have ended than are added up
 
@@ -111,16 +117,13 @@ class PageContent:
     problems: tuple[str, ...]
     counts: Mapping[str, int]  # jobs by state, arrays apart
     machine: MachineView | None
+    gpus: tuple[GpuView, ...]  # by index, as they were seen last
+    gpus_watched: bool  # else no job needs one, and the dispatcher does not look at them
     runs: tuple[RunShown, ...]
     runs_left_out: int
     waiting: Shown
     held: Shown  # and invalid ones
     day: Day
-
-    @property
-    def gpus(self) -> tuple[GpuView, ...]:
-        """The GPUs, by index."""
-        return tuple(sorted(self.machine.gpus, key=lambda gpu: gpu.index)) if self.machine is not None else ()
 
     @property
     def active(self) -> int:
@@ -138,6 +141,7 @@ class ContentReader:
         self._view: StateView | None = None
         self._seen: object = None  # of the file that `_view` was read from
         self._damaged = ""
+        self._gpus: tuple[GpuView, ...] = ()  # that were seen last
         self._day = Day()
         self._day_due_ns = 0
         self._day_problem = ""
@@ -160,6 +164,7 @@ class ContentReader:
         real = [row for row in rows.values() if not jobs[row.name].array]
         self._read_day(now_ns, real)
         runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
+        machine = view.machine if view is not None else None
         lists = self._shown(waiting, MOST_WAITING), self._shown(held, MOST_HELD)
         return PageContent(
             spool=self._spool.root,
@@ -170,7 +175,9 @@ class ContentReader:
             paused=self._spool.paused,
             problems=tuple(self._problems()),
             counts=Counter(row.state.value for row in real),
-            machine=view.machine if view is not None else None,
+            machine=machine,
+            gpus=self._gpus,
+            gpus_watched=machine is not None and machine.gpus_at_ns is not None,
             runs=runs,
             runs_left_out=max(0, len(active) - MOST_RUNS),
             waiting=lists[0],
@@ -214,6 +221,8 @@ class ContentReader:
             self._damaged = "state.json cannot be understood; the jobs are those of the view before, if there is one"
         else:
             self._view = view
+            if view.machine is not None and view.machine.gpus_at_ns is not None:
+                self._gpus = tuple(sorted(view.machine.gpus, key=lambda gpu: gpu.index))
         self._seen = seen
 
     def _shown(self, rows: list[JobRow], most: int) -> Shown:
@@ -222,14 +231,16 @@ class ContentReader:
         return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
 
     def _run(self, row: JobRow, view: JobView) -> RunShown:
-        index = {gpu.uuid: gpu.index for gpu in self._view.machine.gpus} if self._view and self._view.machine else {}
+        index = {gpu.uuid: gpu.index for gpu in self._gpus}
         gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
         word = ""
         if row.state is State.RUNNING and row.run is not None and not view.array:
             word = progress_of(self._spool, row.name, row.run)
         number = word.removesuffix("%").strip()
         percent = int(number) if word.endswith("%") and number.isdecimal() and int(number) <= 100 else None
-        return RunShown(row, gpus, view.time_limit_ns, view.array, word, percent)
+        known = [use.mean_percent for use in view.gpu_use if use.mean_percent is not None]
+        mean_percent = round(sum(known) / len(known)) if known else None
+        return RunShown(row, gpus, view.time_limit_ns, view.array, mean_percent, word, percent)
 
     def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
         """Add the last day up, unless that takes so long that it is left for a while."""
@@ -240,8 +251,12 @@ class ContentReader:
         self._day_problem = ""
         try:
             runs = self._history.look(now_ns)
-            last = tuple(islice(self._spool.strict.accounts_since(None), MOST_ENDED))
-            self._day = replace(_day(runs, rows, now_ns), last=last, timeline=self._timeline(runs, rows, now_ns))
+            last = [_ended(result) for result in islice(self._spool.strict.accounts_since(None), _DEEP_ENDED)]
+            self._day = replace(
+                _day(runs, rows, now_ns),
+                last=tuple(folded(self._spool, last, OUTCOMES)[:MOST_ENDED]),
+                timeline=self._timeline(runs, rows, now_ns),
+            )
         except (OSError, SpoolError) as error:
             self._day_problem = f"the history cannot be read: {error}"
         self.aside_ns = time.thread_time_ns() - begun_ns
@@ -251,9 +266,8 @@ class ContentReader:
         view = self._view
         if view is None or view.machine is None:
             return None
-        machine = Machine(
-            view.machine.cpus, view.machine.memory_bytes, gpus=tuple(gpu.gpu() for gpu in view.machine.gpus)
-        )
+        gpus = tuple(gpu.gpu() for gpu in self._gpus)
+        machine = Machine(view.machine.cpus, view.machine.memory_bytes, gpus=gpus)
         going_on = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
         drawn = last_day(ended, filter(None, going_on), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
         return drawn if drawn.runs else None
@@ -278,6 +292,11 @@ def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:
         memory_bytes=row.memory_bytes,
         peak_memory_bytes=None,
     )
+
+
+def _ended(result: Result) -> JobRow:
+    row = row_of_result(result)
+    return replace(row, reason="; ".join(filter(None, (row.reason, "runs again")))) if result.again else row
 
 
 def _state(view: JobView) -> State:
@@ -344,6 +363,7 @@ def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserD
                 wait_median_ns=totals.wait_median_ns if totals is not None else None,
                 cpu_hours=(totals.cpu_hours if totals is not None else 0.0) + cpu_ns[user] / _HOUR_NS,
                 gpu_hours=(totals.gpu_hours if totals is not None else 0.0) + gpu_ns[user] / _HOUR_NS,
+                gpu_busy=totals.gpu_efficiency if totals is not None else None,
             )
         )
     return sorted(users, key=lambda each: (-each.gpu_hours, -each.cpu_hours, -each.ended, each.user))

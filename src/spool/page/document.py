@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -17,12 +17,13 @@ from importlib import resources
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.gpus import stranger
-from spool.core.model import SECOND_NS, Result, State
+from spool.core.model import SECOND_NS, State
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.state import GpuView
 from spool.page.content import Day, PageContent, RunShown, Shown, UserDay
-from spool.query.jobs import JobRow, row_of_result
+from spool.query.jobs import JobRow
+from spool.query.tasks import ListedJob
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
@@ -222,7 +223,8 @@ def _tiles(content: PageContent) -> Markup:
         given = machine.memory_bytes - machine.memory_free_bytes
         tiles.append(_share("memory", given, machine.memory_bytes, bytes_=True))
         if content.gpus:
-            tiles.append(_share("GPUs", sum(bool(gpu.jobs) for gpu in content.gpus), len(content.gpus)))
+            given = sum(bool(gpu.jobs) for gpu in content.gpus) if content.gpus_watched else 0
+            tiles.append(_share("GPUs", given, len(content.gpus)))
         for name, pool in list(machine.resources.items())[:_MOST_POOLS]:
             tiles.append(_share(_cut(name, 30), pool.granted, pool.total))
     return tag("div", *tiles, class_="tiles")
@@ -271,11 +273,11 @@ def _gpus(content: PageContent) -> Markup | None:
     if machine is None or (not content.gpus and machine.gpu_problem is None):
         return None
     users = {run.row.name: run.row.user or "?" for run in content.runs}
-    cards = [_gpu(gpu, users) for gpu in content.gpus]
+    cards = [_gpu(gpu, users) if content.gpus_watched else _unwatched(gpu) for gpu in content.gpus]
     problem = None
     if machine.gpu_problem is not None:
         problem = tag("p", f"What is free is unknown: {_cut(machine.gpu_problem)}", class_="banner warn")
-    asked = ""
+    asked = "" if content.gpus_watched else "no job needs one; the dispatcher looks at them when one does"
     if machine.gpus_at_ns is not None and content.at_ns - machine.gpus_at_ns > 60 * SECOND_NS:
         asked = f"as of {_clock(machine.gpus_at_ns, content.at_ns)}"
     return _section("GPUs", asked, *filter(None, (problem, tag("div", *cards, class_="gpus"))), anchor="gpus")
@@ -300,8 +302,15 @@ def _gpu(gpu: GpuView, users: Mapping[str, str]) -> Markup:
         told.append(tag("p", _cut(stranger(each, size, each.user or ""), 120), class_="odd"))
     if not told:
         told.append(tag("p", "free", class_="free"))
-    heading = tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
-    return tag("div", heading, tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+    return tag("div", _gpu_name(gpu), tag("div", *rows, class_="use") if rows else None, *told, class_="gpu")
+
+
+def _unwatched(gpu: GpuView) -> Markup:
+    return tag("div", _gpu_name(gpu), tag("p", "no job"), class_="gpu")
+
+
+def _gpu_name(gpu: GpuView) -> Markup:
+    return tag("h3", f"GPU {gpu.index}", tag("span", _cut(gpu.name, 80), title=_cut(f"{gpu.name} {gpu.uuid}")))
 
 
 def _holder(name: str, user: str | None, taken_bytes: int | None) -> Markup:
@@ -366,7 +375,15 @@ def _meter(run: RunShown, now_ns: int) -> Markup:
     elif ran_ns is not None and not run.is_array:
         words.append(show_duration(ran_ns))
     words = [*filter(None, [run.progress]), *words, *filter(None, [_cut(row.reason)])]
-    return tag("td", *bars, " · ".join(words), class_="meter")
+    return tag("td", *bars, " · ".join(words), *(tag("div", busy) for busy in _busy(run)), class_="meter")
+
+
+def _busy(run: RunShown) -> Iterator[str]:
+    now, mean = run.row.gpu_percent, run.gpu_mean_percent
+    if now is not None:
+        yield f"GPU {now} % busy" + (f", {mean} % on average" if mean is not None else "")
+    elif mean is not None:
+        yield f"GPU {mean} % busy on average"
 
 
 def _cpus_and_memory(row: JobRow) -> list[Markup]:
@@ -547,37 +564,37 @@ def _word(state: str) -> str:
 def _users(day: Day) -> Markup | None:
     if not day.users:
         return None
-    heads = (
-        ("User", ""),
-        ("Running", "n"),
-        ("Waiting", "n"),
-        ("Ended", "n"),
-        ("Failed", "n"),
-        ("CPU hours", "n"),
-        ("GPU hours", "n"),
-        ("Median wait", "n"),
+    numbers = _NUMBERS if any(user.gpu_hours for user in day.users) else _NUMBERS[:-2]
+    heads = [("User", ""), *((head, "n") for head, _, _ in numbers)]
+    rows = (
+        [
+            tag("td", _cut(user.user, 40), class_="name"),
+            *(tag("td", told(user), class_="n", data_l=label) for _, label, told in numbers),
+        ]
+        for user in day.users
     )
-    rows = [_user_row(user) for user in day.users]
     more = _more(day.users_left_out, "")
     return _section("Users", "last 24 hours", _table("wide", heads, rows), *filter(None, [more]), anchor="users")
 
 
-def _user_row(user: UserDay) -> list[Markup]:
-    waited = show_duration(user.wait_median_ns) if user.wait_median_ns is not None else ""
-    return [
-        tag("td", _cut(user.user, 40), class_="name"),
-        tag("td", _some(user.running), class_="n", data_l="running"),
-        tag("td", _some(user.waiting), class_="n", data_l="waiting"),
-        tag("td", _some(user.ended), class_="n", data_l="ended"),
-        tag("td", _some(user.failed), class_="n", data_l="failed"),
-        tag("td", f"{user.cpu_hours:,.1f}" if user.cpu_hours else "", class_="n", data_l="CPU hours"),
-        tag("td", f"{user.gpu_hours:,.1f}" if user.gpu_hours else "", class_="n", data_l="GPU hours"),
-        tag("td", waited, class_="n", data_l="median wait"),
-    ]
-
-
 def _some(number: int) -> str:
     return f"{number:,}" if number else ""
+
+
+_NUMBERS: tuple[tuple[str, str, Callable[[UserDay], str]], ...] = (
+    ("Running", "running", lambda user: _some(user.running)),
+    ("Waiting", "waiting", lambda user: _some(user.waiting)),
+    ("Ended", "ended", lambda user: _some(user.ended)),
+    ("Failed", "failed", lambda user: _some(user.failed)),
+    (
+        "Median wait",
+        "median wait",
+        lambda user: show_duration(user.wait_median_ns) if user.wait_median_ns is not None else "",
+    ),
+    ("CPU hours", "CPU hours", lambda user: f"{user.cpu_hours:,.1f}" if user.cpu_hours else ""),
+    ("GPU hours", "GPU hours", lambda user: f"{user.gpu_hours:,.1f}" if user.gpu_hours else ""),
+    ("GPU busy", "GPU busy", lambda user: f"{100 * user.gpu_busy:.0f} %" if user.gpu_busy is not None else ""),
+)
 
 
 def _last(day: Day, now_ns: int) -> Markup | None:
@@ -588,19 +605,20 @@ def _last(day: Day, now_ns: int) -> Markup | None:
     return _section("Recently ended", "", table, anchor="ended")
 
 
-def _ended(result: Result, now_ns: int) -> list[Markup]:
-    ended = _clock(result.ended_at_ns, now_ns) if result.ended_at_ns is not None else ""
-    ran_ns = row_of_result(result).time_ns(now_ns) if result.started_at_ns is not None else None
+def _ended(job: ListedJob, now_ns: int) -> list[Markup]:
+    row = job.row
+    marks = [tag("span", f"{job.count} tasks", class_="tag")] if job.count > 1 else []
+    ended = _clock(row.ended_at_ns, now_ns) if row.ended_at_ns is not None else ""
+    ran_ns = row.time_ns(now_ns) if row.started_at_ns is not None and job.count == 1 else None
     ran = show_duration(max(0, ran_ns)) if ran_ns is not None else ""
-    why = result.reason if result.outcome is not State.FINISHED else ""
-    again = tag("span", f"will {result.again}" if result.again == "retry" else result.again, class_="tag")
+    busy = f"GPU {row.gpu_percent} % busy" if row.gpu_percent is not None and job.count == 1 else ""
     return [
-        tag("td", _named(result.job), again if result.again else None, class_="name"),
-        tag("td", _cut(result.user or "", 40), class_="user"),
-        tag("td", tag("span", _word(result.outcome), class_=f"say {result.outcome}"), class_="outcome"),
+        tag("td", _named(job.name), *marks, class_="name"),
+        tag("td", _cut(row.user or "", 40), class_="user"),
+        tag("td", tag("span", _word(row.state), class_=f"say {row.state}"), class_="outcome"),
         tag("td", ended, class_="n", data_l="ended"),
         tag("td", ran, class_="n", data_l="ran"),
-        tag("td", _cut(why), class_="why"),
+        tag("td", " · ".join(filter(None, (_cut(row.reason), busy))), class_="why"),
     ]
 
 

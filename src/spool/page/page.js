@@ -4,6 +4,7 @@
   var html = document.documentElement;
   var key = "spool:" + location.pathname;
   var skew = 0; // of this clock against the server's, where one tells
+  var timer;
   var web = location.protocol === "http:" || location.protocol === "https:";
 
   function number(name) { return Number(html.dataset[name]); }
@@ -62,10 +63,14 @@
     });
   }
 
-  function again() { setTimeout(renew, number("every") * 1000); }
+  function again() {
+    clearTimeout(timer);
+    timer = setTimeout(renew, number("every") * (web ? 1000 : 2000)); // a reload disturbs more than a swap
+  }
 
   place();
   show();
   setInterval(show, 1000);
+  document.addEventListener("visibilitychange", function () { if (!document.hidden) renew(); });
   again();
 })();

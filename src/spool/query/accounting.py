@@ -133,6 +133,7 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
         run_time_ns=ran_ns if ran_ns is None or ran_ns >= 0 else None,  # the clock was set
         cpu_time_ns=result.cpu_time_ns,
         peak_memory_bytes=result.peak_memory_bytes,
+        gpu_use=result.gpu_use,
     )
 
 
@@ -155,6 +156,8 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
         gpu_memory_bytes=grant.grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
     )
+    if used.gpus and (watch := spool.gpu_watch(name, run)) is not None:
+        used = replace(used, gpu_use=watch.known)
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or grant.granted_at_ns is None:
         return RunEfficiency(
             used, efficiency(used), runs
@@ -162,9 +165,10 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     jid = spool.jid(name, run)
     wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
+    now_ns = time.time_ns()
     used = replace(
         used,
-        run_time_ns=max(0, time.time_ns() - grant.granted_at_ns),
+        run_time_ns=max(0, now_ns - grant.granted_at_ns - spool.suspension(name, run).total_ns(now_ns)),
         cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)

@@ -11,7 +11,7 @@ from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown, suspended_words
-from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
+from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem
 from spool.formats import jobfile
 from spool.machine.processes import MachineProber
@@ -49,6 +49,8 @@ class RunDetails:
     stop: Stop | None
     progress: str = ""  # how far it says that it is, while it runs
     suspension: Suspension = NOT_SUSPENDED
+    gpu_use: tuple[GpuUse, ...] = ()  # so far, while it runs
+    gpu_idle_ns: int | None = None  # for how long its GPUs have all been idle, while it runs
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return how long it has run, or ran, without the time in which it was suspended; None if it has not begun."""
@@ -185,6 +187,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
+    watch = spool.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(
         run=run,
         state=state,
@@ -212,4 +215,6 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         stop=stop,
         progress=progress_of(spool, name, run) if state is State.RUNNING else "",
         suspension=suspension,
+        gpu_use=result.gpu_use if result is not None else watch.known if watch is not None else (),
+        gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
     )

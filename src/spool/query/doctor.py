@@ -274,7 +274,7 @@ def _dispatcher(subject: Subject) -> Findings:
     path = subject.spool.layout.at(layout.STATE)
     if service is Service.NONE:
         waits = subject.spool.names(QUEUED) or subject.spool.names(RUNNING)
-        text = "no dispatcher runs" + (", and jobs wait or run" if waits else "; nothing waits")
+        text = "no dispatcher is running" + (", but there are active jobs" if waits else "; no active jobs")
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
         return

@@ -121,6 +121,8 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
         result = spool.result(name, run)
         if result is None or result.outcome is State.FINISHED or spool.array(name, run) is not None:
             return ""
+        if failure := spool.failure(name, run):
+            return f"it could not start: {failure}"
         if result.started_at_ns is not None or result.exit_code is not None:
             return ""
         return f"it never began: {result.reason or result.outcome}"

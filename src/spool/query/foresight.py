@@ -11,23 +11,26 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
 from spool.core.dependencies import names_in
 from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
-from spool.formats.config import Config
-from spool.store.config import Settings
-from spool.store.spool import Spool
+from spool.store.glance import config_if
+
+if TYPE_CHECKING:
+    from spool.formats.config import Config
+    from spool.store.spool import Spool
 
 _PATIENCE_NS = SECOND_NS  # a driver that hangs keeps nobody waiting for a warning
 _MOST_DOUBTS = 20  # a thousand dependencies that do not exist are one mistake
 
 
-def doubts(spool: Spool, jobs: Sequence[tuple[str, Spec]]) -> list[tuple[str, str]]:
-    """Return what is doubtful about *jobs*, which are to be submitted together, as pairs of a name and a sentence."""
-    seer = _Seer(spool, {name for name, _ in jobs})
+def doubts(root: str, jobs: Sequence[tuple[str, Spec]]) -> list[tuple[str, str]]:
+    """Return what is doubtful about *jobs*, submitted together to the spool *root*, as pairs of name and sentence."""
+    seer = _Seer(root, {name for name, _ in jobs})
     found: list[tuple[str, str]] = []
     for name, spec in jobs:
         with suppress(OSError):  # what cannot be read is told by those that need it, and keeps nobody from submitting
@@ -38,18 +41,30 @@ def doubts(spool: Spool, jobs: Sequence[tuple[str, Spec]]) -> list[tuple[str, st
 class _Seer:
     """Looks at a spool as far as the jobs need it: a plain one asks for nothing."""
 
-    def __init__(self, spool: Spool, together: Collection[str]) -> None:
-        self._spool = spool
+    def __init__(self, root: str, together: Collection[str]) -> None:
+        self._root = root
         self._together = together
         self._now_ns = time.time_ns()
 
     @cached_property
+    def _spool(self) -> Spool:
+        from spool.store.spool import Spool
+
+        return Spool(self._root)
+
+    @cached_property
     def _config(self) -> Config:
+        from spool.store.config import Settings
+
         return Settings(self._spool).config
+
+    def _usual_executor(self) -> str:
+        said = config_if(self._root, b"executor")
+        return "process" if said is None else said.executor
 
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield each thing that is doubtful about one job."""
-        executor = spec.executor or self._config.executor
+        executor = spec.executor or self._usual_executor()
         problem = self._executor_problem(executor)
         if problem is not None:
             yield f"cannot start: {problem}"

@@ -34,7 +34,7 @@ from spool.store.spool import Spool, unreadable
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
-NOBODY = {False: "no dispatcher runs", True: "a dispatcher is starting"}
+NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
@@ -59,7 +59,7 @@ class JobList:
     paused: bool
     problems: tuple[str, ...]
     at_ns: int
-    unserved: bool  # jobs wait or run, and no dispatcher lives or starts
+    unserved: bool  # jobs wait or run, and no dispatcher is running or starting
     unknown: tuple[str, ...] = ()  # names that were asked for, and no job has
 
 
@@ -275,7 +275,9 @@ class JobLister:
             state = found or state
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
-            reason = reason or spool.cancel_denial(name, run)
+            watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
+            idle = watch.words(spec) if watch is not None and spec is not None else ""
+            reason = reason or spool.cancel_denial(name, run) or idle
         row = JobRow(
             name,
             state,
@@ -418,6 +420,7 @@ class JobRow:
     progress: str = ""  # how far it says that it is
     suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
     suspended_at_ns: int | None = None  # since when it is; None: it is not
+    gpu_percent: int | None = None  # in how much of the last moments its GPUs computed; once it has ended, of its time
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None where that is unknown.
@@ -480,7 +483,13 @@ def row_of_result(result: Result) -> JobRow:
         exit_code=result.exit_code,
         reason=result.reason if result.outcome is not State.FINISHED else "",
         suspended_ns=result.suspended_ns,
+        gpu_percent=_average(each.mean_percent for each in result.gpu_use),
     )
+
+
+def _average(percents: Iterable[float | None]) -> int | None:
+    known = [percent for percent in percents if percent is not None]
+    return round(sum(known) / len(known)) if known else None
 
 
 def row_of_view(name: str, state: State, view: JobView) -> JobRow:
@@ -503,6 +512,7 @@ def row_of_view(name: str, state: State, view: JobView) -> JobRow:
         reason="; ".join(filter(None, (view.problem, view.reason))),
         suspended_ns=view.suspended_ns,
         suspended_at_ns=view.suspended_at_ns,
+        gpu_percent=_average(each.percent for each in view.gpu_use),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,23 +24,25 @@ class ReservationState(StrEnum):
     PENDING = "pending"
     ACTIVE = "active"
     COMPLETED = "completed"
+    CANCELLED = "cancelled"  # its file was removed before its end
     INVALID = "invalid"  # its file is not valid, or it conflicts with one that was written before: no effect
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationStatus:
-    """One file of `reservations/`. `problem` is why it has no effect."""
+    """One file of `reservations/`, or one that was. `problem` is why it has no effect."""
 
     name: str
     state: ReservationState
     reservation: Reservation | None = None
     problem: str = ""
     unread: bool = False  # nobody can tell what it says
+    removed_at_ns: int | None = None  # None: its file is there
 
     @property
     def stands(self) -> bool:
         """Whether it has, had or will have an effect."""
-        return self.state is not ReservationState.INVALID
+        return self.state not in (ReservationState.INVALID, ReservationState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,30 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
         if one.name in refused
     ]
     return ReservationFiles(tuple(rows), settled.standing)
+
+
+def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
+    """Return the reservations whose files were removed: before their end, or later."""
+    rows: list[ReservationStatus] = []
+    directory = spool.layout.at(layout.GONE_RESERVATIONS)
+    try:
+        listed = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return ()
+    for filename in listed:
+        known = layout.gone_reservation_of(filename)
+        seen = read_stable(f"{directory}/{filename}") if known is not None else ReadFailure.NOT_OURS
+        if known is None or isinstance(seen, ReadFailure):
+            continue
+        name, created_at_ns = known
+        try:
+            one = reservation.parse(seen.data, name=name, created_at_ns=created_at_ns)
+        except InvalidReservation:
+            continue  # it had no effect while its file was there
+        over = one.end_at_ns <= seen.ctime_ns
+        state = ReservationState.COMPLETED if over else ReservationState.CANCELLED
+        rows.append(ReservationStatus(name, state, one, removed_at_ns=seen.ctime_ns))
+    return tuple(rows)
 
 
 def state_at(one: Reservation, now_ns: int) -> ReservationState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import time
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from spool.formats import reservation
 from spool.formats.moments import understood
 from spool.formats.values import moment_or_delay
 from spool.machine.host import local_zone
-from spool.query.reservations import ReservationState, ReservationStatus, read_reservations
+from spool.query.reservations import ReservationState, ReservationStatus, read_reservations, removed_reservations
 from spool.query.snapshot import machine_now
-from spool.store.disk import Disk
+from spool.store.disk import Disk, status_of
 from spool.store.spool import Spool
 
 
@@ -126,20 +127,33 @@ def _exists(user: str) -> bool:
 
 
 def cancel(spool: Spool, name: str) -> str:
-    """Delete the file. Raises NoSuchJob if there is none."""
+    """Put the file away, where `list` with everything finds it. Raises NoSuchJob if there is none."""
     disk = Disk(spool.layout.at(layout.STAGING))
-    if not layout.valid_name(name) or not disk.discard(spool.layout.job_file(layout.RESERVATIONS, name)):
+    path = spool.layout.job_file(layout.RESERVATIONS, name)
+    status = status_of(path) if layout.valid_name(name) else None
+    if status is None or not _put_away(disk, path, spool.layout.gone_reservation(name, status.st_mtime_ns)):
         raise NoSuchJob(cannot("cancel", f"reservation {name}", "there is none of that name"))
     disk.discard(spool.layout.error_file(layout.RESERVATIONS, name))
     return f"{name} cancelled"
 
 
+def _put_away(disk: Disk, path: str, target: str) -> bool:
+    """Move a file into a directory that is made if need be; False if it is gone."""
+    disk.ensure_directory(os.path.dirname(target))
+    try:
+        disk.rename(path, target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def list_reservations(spool: Spool, *, everything: bool) -> ReservationList:
-    """Return the reservations by their beginning, those that are over only with *everything*."""
+    """Return the reservations by their beginning; those that are over, or cancelled, only with *everything*."""
     now_ns = time.time_ns()
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
     rows = read_reservations(spool, known_gpus(machine), now_ns).rows
     shown = [one for one in rows if everything or not _is_over(one, now_ns)]
+    shown += removed_reservations(spool) if everything else ()
     shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
     return ReservationList(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 from spool.core.arrays import array_of
 from spool.core.dependencies import CANCELLED_BY, names_in
-from spool.core.errors import NoSuchJob, cannot
-from spool.core.layout import DONE, RUNNING
+from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import natural
+from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
@@ -55,6 +57,43 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
         return [row for row in rows if row.name not in arrays]
     going_on = {row.name for row in rows if row.name in arrays and row.place == RUNNING}
     return [row for row in rows if array_of(row.name) not in going_on]
+
+
+def priorities_to_move(spool: Spool, names: Sequence[str], *, first: bool) -> dict[str, int]:
+    """Return the priorities with which *names*, in that order, go before all other waiting jobs of their users.
+
+    Or after them, unless *first*. Those that do so already keep theirs. What does not wait is left out. Raises
+    SpoolError where there is no such priority.
+    """
+    users = {row.name: row.user for row in list_jobs(spool, JobFilter(states=frozenset({State.QUEUED}))).rows}
+    wanted = {users[name] for name in names if name in users}
+    # From the files: what the dispatcher has said of them may be older than the last move.
+    specs = ((name, spool.job_spec(QUEUED, name)) for name, user in users.items() if user in wanted)
+    priorities = {name: spec.priority for name, spec in specs if spec is not None}
+    found: dict[str, int] = {}
+    for user in wanted:
+        queue = [name for name in names if name in priorities and users[name] == user]
+        others = [priority for name, priority in priorities.items() if users[name] == user and name not in queue]
+        bound = (max if first else min)(others, default=None)
+        now = [priorities[name] for name in queue]
+        if not now:
+            continue
+        stands = bound is None or (now[-1] > bound if first else now[0] < bound)
+        if stands and all(one > other for one, other in pairwise(now)):
+            found |= dict(zip(queue, now, strict=True))
+            continue
+        if bound is None:
+            bound = min(now) - 1 if first else max(now) + 1
+        for at, name in enumerate(queue, 1):
+            found[name] = priority = bound + len(queue) + 1 - at if first else bound - at
+            if not 0 <= priority <= HIGHEST_PRIORITY:
+                side, edge = ("above", HIGHEST_PRIORITY) if first else ("below", 0)
+                why = f"it would need a priority {side} {edge}"
+                remedy = (
+                    "`spool edit NAME --priority` changes the others; `spool ls -s queued --sort priority` lists them"
+                )
+                raise SpoolError(cannot("move", f"job {name}", why, remedy=remedy))
+    return found
 
 
 def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:

@@ -74,12 +74,12 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
     return ArrayTasks(tuple(map(row_of, names)))
 
 
-def folded(spool: Spool, rows: Iterable[JobRow]) -> list[ListedJob]:
-    """Return the lines of a list in which one stands for the tasks of an array that wait or have finished alike."""
+def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
+    """Return the lines of a list in which one stands for the tasks of an array that are alike, in one of *states*."""
     alike: dict[tuple[object, ...], list[JobRow]] = {}
     order: list[tuple[object, ...]] = []
     for at, row in enumerate(rows):
-        array = array_of(row.name) if row.state in _FOLDED else ""
+        array = array_of(row.name) if row.state in states else ""
         key: tuple[object, ...] = (at,)
         if array and _index(row):
             key = (array, row.state, row.priority, row.user, row.cpus, row.gpus)

@@ -7,21 +7,12 @@ import os
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig, cannot
-from spool.core.model import JobDefaults
 from spool.formats import config
 from spool.formats.config import Config
 from spool.store.disk import read_file, remedy_for
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
-
-
-def defaults_of(root: str) -> JobDefaults:
-    """Return what counts in the spool *root* for jobs that do not say; nothing where its configuration is wrong."""
-    try:
-        return config.parse(read_file(f"{root}/{layout.CONFIG}") or b"").defaults
-    except (InvalidConfig, OSError):
-        return JobDefaults()
 
 
 class Settings:
@@ -54,7 +45,7 @@ class Settings:
             text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
             return self._keep(text, first=force)
         advice = "; ".join(new.advice)
-        problem = cannot("use all of", "the configuration", advice, where=self._path) if advice else None
+        problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
         if problem is not None and problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem
@@ -63,7 +54,9 @@ class Settings:
 
     def _keep(self, problem: str, *, first: bool) -> bool:
         if problem != self.problem:
-            log.warning("%s; %s", problem, "the defaults are in force" if first else "what was in force stays so")
+            log.warning(
+                "%s; %s", problem, "the defaults apply" if first else "the previous configuration stays in force"
+            )
         self.problem = problem
         return False
 

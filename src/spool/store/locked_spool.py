@@ -221,6 +221,11 @@ class LockedSpool(Spool):
             self.disk.ensure_directory(self.layout.metadir(name, run))
             self.disk.put(self.layout.record(name, run, record), data)
 
+    def put_note(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Write a record that nothing depends on; nothing is written where somebody removed the metadir."""
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.put(self.layout.record(name, run, record), data)
+
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
 
@@ -351,6 +356,12 @@ class LockedSpool(Spool):
     def withdraw_hold_reason(self, name: str) -> None:
         """Take the reason away: spool itself holds the job no longer."""
         self.disk.discard(self.layout.reason_file(name))
+
+    def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
+        """Keep what a reservation said whose file was removed, unless whoever removed it has kept it."""
+        self.disk.ensure_directory(self.layout.at(layout.GONE_RESERVATIONS))
+        with contextlib.suppress(FileExistsError):
+            self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
 
     def withdraw_suspend_order(self, name: str) -> None:
         """Take the file away that suspends a run: the run is over."""

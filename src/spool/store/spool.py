@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
+from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
@@ -191,6 +192,10 @@ class Spool:
         data = self.record(name, run, layout.FAILURE)
         return data.decode("utf-8", "replace").strip() or None if data else None
 
+    def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
+        """Return what a run has done with its GPUs so far, as a dispatcher wrote it down last."""
+        return self._parsed(name, run, layout.GPUS, run_records.parse_gpus)
+
     def refusal(self, name: str, run: int) -> str | None:
         """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
         data = self.record(name, run, layout.REFUSED)
@@ -215,9 +220,13 @@ class Spool:
         return self._parsed(name, run, layout.SUSPENDED, run_records.parse_suspended) or Suspension()
 
     def suspend_order(self, name: str) -> str | None:
-        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does."""
+        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does.
+
+        What is no regular file suspends nothing.
+        """
         path = self.layout.suspend_file(name)
-        if status_of(path) is None:
+        status = status_of(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
             return None
         return " ".join((read_record(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
 

@@ -1,4 +1,4 @@
-"""An engine that is a table: runs elsewhere, which begin, end and are stopped as a test says."""
+"""A fake engine: runs elsewhere that begin, end and stop when a test says so."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FakeRun:
         self._write(layout.JID, run_records.render_jid(self.jid))
 
     def end(self, code: int | None) -> None:
-        """Let it leave that exit code, or None, and be gone."""
+        """End it with that exit code, or without one."""
         if code is not None:
             self._write(layout.RC, run_records.render_rc(code))
         self.gone = True
@@ -54,7 +54,7 @@ class FakeRun:
             record.write(data)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is."""
+        """Return the wrapper's identity."""
         self.jid = jid
 
     @property
@@ -67,7 +67,7 @@ class FakeRun:
         return Liveness.GONE if self.gone else Liveness.ALIVE
 
     def watch(self) -> None:
-        """Have nothing that tells of its end: it is asked for."""
+        """Return nothing that signals its end: callers poll."""
 
     def left_behind(self) -> bool:
         """Leave nothing behind."""
@@ -98,7 +98,7 @@ class FakeEngine:
     tells = False
 
     def __init__(self, *made_with: object) -> None:
-        """Have nothing to do with this machine, the configuration or the spool."""
+        """Use nothing of this machine, the configuration or the spool."""
 
     # What an executor does.
 
@@ -125,7 +125,7 @@ class FakeEngine:
         return None
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Release nothing."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Raise SpoolError: nothing here has a terminal."""

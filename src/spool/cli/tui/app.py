@@ -1,4 +1,4 @@
-"""The screen of `spool top`: three lists, the output of a job below them, and what the keys do to it."""
+"""The screen of `spool top`: three lists, the output of a job below them, and the actions of the keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _VIEWS = ("queue", "history", "gpus")
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
-    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "progress", "reason"),
+    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", "progress", "reason"),
     "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
 }
 _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
@@ -58,8 +58,8 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda gpu: gpu.remark),
 )
 _MORE = """\
-The filter takes words that the name, state, user, project or a tag contains, and patterns as in sweep_*. Click on \
-the head of a column to sort by it, and again for the usual order. Click twice on a job to open it.
+The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
+heading to sort by it, again to restore the usual order. Double-click a job to open it.
 """
 
 
@@ -81,6 +81,14 @@ class SubjectRead(Message):
     def __init__(self, subject: PaneSubject, lines: Sequence[str], *, anew: bool) -> None:
         super().__init__()
         self.subject, self.lines, self.anew = subject, lines, anew
+
+
+class Broken(Message):
+    """A thread has met a bug, and has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 class Done(Message):
@@ -145,15 +153,15 @@ class Top(App[int]):
     KEYS = (
         ("1 2 3 [ ]", "the queue, the history, the GPUs"),
         ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-        ("Enter l", "the output of the job, or why it waits, on the whole screen; Escape goes back"),
+        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
         ("/", "filter; Enter keeps it, Escape clears it"),
-        ("h r", "hold a job; release it"),
-        ("c Del", "cancel it, after a question"),
+        ("h r", "hold or release a job"),
+        ("c Del", "cancel it, after confirmation"),
         ("p", "change its priority"),
         ("R", "run it again"),
         ("e", "edit its file in $VISUAL or $EDITOR"),
-        ("a", "go to its terminal, if it has one; Ctrl-B D comes back"),
-        ("Tab", "to the output below the list, and back"),
+        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+        ("Tab", "switch between the list and the output"),
         ("t", "dark, light, or the colours of the terminal"),
         ("q Ctrl-C", "quit"),
     )
@@ -171,8 +179,8 @@ class Top(App[int]):
         self._subject: PaneSubject | None = None
         self._read: SubjectReader | None = None  # the thread's alone
         self._overviews = OverviewReader(root)
-        self._looks = Repeater(self._look)
-        self._reads = Repeater(self._read_subject)
+        self._looks = Repeater(self._look, self._broken)
+        self._reads = Repeater(self._read_subject, self._broken)
 
     def compose(self) -> ComposeResult:
         """Make the parts."""
@@ -186,7 +194,9 @@ class Top(App[int]):
             yield Static(id="facts")
             yield TextPane(id="pane")
         yield Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
-        yield Footer(compact=True, show_command_palette=False)
+        footer = Footer(show_command_palette=False)
+        footer.compact = True
+        yield footer
 
     def on_mount(self) -> None:
         """Begin to look."""
@@ -233,6 +243,9 @@ class Top(App[int]):
             quietly(lambda: self.post_message(SubjectRead(subject, lines, anew=anew)))
         return _EVERY_S
 
+    def _broken(self, error: Exception) -> None:
+        self.post_message(Broken(error))
+
     def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
         """Have *act* done in a thread, and told of; then look at once."""
 
@@ -248,6 +261,11 @@ class Top(App[int]):
         in_thread(do)
 
     # --- what they send ------------------------------------------------------------------------------------------
+
+    @on(Broken)
+    def broken(self, message: Broken) -> None:
+        """End with the traceback of a bug in a thread, as with that of any other."""
+        raise message.error
 
     @on(Looked)
     def looked(self, message: Looked) -> None:
@@ -296,7 +314,7 @@ class Top(App[int]):
     def _draw_header(self) -> None:
         seen, width = self._seen, self.size.width
         self.query_one("#header", Static).update(header.header(seen, self._root, self._problem, width))
-        most = min(_GPU_LINES, (self.size.height - 14) // 5)
+        most = min(_GPU_LINES, (self.size.height - 14) // 4)
         gpus = self.query_one("#gpu-lines", Static)
         gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
         if seen is not None and gpus.display:
@@ -321,10 +339,10 @@ class Top(App[int]):
         pattern = self.query_one("#filter", Input).value
         for view in views:
             if view == "gpus":
-                self.query_one("#gpus", RowList).show_rows(seen.gpus, seen.gpu_problem or "no GPU on this machine")
+                self.query_one("#gpus", RowList).show_rows(seen.gpus, seen.gpu_problem or "this machine has no GPU")
                 continue
             rows: Sequence[JobRow] = seen.active if view == "queue" else seen.ended
-            nothing = "no job waits or runs" if view == "queue" else "no job has ended yet"
+            nothing = "no active jobs" if view == "queue" else "no job has ended yet"
             if pattern.strip():
                 found = [row for row in rows if _matches(row, pattern.lower().split())]
                 nothing, rows = "no job matches the filter" if rows else nothing, found
@@ -436,21 +454,21 @@ class Top(App[int]):
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
     def action_hold(self) -> None:
-        """Hold the job; one that runs only after a question."""
-        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and starts "
-                      "over when it is released.", "Stop and hold it")  # fmt: skip
+        """Hold the job; if it is running, after confirmation."""
+        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and "
+            "starts over when released.", "Stop and hold it")  # fmt: skip
 
     def action_release(self) -> None:
         """Release the job."""
         self._request(control.RELEASE, lambda requests, name: (requests.release(name),))
 
     def action_requeue(self) -> None:
-        """Run the job again; one that runs only after a question."""
-        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped, "
-                      "and starts over.", "Stop and rerun it")  # fmt: skip
+        """Run the job again; if it is running, after confirmation."""
+        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
+            "and starts over.", "Stop and rerun it")  # fmt: skip
 
     def action_cancel(self) -> None:
-        """Cancel the job, after a question."""
+        """Cancel the job, after confirmation."""
         row = self._job()
         if row is None:
             return
@@ -532,7 +550,7 @@ class Top(App[int]):
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C would end the screen
             try:
                 if act() != 0:
-                    input("Enter goes back to `spool top` ")
+                    input("Press Enter to return to `spool top` ")
             except (KeyboardInterrupt, EOFError):
                 pass
             finally:
@@ -544,7 +562,7 @@ class Top(App[int]):
         """Return the job under the cursor; without one say so."""
         row = self._row
         if row is None:
-            self.notify("there is no job under the cursor", severity="warning")
+            self.notify("no job is selected", severity="warning")
         return row
 
 

@@ -1,16 +1,18 @@
-"""What the screen leaves to threads, so that a key never waits for a disk: looking at the spool, and reading output.
+"""Work that the screen leaves to threads so that a key never waits for a disk: reading the spool and output.
 
-The threads are daemons: one that hangs in a file system that does not answer keeps nobody from leaving.
+The threads are daemons: one that hangs in an unresponsive file system does not prevent an exit.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from spool.cli.why import sentences
 from spool.client.output import Follower, OutputPiece
@@ -23,24 +25,32 @@ from spool.store.spool import Spool
 _LINES = 1000  # of an output that are kept
 _LONGEST = 2000  # characters of a line
 _TAB = 8
+_AGAIN_S = 10.0  # why a job waits changes without its row
 _WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 
 
 class Repeater(threading.Thread):
-    """Calls *turn* again and again, after the seconds that it returned, or sooner when it is woken."""
+    """Calls *turn* again and again, after the seconds that it returned, or sooner when it is woken.
 
-    def __init__(self, turn: Callable[[], float]) -> None:
+    An error of it, which is a bug, is handed to *broken*, and is its end.
+    """
+
+    def __init__(self, turn: Callable[[], float], broken: Callable[[Exception], object]) -> None:
         super().__init__(daemon=True)
         self._turn = turn
+        self._broken = broken
         self._woken = threading.Event()
         self._over = False
 
     def run(self) -> None:
         """Go on until it is ended."""
-        while not self._over:
-            self._woken.clear()
-            self._woken.wait(self._turn())
+        try:
+            while not self._over:
+                self._woken.clear()
+                self._woken.wait(self._turn())
+        except Exception as error:
+            quietly(partial(self._broken, error))
 
     def wake(self) -> None:
         """Have the next turn at once."""
@@ -79,7 +89,7 @@ def _drawn(line: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PaneSubject:
-    """What the pane below the list is about: a job, and whether everything is wanted that can be said of it."""
+    """What the pane below the list shows: a job, in full or in brief."""
 
     row: JobRow
     fully: bool = False
@@ -92,7 +102,7 @@ class PaneSubject:
 
 
 class SubjectReader:
-    """Reads what there is to say of one job: why it waits, or what it has written so far."""
+    """Reads the details of one job: why it waits, or its output so far."""
 
     def __init__(self, root: str, subject: PaneSubject) -> None:
         self.subject = subject
@@ -102,6 +112,7 @@ class SubjectReader:
         self._follower: Follower | None = None
         self._pieces: Iterator[OutputPiece | None] = iter(())
         self._begun = False
+        self._asked_at = 0.0
 
     def news(self) -> list[str] | None:
         """Return the lines if they are others than those of the last call. Called by one thread."""
@@ -124,7 +135,11 @@ class SubjectReader:
     def _lines(self) -> list[str]:
         row = self.subject.row
         if row.run is None or row.state in _WAITING:
-            return self._shown if self._shown is not None else self._reasons(row)
+            now = time.monotonic()
+            if self._shown is None or now - self._asked_at >= _AGAIN_S:
+                self._asked_at = now
+                return self._reasons(row)
+            return self._shown
         if not self._begun:
             self._begun = True
             self._follower = Follower(Spool(self._root), row.name, only=row.run, lines=_LINES)
@@ -137,8 +152,8 @@ class SubjectReader:
 
     def _reasons(self, row: JobRow) -> list[str]:
         if not self.subject.fully or row.state is State.INVALID:
-            return row.reason.splitlines()
-        return list(sentences(why(Spool(self._root), row.name)))
+            return list(map(shown, row.reason.split("\n")))
+        return list(map(shown, sentences(why(Spool(self._root), row.name))))
 
     def _without_output(self, row: JobRow) -> list[str]:
         said = why_never_begun(Spool(self._root), row.name, row.run) if row.state.ended else ""

@@ -1,0 +1,44 @@
+"""What the configuration says, for commands that have to start quickly: it is parsed only if it can matter.
+
+The parser of the configuration, with the libraries that it needs, takes longer to import than a submission takes.
+"""
+
+from __future__ import annotations
+
+from spool.core import layout
+from spool.store.disk import read_file
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import as well
+if TYPE_CHECKING:
+    from spool.core.model import JobDefaults
+    from spool.formats.config import Config
+
+
+def config_if(root: str, *words: bytes) -> Config | None:
+    """Return the configuration of the spool *root* if one of *words* stands in it; None also if it cannot be used.
+
+    The dispatcher and `doctor` say what is wrong with it.
+    """
+    try:
+        text = read_file(f"{root}/{layout.CONFIG}") or b""
+    except OSError:
+        return None
+    if not any(word in text for word in words):
+        return None
+    from spool.core.errors import InvalidConfig
+    from spool.formats import config
+
+    try:
+        return config.parse(text)
+    except InvalidConfig:
+        return None
+
+
+def defaults_of(root: str) -> JobDefaults:
+    """Return what counts in the spool *root* for jobs that do not say; nothing where its configuration is wrong."""
+    said = config_if(root, b"defaults", b"kill_grace")
+    if said is not None:
+        return said.defaults
+    from spool.core.model import JobDefaults
+
+    return JobDefaults()

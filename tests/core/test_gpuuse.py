@@ -1,0 +1,114 @@
+"""What a run does with its GPUs, added up over looks, and when they are idle for too long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.gpuuse import GpuWatch, mean_part, unused
+from spool.core.model import SECOND_NS as S
+from spool.core.model import GpuUse, GpuWork
+from spool.testing.builders import NOW_NS, a_spec
+
+G = 1 << 30
+MINUTE = 60 * S
+PATIENT = replace(a_spec(), gpu_idle_ns=30 * MINUTE)
+
+
+def did(percent: int | None, memory: int | None = None) -> GpuWork:
+    """Return what one look shows."""
+    return GpuWork("job", percent, memory)
+
+
+def watched(*looks: tuple[int, list[GpuWork | None]], most_ns: int = MINUTE) -> GpuWatch:
+    """Return the watch on a run that began at NOW_NS, after looks so many nanoseconds later."""
+    watch = GpuWatch.since(NOW_NS, len(looks[0][1]) if looks else 1)
+    for after_ns, work in looks:
+        watch = watch.looked(NOW_NS + after_ns, work, most_ns)
+    return watch
+
+
+def test_a_look_stands_for_the_time_since_the_one_before() -> None:
+    """Ten seconds at 100 % and thirty at 20 % are 40 % on average, and likewise the memory."""
+    watch = watched((10 * S, [did(100, 4 * G)]), (40 * S, [did(20, 8 * G)]))
+    assert watch.known == (GpuUse(40 * S, 40.0, 100, 40 * S, 7 * G, 8 * G),)
+
+
+def test_time_in_which_nobody_looked_counts_for_nothing() -> None:
+    """A dispatcher that was away for an hour: the look after it stands for no more than it may."""
+    watch = watched((10 * S, [did(100)]), (3600 * S, [did(0)]), most_ns=10 * S)
+    assert (watch.gpus[0].watched_ns, watch.gpus[0].mean_percent) == (20 * S, 50.0)
+
+
+def test_what_is_unknown_is_not_averaged_as_nothing() -> None:
+    """Looks without an answer, or without a utilisation, leave no trace; if all are so nothing is known."""
+    watch = watched((10 * S, [did(80, G)]), (20 * S, [None]), (30 * S, [did(None, 3 * G)]))
+    assert watch.known == (GpuUse(10 * S, 80.0, 80, 20 * S, 2 * G, 3 * G),)
+    assert watched((10 * S, [None, did(None)])).known == ()
+
+
+def test_a_clock_that_was_set_back_adds_nothing_and_goes_on_from_there() -> None:
+    """The next look counts from the new time."""
+    watch = watched((100 * S, [did(10)]), (40 * S, [did(90)]), (50 * S, [did(10)]), most_ns=200 * S)
+    assert (watch.gpus[0].watched_ns, watch.gpus[0].peak_percent) == (110 * S, 10)
+
+
+def test_a_run_is_idle_while_all_its_gpus_are() -> None:
+    """1 % is idle, one GPU of two that computes is work, and work ends the idleness."""
+    idle, busy = [did(0), did(1)], [did(0), did(2)]
+    assert watched((10 * S, idle), (20 * S, idle)).idle_ns == 20 * S
+    assert watched((10 * S, idle), (20 * S, busy)).idle_ns == 0
+    assert watched((10 * S, busy), (20 * S, idle)).idle_ns == 10 * S
+
+
+def test_unknown_neither_prolongs_nor_ends_idleness() -> None:
+    """NVML hangs for a look: the time of that look is left out, and what was is kept."""
+    assert watched((10 * S, [did(0)]), (20 * S, [None]), (30 * S, [did(0)])).idle_ns == 20 * S
+    assert watched((10 * S, [did(0), did(None)])).idle_ns == 0
+    assert watched((10 * S, [did(0), did(0)]), (20 * S, [did(None), did(50)])).idle_ns == 0
+
+
+def test_it_is_told_once_in_each_stretch() -> None:
+    """After the limit, and again only after some work and the same time; a stop that was refused after that time."""
+    watch = watched((30 * MINUTE - 1, [did(0)]), most_ns=60 * MINUTE)
+    assert not watch.is_due(PATIENT)
+    watch = watch.looked(NOW_NS + 30 * MINUTE, [did(0)], MINUTE)
+    assert watch.is_due(PATIENT)
+    told = watch.telling(again=False)
+    assert not told.looked(NOW_NS + 31 * MINUTE, [did(0)], MINUTE).is_due(PATIENT)
+    worked = told.looked(NOW_NS + 31 * MINUTE, [did(50)], MINUTE)
+    assert worked.looked(NOW_NS + 61 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    refused = watch.telling(again=True)
+    assert not refused.looked(NOW_NS + 59 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert refused.looked(NOW_NS + 60 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+
+
+def test_the_reason_says_for_how_long_and_why_that_is_too_long() -> None:
+    """Nothing is said of a run that may be idle for ever, or not for that long yet."""
+    watch = replace(GpuWatch.since(NOW_NS, 2), idle_ns=42 * MINUTE)
+    assert watch.words(PATIENT) == "its 2 GPUs have been idle for 42 m 00 s (gpu_idle = 30m)"
+    assert watch.words(a_spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 80 * G)), min_size=1, max_size=40))
+def test_the_mean_is_that_of_all_looks_at_once(looks: list[tuple[int, int, int]]) -> None:
+    """Added up one by one, the means come out as from the whole list, but for what rounding takes."""
+    watch, at_ns = GpuWatch.since(NOW_NS, 1), NOW_NS
+    for seconds, percent, memory in looks:
+        at_ns += seconds * S
+        watch = watch.looked(at_ns, [did(percent, memory)], 1000 * S)
+    use, whole = watch.gpus[0], sum(seconds for seconds, _, _ in looks)
+    assert use.mean_percent == pytest.approx(sum(each[0] * each[1] for each in looks) / whole)
+    assert use.mean_memory_bytes == pytest.approx(sum(each[0] * each[2] for each in looks) / whole, abs=len(looks))
+    assert (use.peak_percent, use.peak_memory_bytes) == (max(p for _, p, _ in looks), max(m for _, _, m in looks))
+
+
+def test_several_gpus_have_one_mean_and_those_never_busy_are_counted() -> None:
+    """Each counts as long as it was watched; one of which nothing is known neither counts nor is called unused."""
+    gpus = (GpuUse(10 * S, 90.0, 100), GpuUse(30 * S, 0.0, 0), GpuUse())
+    assert mean_part(gpus) == 0.225
+    assert unused(gpus) == 1
+    assert mean_part((GpuUse(),)) is None
