@@ -22,7 +22,7 @@ _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
 _KEYS = {key.name: key for key in BY_OPTION}
 
-_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "resources")
+_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
 """Keys of which a machine may not have what they ask for."""
 
 _STATE_HEAD = 16384  # bytes of `state.json`; the machine stands before the jobs

@@ -52,8 +52,7 @@ def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
             yield Option(key, path, key.option, key.help)
         elif key.table is not None:
             yield from _options(key.table.keys, f"{path}.")
-        spelling, value, said = key.shortcut
-        if value:
+        for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
 
 
@@ -238,6 +237,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "ends": _codes,
     "events": _names,
     "labels": _names,
+    "options of Slurm": list,
     "variables": _variables,
 }
 """How the kinds are read of which an option may be repeated; of the others the last one counts."""

@@ -184,6 +184,7 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    executor_options: tuple[str, ...] = ()  # of the engine's own, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()

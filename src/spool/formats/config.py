@@ -19,8 +19,9 @@ from spool.core.events import EVENT_WORDS, NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size
-from spool.formats import jobfile, toml
+from spool.formats import jobfile, slurm, toml
 from spool.formats.keys import EXPORTED, MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
@@ -123,6 +124,24 @@ _RULE = KeyTable(
     Key("log_lines", "count", "So many last lines of the job's log go along.", default=0, most=MOST_LOG_LINES),
 )
 
+_SLURM = KeyTable(
+    "SlurmTable",
+    'How jobs with executor = "slurm" are handed to Slurm.',
+    Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
+    Key("account", "word of Slurm", "The account that pays."),
+    Key("qos", "word of Slurm", "The quality of service."),
+    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", default=200,
+        least=1),
+    Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
+        default="10s", least=SHORTEST_NS),
+    Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
+        default=10, least=0.1, most=1000),
+    Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
+    Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
+        'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
+    Key("options", "options of Slurm", "More options of sbatch for every job, such as `--constraint=ib`.", default=()),
+)
+
 CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key may be absent; an unknown key is an error.",
@@ -201,6 +220,7 @@ CONFIG = KeyTable(
         "What counts for jobs whose files do not say: keys of a job file, of `cpus`, `memory`, `time_limit`, "
         "`gpu_idle`, `gpu_idle_action`, `retry`, `notify` and `env`. No job file is changed, and what runs goes on as "
         "it began.", default={}),
+    Key("slurm", _SLURM, "How jobs are handed to Slurm.", default={}),
     Key("gpu", _GPU, "Which GPUs are given to jobs, and how they are chosen.", default={}),
     Key("gc", _GC, "What `spool gc` removes of ended runs.", default={}),
     Key("quotas", _QUOTAS, "What users and projects may have at once.", default={}),
@@ -272,6 +292,7 @@ class Config:
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
     gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # what is written in vain, and what to write instead
@@ -306,6 +327,7 @@ def parse(data: bytes) -> Config:
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
+    config["slurm"] = SlurmConfig(**found["slurm"])
     config["gpu"] = GpuConfig(**found["gpu"])
     config["gc"] = GcConfig(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
@@ -440,6 +462,8 @@ _KINDS: Kinds = {
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
+    "word of Slurm": lambda key: Kind(Text, slurm.word),
+    "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
 }

@@ -45,8 +45,8 @@ class Key:
     * `default`: as the file would have it; None: there is none.
     * `field`: of the model; with a dot from its root, without one in the part that the table is. By itself the key's
       name, that of a size or duration with its unit.
-    * `option`: how the command line spells it; `help` if that is not what the pages have. `shortcut` is a flag that
-      stands for one value: its spelling, the value, its help.
+    * `option`: how the command line spells it; `help` if that is not what the pages have. `shortcuts` are flags that
+      stand for one value each: the spelling, the value, the help.
     * `also`: how other tools spell the option; it is taken, and no help lists it.
     * `words`: the only ones that it may be. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one makes no sense without it.
@@ -65,7 +65,7 @@ class Key:
         option: str = "",
         also: str = "",
         help: str = "",  # noqa: A002  (no other word says it)
-        shortcut: tuple[str, str, str] = ("", "", ""),
+        shortcuts: tuple[tuple[str, str, str], ...] = (),
         words: tuple[str, ...] = (),
         least: int | None = None,
         most: int = MOST,
@@ -83,7 +83,7 @@ class Key:
         self.option = option
         self.also = also
         self.help = help or about.replace("`", "")
-        self.shortcut = shortcut
+        self.shortcuts = shortcuts
         self.words = words
         self.least = least
         self.most = most
@@ -275,8 +275,15 @@ _RUNNING = (
     Key("epilog", "script", "Shell text that the wrapper runs after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "word", "What runs the job. From the configuration if absent.", words=EXECUTORS,
         option=f"--executor {'|'.join(EXECUTORS)}",
-        shortcut=("--tmux", "tmux",
-                  "Run it in a terminal, to which `spool attach` goes: the same as --executor tmux.")),
+        shortcuts=(
+            ("--tmux", "tmux",
+             "Run it in a terminal, to which `spool attach` goes: the same as --executor tmux."),
+            ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
+        )),
+    Key("executor_options", "options of Slurm",
+        "More options of sbatch, for the executor slurm: `--constraint=ib`. What spool sets itself is refused.",
+        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
+        help="One more option of sbatch, as --constraint=ib, for the executor slurm. May be repeated."),
     Key("keep_session", "flag",
         "Whether the session of the job stays after its end, to be read; with the executor tmux. From the "
         "configuration if absent.", option="--keep-session --no-keep-session"),

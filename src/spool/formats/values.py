@@ -21,6 +21,7 @@ from spool.core.events import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration, parse_size
+from spool.formats import slurm
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -410,6 +411,7 @@ KINDS: Kinds = {
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, key),
     "duration": lambda key: _amount(Duration, parse_duration, key),
+    "options of Slurm": lambda key: Kind(tuple[str, ...], slurm.allowed),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
 }
 """The kinds of values that more than one file has."""
