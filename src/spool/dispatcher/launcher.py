@@ -94,7 +94,7 @@ class Launcher:
         """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
         waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
-            if job.executor_problem != self._executors.problem(job.spec.executor):
+            if job.executor_problem != self._executors.problem_of(job.spec):
                 self._state.settle(self._state.job(job.name))
 
     def start(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from spool.core.errors import InvalidValue, cannot
-from spool.core.model import Jid, Machine
+from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
@@ -79,6 +79,12 @@ class Executors:
         if name not in self._problems:
             self._problems[name] = self._problem(name)
         return self._problems[name]
+
+    def problem_of(self, spec: Spec) -> str | None:
+        """Return why a job cannot be started: its executor cannot start anything, or takes none of its options."""
+        if spec.executor_options and self.elsewhere(spec.executor) is None:
+            return f"its executor_options are for Slurm, and {spec.executor or self._default()} is to run it"
+        return self.problem(spec.executor)
 
     def _problem(self, name: str) -> str | None:
         try:

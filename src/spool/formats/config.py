@@ -130,14 +130,15 @@ _RULE = KeyTable(
 _SLURM = KeyTable(
     "SlurmTable",
     'How jobs with executor = "slurm" are handed to Slurm.',
-    Key("partition", "word of Slurm", "The partition. Slurm's default if absent."),
-    Key("account", "word of Slurm", "The account."),
+    Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
+    Key("account", "word of Slurm", "The account that pays."),
     Key("qos", "word of Slurm", "The quality of service."),
-    Key("max_in_flight", "count", "So many jobs are in Slurm at once, waiting there or running.", default=200, least=1),
+    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", default=200,
+        least=1),
     Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
         default="10s", least=SHORTEST_NS),
-    Key("submit_per_second", "number", "So many jobs are handed over each second on average; more in a short burst.",
-        default=10.0, least=1, most=1000),
+    Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
+        default=10, least=0.1, most=1000),
     Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
@@ -332,7 +333,7 @@ def parse(data: bytes) -> Config:
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
-    config["slurm"] = SlurmConfig(**config.get("slurm", {}))
+    config["slurm"] = SlurmConfig(**found["slurm"])
     config["gpu"] = GpuConfig(**found["gpu"])
     config["gc"] = GcConfig(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])

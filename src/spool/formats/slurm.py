@@ -36,55 +36,15 @@ class SlurmConfig:
 
 # What people write.
 
-_OURS = frozenset(
-    [
-        "job-name",
-        "comment",
-        "output",
-        "error",
-        "input",
-        "chdir",
-        "requeue",
-        "no-requeue",
-        "array",
-        "wrap",
-        "export",
-        "export-file",
-        "parsable",
-        "open-mode",
-        "propagate",
-        "time",
-        "time-min",
-        "mem",
-        "mem-per-cpu",
-        "mem-per-gpu",
-        "cpus-per-task",
-        "cpus-per-gpu",
-        "ntasks",
-        "ntasks-per-node",
-        "nodes",
-        "gres",
-        "gpus",
-        "gpus-per-node",
-        "gpus-per-task",
-        "gpus-per-socket",
-        "dependency",
-        "begin",
-        "hold",
-        "wait",
-        "quiet",
-        "test-only",
-        "clusters",
-        "uid",
-        "gid",
-        "signal",
-        "version",
-        "help",
-        "usage",
-        "get-user-env",
-    ]
+_OURS = (
+    *("job-name", "comment", "output", "error", "input", "open-mode", "chdir", "wrap", "export", "export-file"),
+    *("propagate", "parsable", "requeue", "no-requeue", "array", "dependency", "begin", "hold", "wait", "test-only"),
+    *("time", "time-min", "signal", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node"),
+    *("cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage"),
 )
 _OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
+_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
 _FLAGS_SHORT = frozenset("kKOsvX")  # of one letter, and without a value: another letter may follow
 
 
@@ -97,16 +57,21 @@ def allowed(options: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check(option: str) -> None:
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
-    if not option.isprintable() or re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", name) is None:
+    if not option.isprintable() or _OPTION.fullmatch(name) is None:
         raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "--constraint=ib"')
     if name.startswith("--"):
         # Slurm's programs take any beginning of an option's name for it.
-        if any(ours.startswith(name[2:]) for ours in _OURS):
-            raise InvalidValue(f"{option!a} sets what spool sets itself")
-        return
-    for letter in name[1:]:
-        if letter in _OURS_SHORT:
-            raise InvalidValue(f"{option!a} sets what spool sets itself")
+        ours = any(each.startswith(name[2:]) for each in _OURS)
+    else:
+        ours = any(letter in _OURS_SHORT for letter in _letters(name[1:]))
+    if ours:
+        raise InvalidValue(f"{option!a} sets what spool sets itself")
+
+
+def _letters(bundle: str) -> Iterator[str]:
+    """Yield the options of one letter in a bundle; what follows the first that takes a value is that value."""
+    for letter in bundle:
+        yield letter
         if letter not in _FLAGS_SHORT:
             return
 

@@ -374,6 +374,6 @@ class SchedulerState:
             attempt=job.attempts.attempt,
             not_before_ns=max(retry_ns, job.refused.until_ns) or None,
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
-            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem(file.spec.executor),
+            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem_of(file.spec),
             elsewhere=self.executors.elsewhere(file.spec.executor),
         )
