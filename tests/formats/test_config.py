@@ -139,7 +139,7 @@ WRONG = [
     ('executer = "tmux"', 'unknown key "executer" on line 1, did you mean "executor"?'),
     ('executor = "tmx"', 'did you mean "tmux"?'),
     ("slurm.max_in_flight = 0", '"slurm.max_in_flight" on line 1: must be a whole number >= 1, not 0'),
-    ('slurm.poll = "1ms"', "the least is 100ms"),
+    ('slurm.poll = "1ms"', "the minimum is 100ms"),
     ("slurm.submit_per_second = 0", ">= 0.1"),
     ('slurm.partition = "a b"', "'a b' is no name in Slurm"),
     ('slurm.account = "--uid=0"', "'--uid=0' is no name in Slurm"),

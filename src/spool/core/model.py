@@ -344,7 +344,7 @@ class Machine:
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
-    most_runs: int | None = None  # of an engine that finds the room itself: so many may be there at once
+    most_runs: int | None = None  # of an engine that finds the room itself: the maximum number there at once
 
     @classmethod
     def of_an_engine(cls, most_runs: int) -> Machine:

@@ -75,7 +75,7 @@ class ActiveRun:
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
     began_elsewhere: bool = False  # its wrapper has spoken, on another machine
-    held_because: str = ""  # why its job is to be held: its engine does not take it
+    held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
     suspension: Suspension = NOT_SUSPENDED
@@ -261,7 +261,7 @@ class ActiveRun:
         self.resolved(Proof(Verdict.VOID))
 
     def taken_back_by_engine(self, refusal: str | None) -> None:
-        """Learn that its engine never had it; *refusal*: and does not take it, so that its job is to be held."""
+        """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
         self.held_because = refusal or ""
         self.resolved(Proof(Verdict.VOID))
 
