@@ -138,7 +138,7 @@ _SLURM = KeyTable(
     Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
         default="10s", least=SHORTEST_NS),
     Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
-        default=10, least=1, most=1000),
+        default=10, least=0.1, most=1000),
     Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),

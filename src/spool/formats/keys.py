@@ -67,7 +67,7 @@ class Key:
         help: str = "",  # noqa: A002  (no other word says it)
         shortcuts: tuple[tuple[str, str, str], ...] = (),
         words: tuple[str, ...] = (),
-        least: int | None = None,
+        least: float | None = None,
         most: int = MOST,
         examples: Iterable[object] = (),
         needs: str = "",

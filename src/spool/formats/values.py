@@ -91,14 +91,14 @@ def one_of(value: str, words: Iterable[str]) -> str:
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 
-def at_least(least: int, parse: Callable[[object], int], text: str) -> int:
+def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
     """Return the size or duration *text*, which *parse* reads, if it is not less than *least*."""
     amount = parse(text)
     if amount >= least:
         return amount
     if least == 1:
         raise InvalidValue(f"{show(text)} is zero; remove the key, or set more than zero")
-    raise InvalidValue(f"{show(text)} is too short; the minimum is {least // 1_000_000}ms")
+    raise InvalidValue(f"{show(text)} is too short; the minimum is {int(least) // 1_000_000}ms")
 
 
 def several(names: Names) -> tuple[str, ...]:
