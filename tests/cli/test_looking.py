@@ -186,7 +186,7 @@ def test_gc_shows_on_a_terminal_how_far_it_is(spool_root: Path) -> None:
         os.close(slave)
         os.close(master)
     assert b"removing" in drawn
-    assert b"1/1" in drawn
+    assert b"1 of 1" in drawn
     assert said.startswith(b"1 run (")
     assert subprocess.run(command, env=environment, capture_output=True, check=True).stderr == b""
 

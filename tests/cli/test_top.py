@@ -72,7 +72,7 @@ class Screen:
 
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until something is so; the time limit only ends a test that would never end."""
-        left = 8.0
+        left = 30.0
         while not condition():
             if left <= 0:
                 raise AssertionError(f"waited in vain for {what}; told: {self.told}\n{self.text}")
@@ -128,10 +128,9 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
         assert "━" * 11 + "─" in screen.text  # 45 % of the bar beside it
         assert "1 running · 1 queued · 1 held" in screen.lines[0]
         assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
-        for word in ("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit"):
-            assert word in screen.lines[-1]
+        await screen.sees("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit")
         await screen.press("2")
-        await screen.sees("old", "failed", "exit code 3, 1 m 00 s ago")
+        await screen.sees("old", "failed", "exit code 3, 1 m ", " ago")
         assert "later" not in screen.text
         await screen.press("q")
 
@@ -146,7 +145,7 @@ def test_the_screen_at_80_by_24(spool: Command, spool_root: Path) -> None:
 
     async def steps(screen: Screen) -> None:
         await screen.sees("first", "second")
-        await screen.until(lambda: "could start" in screen.text or "first:" in screen.text, "why it waits")
+        await screen.sees(" first: ", " Quit")
         seen.extend(line.rstrip() for line in screen.lines)
 
     drive(spool_root, steps)
@@ -288,8 +287,11 @@ def test_the_list_filters_as_one_types(spool: Command, spool_root: Path) -> None
     drive(spool_root, steps)
 
 
-def test_the_mouse_moves_sorts_opens_and_chooses(spool: Command, spool_root: Path) -> None:
+def test_the_mouse_moves_sorts_opens_and_chooses(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A click moves the cursor, two open the job, one on a head sorts, one on a word shows another list."""
+    monkeypatch.setattr(Top, "CLICK_CHAIN_TIME_THRESHOLD", 60.0)  # two clicks are two, however slow the machine is
     for name, priority in (("aaa", 10), ("bbb", 90), ("ccc", 50)):
         put_job(spool_root, name, f'command = "true"\npriority = {priority}\n')
 

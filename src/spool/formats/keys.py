@@ -229,7 +229,7 @@ _WHEN = (
 )
 
 _GROUPS = (
-    Key("group", "label", "Group name, for `group_limit`.", option="--group NAME"),
+    Key("group", "label", "Group name; `group_limit` limits its running jobs.", option="--group NAME"),
     Key("group_limit", "count", "Maximum number of the group's jobs that run at once.", least=1,
         option="--group-limit N", needs="group"),
 )
@@ -250,7 +250,7 @@ _MANY = (
         "as for `matrix`. `spool submit --param-file` writes it from a table.",
         examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
         help="Submit one job for each row of a table; its first line has the keys. {key} in the command is replaced."),
-    Key("max_running", "count", "Maximum number of its tasks that run at once.", least=1, array_only=True,
+    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
         option="--max-running N"),
     Key("task", TASK, "Written by spool: which array task this is."),
 )
@@ -324,14 +324,14 @@ COMMON = ("gpus", "cpus", "memory", "time_limit", "depends_on", "start_after", "
 """The keys whose options the help lists before all others."""
 
 SECTIONS = (
-    ("What it needs", (*_GPUS, *_MACHINE, *_RESOURCES)),
+    ("Resources", (*_GPUS, *_MACHINE, *_RESOURCES)),
     ("When it runs", (*_WHEN, *_GROUPS)),
-    ("How long it runs", _LIMITS),
+    ("Limits", _LIMITS),
     ("Retries", _AGAIN),
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
     ("Output", _OUTPUT),
     ("How it runs", _RUNNING),
-    ("Labels and messages", _PEOPLE),
+    ("Labels and notifications", _PEOPLE),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""
