@@ -96,7 +96,7 @@ def test_the_editor_gets_a_copy_and_a_bad_text_is_kept(
     monkeypatch.setenv("EDITOR", "false")
     assert spool("edit", "a").code == 2
     monkeypatch.setenv("EDITOR", "true")
-    assert "as it was" in spool("edit", "a").out
+    assert "is unchanged" in spool("edit", "a").out
 
 
 def test_an_editor_that_leaves_no_file_changes_nothing(

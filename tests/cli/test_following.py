@@ -117,7 +117,7 @@ def test_wait_gives_up_when_its_time_is_over(spool: Command, spool_root: Path) -
     put_job(spool_root, "a")
     said = spool("wait", "a", "--timeout", "50ms")
     assert said.code == 124
-    assert "in vain" in said.err
+    assert "timed out waiting" in said.err
 
 
 def test_wait_says_once_of_each_job_that_it_is_held(spool: Command, spool_root: Path) -> None:

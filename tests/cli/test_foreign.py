@@ -90,13 +90,13 @@ def test_what_has_a_counterpart_is_carried_over(
     ("lines", "why", "instead"),
     [
         ("#SBATCH --dependency=afterok:1234", "1234 is a job of the other scheduler", ("-d", "a")),
-        ("#SBATCH -d singleton", "once at a time", ("-d", "a")),
+        ("#SBATCH -d singleton", "one at a time", ("-d", "a")),
         ("#SBATCH --gres=gpu:a100:1,gpu:h100:1", "more than one kind of GPU", ("-g", "1")),
-        ("#SBATCH --gres", "it has no value", ("-g", "1")),
+        ("#SBATCH --gres", "it needs a value", ("-g", "1")),
         ("# GFLOW --depends-on 3", "give --depends-on NAME", ("-d", "a")),
         ("#PBS -W depend=afterok:12", "12 is a job", ("-d", "a")),
-        ("#SBATCH --nodes=2", "there is one node", None),
-        ("#PBS -l select=4:ncpus=1", "there is one node", None),
+        ("#SBATCH --nodes=2", "there is only one node", None),
+        ("#PBS -l select=4:ncpus=1", "there is only one node", None),
         ("# GFLOW --conda-env torch", "activate it", None),
     ],
 )
@@ -124,14 +124,14 @@ def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) 
     found, told = converted(spool, tmp_path, lines)
     assert found == {}
     for part in (
-        "line 2: #SBATCH -p gpu is left out: a spool has no partitions",
-        "line 2: #SBATCH --nice=5 is left out: give --priority 0-255",
-        "line 3: #SBATCH --mail-type=END is left out: give --notify",
-        "line 3: #SBATCH --foo=1 is left out: it is not known here",
-        "line 3: #SBATCH word is left out",
-        "line 4: srun is not there in a job of spool; use the command alone",
-        "line 4: $SLURM_JOB_ID is not there in a job of spool; use $SPOOL_JOB",
-        "line 5: this line stands after the first command and is not read: #SBATCH --late",
+        "line 2: #SBATCH -p gpu is ignored: a spool has no partitions",
+        "line 2: #SBATCH --nice=5 is ignored: give --priority 0-255",
+        "line 3: #SBATCH --mail-type=END is ignored: give --notify",
+        "line 3: #SBATCH --foo=1 is ignored: unknown option",
+        "line 3: #SBATCH word is ignored",
+        "line 4: srun does not exist in a spool job; use the command alone",
+        "line 4: $SLURM_JOB_ID does not exist in a spool job; use $SPOOL_JOB",
+        "line 5: this line comes after the first command and is ignored: #SBATCH --late",
     ):
         assert part in told, part
 
@@ -171,7 +171,7 @@ def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: s
     said = spool("submit", script)
     if before and "GFLOW" not in lines:
         assert said.code == 0
-        assert "line 3: this line stands after the first command" in said.err
+        assert "line 3: this line comes after the first command" in said.err
     else:
         assert said.code == 2
         assert f"line {2 + bool(before)}: no closing quotation" in said.err
@@ -183,7 +183,7 @@ def test_lines_that_end_as_on_windows_are_no_surprise(spool: Command, tmp_path: 
     script = tmp_path / "job.sh"
     script.write_bytes(b"#!/bin/sh\r\n#SBATCH -c 4\r\n")
     said = spool("submit", script)
-    assert (said.code, "Windows line ends" in said.err, "#SBATCH" in said.err) == (2, True, False)
+    assert (said.code, "Windows line endings" in said.err, "#SBATCH" in said.err) == (2, True, False)
 
 
 def test_a_script_for_slurm_can_ask_to_be_held(spool: Command, spool_root: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
         (["--ntasks=4"], "write --cpus 4"),
         (["-N", "1"], "leave it out"),
         (["--partition", "gpu"], "a spool has no partitions"),
-        (["--exclusive"], "state what the job needs"),
+        (["--exclusive"], "specify what the job needs"),
         (["--conda-env", "x"], "activate it"),
         (["-c", "4", "job.sh"], "for CPUs write --cpus 4"),
         (["-o", "slurm-%j.out"], "%j of Slurm is %n.%r here"),

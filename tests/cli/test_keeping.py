@@ -244,7 +244,7 @@ def test_gc_does_not_follow_a_job_that_is_a_link(spool: Command, spool_root: Pat
     assert precious.exists()
     assert said.code == 1
     assert [line for line in said.err.splitlines() if "link" in line] == [
-        f"spool: cannot look into job x: {spool_root}/jobs/x: it is a link; remove or replace it by hand"
+        f"spool: cannot read job x: {spool_root}/jobs/x: it is a link; remove or replace it by hand"
     ]
     assert runs(spool_root, "old") == []
     assert (spool_root / "done" / "x.toml").exists()
@@ -336,7 +336,7 @@ def test_gc_goes_on_after_what_it_may_not_look_into(
     monkeypatch.setattr(gc, "open_directory", opened)
     said = spool("gc", "--older-than", "1d")
     assert said.code == 1
-    assert said.err.splitlines() == [f"spool: cannot look into job closed: {spool_root}/jobs/closed: Permission denied"]
+    assert said.err.splitlines() == [f"spool: cannot read job closed: {spool_root}/jobs/closed: Permission denied"]
     assert sorted(os.listdir(spool_root / "jobs")) == [".last-runs.json", "closed"]
 
 

@@ -67,7 +67,7 @@ def test_ls_shows_what_runs_what_waits_and_what_ended_lately(spool: Command, spo
     assert names(said.out) == ["old", "runs", "high", "low", "parked"]
     assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed", "running", "queued", "queued", "held"]
     assert "2G" in said.out
-    assert "no dispatcher runs" in said.err
+    assert "no dispatcher is running" in said.err
 
 
 def test_ls_shows_ten_ended_jobs_unless_all_are_asked_for(spool: Command, spool_root: Path) -> None:
@@ -134,7 +134,7 @@ def test_ls_believes_the_files_before_the_dispatcher(
     assert rows["new"].reason == "not looked at yet"
     old = time.time() - 120
     os.utime(spool_root / "state.json", (old, old))
-    assert "silent" in spool("ls").err
+    assert "no heartbeat" in spool("ls").err
 
 
 def test_thousands_of_jobs_are_listed_without_reading_their_files(
@@ -186,7 +186,7 @@ def test_gc_shows_on_a_terminal_how_far_it_is(spool_root: Path) -> None:
         os.close(slave)
         os.close(master)
     assert b"removing" in drawn
-    assert b"1/1" in drawn
+    assert b"1 of 1" in drawn
     assert said.startswith(b"1 run (")
     assert subprocess.run(command, env=environment, capture_output=True, check=True).stderr == b""
 
@@ -231,7 +231,7 @@ def test_why_gives_every_reason_with_numbers(spool: Command, spool_root: Path) -
     assert said.code == 0
     assert "dependency: nosuch" in said.out
     assert "never fits: needs 100000 CPUs" in said.out
-    assert "no dispatcher runs" in said.out
+    assert "no dispatcher is running" in said.out
     codes = [reason["code"] for reason in asked(spool, "why", "a")["reasons"]]
     assert codes[:2] == ["dependency", "never_fits"]
 
@@ -275,7 +275,7 @@ def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -
     """Where nothing is in the way, that is the answer; of a job that runs or has ended, it is an error."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
     put_job(spool_root, "h", place="held")
-    assert "nothing is in its way" in spool("why", "a").out
+    assert "nothing blocks it" in spool("why", "a").out
     assert "held" in spool("why", "h").out
     put_job(spool_root, "d", place="done")
     assert spool("why", "d").code == 1
@@ -427,7 +427,7 @@ def test_log_of_a_job_that_has_not_begun_says_why(spool: Command, spool_root: Pa
     (metadir / "result.toml").write_bytes(render_result(result))
     ended(spool_root, "silent", State.FAILED, time.time_ns(), code=3)
     expected = {
-        "waits": "it has not run yet: queued, no dispatcher runs",
+        "waits": "it has not run yet: queued, no dispatcher is running",
         "parked": "it has not run yet: held",
         "bad": 'it has not run yet: invalid, unknown key "comand"',
         "after": "it never began: dependency: x ended as failed",

@@ -64,7 +64,7 @@ def test_gpus_says_that_there_are_none(spool: Command, fake_nvml: FakeNvml, monk
         monkeypatch.setenv(name, value)
     said = spool("gpus")
     assert (said.code, said.out) == (0, "")
-    assert "there are no GPUs" in said.err
+    assert "no GPUs" in said.err
     assert asked(spool, "gpus")["gpus"] == []
 
 
@@ -82,7 +82,7 @@ def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four
     assert "gpu.use" in found[2]["why_not"]
     assert found[3]["why_not"].startswith("reserved for nobody until ")
     text = spool("gpus").out
-    assert "GPU 2 is not given: left out by gpu.use" in text
+    assert "GPU 2 is unavailable: left out by gpu.use" in text
     assert f"pid {sleeper} (sleep, " in text
     assert "outside spool" in text
     assert "(desk)" in text
@@ -145,7 +145,7 @@ def test_gpus_that_cannot_be_asked_are_unknown_and_not_free(spool: Command, four
     four.error("nvmlInitWithFlags", UNKNOWN)
     said = spool("gpus")
     assert said.code == 0
-    assert "unknown is not free: NVML" in said.err
+    assert "so no GPU is given out: NVML" in said.err
     assert "idle" not in said.out
     assert asked(spool, "info")["gpu_problem"].startswith("NVML")
 
@@ -199,8 +199,8 @@ def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:
     assert found["memory_bytes"] > 0
     assert found["memory_available_bytes"] > 0
     text = spool("info").out
-    assert "(paused: nothing starts)" in text
-    assert "none runs: nothing starts until one does" in text
+    assert "(paused: no job starts)" in text
+    assert "not running: no job starts until you run `spool dispatch`" in text
     configure(spool_root, "cpu = 3\n")
     assert any("cpu" in problem for problem in asked(spool, "info")["problems"])
 
@@ -230,7 +230,7 @@ def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_ro
     text = spool("plan").out
     assert "wide" in text.splitlines()[1]
     assert "now   1 h 00 m  starts with 4 CPUs" in text.splitlines()[1]
-    assert "1 would start, 3 wait, 1 held" in text
+    assert "1 would start, 3 waiting, 1 held" in text
 
 
 def test_resources_are_shown(spool: Command, spool_root: Path) -> None:
@@ -246,10 +246,10 @@ def test_resources_are_shown(spool: Command, spool_root: Path) -> None:
     assert "starts with 1 CPU, licence 1, tpu 2 (3, 5)" in spool("plan").out
     reasons = {each["code"]: each["text"] for each in asked(spool, "why", "b")["reasons"]}
     assert reasons == {
-        "max_running": "spool is full: 1 of 1 run",
+        "max_running": "spool is full: 1 of 1 running",
         "resources": "licence: needs 1, 0 of 1 free (1 run holds 1)",
     }
-    assert "it names licence (1), tpu (2)" in spool("why", "c").out
+    assert "it defines licence (1), tpu (2)" in spool("why", "c").out
     assert "licence 1, tpu 2" in spool("show", "a").out
     assert asked(spool, "show", "a")["row"]["resources"] == {"licence": 1, "tpu": 2}
     told = asked(spool, "info")
@@ -271,7 +271,7 @@ def test_plan_changes_nothing(spool: Command, spool_root: Path) -> None:
 
 def test_a_paused_spool_and_an_empty_one_have_a_plan_too(spool: Command, spool_root: Path) -> None:
     """Paused: everything waits, for that reason. Empty: nothing waits, and that is said."""
-    assert "nothing waits" in spool("plan").out
+    assert "no waiting jobs" in spool("plan").out
     put(spool_root, "a")
     spool("pause")
     said = spool("plan")

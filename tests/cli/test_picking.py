@@ -60,7 +60,7 @@ def test_a_user_and_a_state_pick_too_and_names_narrow(spool: Command, spool_root
     for name in ("a", "b"):
         put_job(spool_root, name)
     put_job(spool_root, "c", place="held")
-    assert spool("cancel", "--user", "nobody-here").out == "no job in queued/, held/, running/ matches: nothing to do\n"
+    assert spool("cancel", "--user", "nobody-here").out == "nothing to do: no job in queued/, held/, running/ matches\n"
     assert spool("cancel", "--user", this_user(), "--state", "queued", "[bc]").out == "b cancelled\n"
     assert places(spool_root, "a", "b", "c") == ["queued", "done", "held"]
     said = spool("cancel", "--state", "held", "nosuch")
@@ -76,7 +76,7 @@ def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root
     for option in ("--user", "--project", "--tag", "--state"):  # an unset variable of a script
         for words in ((), ("a",), ("*",)):
             assert spool("cancel", option, "", *words).code == 2
-    assert "no state 'quued'" in spool("cancel", "--state", "quued").err
+    assert "unknown state 'quued'" in spool("cancel", "--state", "quued").err
     assert places(spool_root, "a") == ["queued"]
 
 

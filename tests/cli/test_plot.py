@@ -122,7 +122,7 @@ def test_every_panel_has_its_figures(spool: Command, history: Path, monkeypatch:
     assert heads[1].startswith("GPUs: 62% in use")
     assert heads[2].startswith("CPUs: ")
     assert heads[3] == "waits: median 1 m 00 s, 90% within 2 h 00 m, longest 2 h 00 m"
-    assert heads[4].startswith("memory: at most 4 GiB asked for and 1 GiB used, of ")
+    assert heads[4].startswith("memory: at most 4 GiB requested and 1 GiB used, of ")
     assert said.out.count("05:00") == 5
     assert max(map(cell_len, said.out.splitlines())) <= 80
 
@@ -193,9 +193,9 @@ def test_what_nothing_ran_in_says_where_to_look(spool: Command, history: Path) -
 def test_words_that_contradict_each_other_are_refused(spool: Command, history: Path, tmp_path: Path) -> None:
     """Each with what is wrong, before anything is read."""
     for words, wrong in (
-        (("-o", tmp_path / "x.pdf"), "a picture is a .png or an .svg"),
+        (("-o", tmp_path / "x.pdf"), "the file must be a .png or an .svg"),
         (("--dark",), "--dark is for files"),
-        (("-o", tmp_path / "x.svg", "--json"), "give one of the two"),
+        (("-o", tmp_path / "x.svg", "--json"), "give one of them"),
         (("--since", "1h", "--until", "2h"), "the period is empty"),
         (("--since", "whenever"), "cannot understand --since"),
     ):

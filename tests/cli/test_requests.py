@@ -124,7 +124,7 @@ def test_globs_mean_the_jobs_that_the_verb_is_for(spool: Command, spool_root: Pa
 def test_nothing_is_ever_replaced_by_a_move(
     spool: Command, spool_root: Path, verb: str, source: str, target: str
 ) -> None:
-    """Where another job of the name lies in the way, the request is refused and both files stay."""
+    """Where another job of that name is in the way, the request is refused and both files stay."""
     put_job(spool_root, "a", "mine", source)
     put_job(spool_root, "a", "other", target)
     assert spool(verb, "a").code == 1
@@ -206,7 +206,7 @@ def test_an_array_in_progress_is_held_as_a_whole_and_not_requeued(spool: Command
     (metadir / "array.toml").write_text('job = "a"\nrun = 1\ntasks = 3\n')
     said = spool("requeue", "a")
     assert said.code != 0
-    assert "the array is not over" in said.err
+    assert "the array has not ended" in said.err
     said = spool("hold", "a")
     assert (said.code, said.out) == (0, "a held\n")
     assert places(spool_root, "a") == ["held"]

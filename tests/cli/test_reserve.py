@@ -83,8 +83,8 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be kept beside first"),
-        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be kept beside first, the machine has 4"),
+        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be reserved beside first"),
+        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be reserved beside first, the machine has 4"),
         (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
         (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would have ended already"),
     ],
@@ -103,13 +103,13 @@ def test_what_cannot_stand_is_refused_and_not_written(
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("a", "--gpus", "1"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot combine"),
+        (("a", "--gpus", "1"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give either --duration or --end"),
+        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot be combined"),
         (("a", "--gpus", "two", "--duration", "1h"), 2, "write how many"),
         (("a", "--gpus", "1", "--start", "someday", "--duration", "1h"), 2, "--start"),
         (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
-        (("a", "--gpus", "0", "--duration", "1h"), 4, "no number of GPUs"),
+        (("a", "--gpus", "0", "--duration", "1h"), 4, "not a number of GPUs"),
         (("../a", "--gpus", "1", "--duration", "1h"), 2, "nothing can have that name"),
     ],
 )
@@ -159,7 +159,7 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     }  # fmt: skip
     problems = {one["name"]: one["problem"] for one in rows}
     assert 'did you mean "gpus"' in problems["bad"]
-    assert "5 GPUs would be kept beside active" in problems["beside"]
+    assert "5 GPUs would be reserved beside active" in problems["beside"]
     assert problems["active"] is None
     everything = asked(spool, "reserve", "list", "--all")["reservations"]
     assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}
@@ -172,7 +172,7 @@ def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -
     """An empty list is quick."""
     said = spool("reserve", "list")
     assert (said.code, said.out) == (0, "")
-    assert "nothing is reserved" in said.err
+    assert "no reservations" in said.err
     assert four.calls() == []
     assert asked(spool, "reserve", "list")["reservations"] == []
 

@@ -52,7 +52,7 @@ def test_a_captured_script_is_good_to_read(spool: Command, tmp_path: Path) -> No
 
 
 def test_no_capture_runs_a_script_by_its_path(spool: Command, tmp_path: Path) -> None:
-    """On the command line and in the script; a file that may not be executed is given to its interpreter."""
+    """On the command line and in the script; a file that is not executable is given to its interpreter."""
     script = written(tmp_path / "a.sh", "#!/bin/bash -x\n#SPOOL --no-capture\ntrue\n")
     keys = keys_of(spool, script, "x")
     assert (keys["command"], "script" in keys) == (["/bin/bash", "-x", str(script), "x"], False)
@@ -67,7 +67,7 @@ def test_a_program_is_run_by_its_path(spool: Command, tmp_path: Path) -> None:
     program = written(tmp_path / "prog", b"\x7fELF\0\0", 0o755)
     assert keys_of(spool, program, "x")["command"] == [str(program), "x"]
     program.chmod(0o644)
-    assert "may not be executed" in spool("submit", program).err
+    assert "neither a text nor executable" in spool("submit", program).err
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_program_is_run_by_its_path(spool: Command, tmp_path: Path) -> None:
         ("a.sh", "echo\n", 0o755, ("-- sh a.sh", "#!/bin/sh")),
         ("fit.R", "1\n", 0o644, ("-- Rscript fit.R", "#!/usr/bin/env Rscript")),
         ("o'k", "", 0o644, ("-- sh 'o'\"'\"'k'",)),
-        ("bom.sh", "\ufeff#!/bin/sh\n", 0o644, ("not the very first thing",)),
-        ("late.sh", "\n#!/bin/sh\n", 0o644, ("not the very first thing",)),
-        ("crlf.sh", "#!/bin/sh\r\ntrue\r\n", 0o755, ("Windows line ends", "sed -i")),
+        ("bom.sh", "\ufeff#!/bin/sh\n", 0o644, ("not at the very beginning",)),
+        ("late.sh", "\n#!/bin/sh\n", 0o644, ("not at the very beginning",)),
+        ("crlf.sh", "#!/bin/sh\r\ntrue\r\n", 0o755, ("Windows line endings", "sed -i")),
         ("none.sh", "#! \ntrue\n", 0o755, ("names no interpreter",)),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_script_that_asks_where_it_lies_is_warned(spool: Command, tmp_path: Pa
     script = written(tmp_path / "a.sh", f"#!/bin/sh\n{line}\n")
     said = spool("submit", script)
     assert said.code == 0
-    assert "line 2 asks where the script lies" in said.err
+    assert "line 2 uses the script's own path" in said.err
     assert spool("submit", "--no-capture", script).err == ""
     assert spool("submit", written(tmp_path / "b.sh", "#!/bin/sh\necho usage: $0 FILE\n")).err == ""
 

@@ -66,7 +66,7 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     assert found["success"] == "50.0%"
     assert found["wait"] == "median 1 m 00 s, 90 % within 1 m 00 s, mean 1 m 00 s"
     assert found["CPU hours"] == "4.00 given, 1.00 used (25.0%)"
-    assert found["GPU hours"] == "2.00 given; how much of it was used is unknown"
+    assert found["GPU hours"] == "2.00 given; use unknown"
     assert found["most CPUs"].startswith("4 at once, first on ")
     assert found["most GPUs"].startswith("1 at once")
 
@@ -219,8 +219,10 @@ def test_odd_lines_are_told_apart_from_bad_ones(spool: Command, history: Path) -
         found = asked(spool, "stats", *by)
         assert (found["total"]["runs"], found["duplicate_runs"], found["clock_set_runs"]) == (6, 3, 2)
     said = spool("stats").err
-    assert "3 runs stood in the history more than once" in said
-    assert "2 runs ended before beginning, or centuries after it: the clock was set; not timed" in said
+    assert "3 runs recorded more than once in the history" in said
+    assert (
+        "2 runs ended before the start, or centuries later, because the clock was set; their times do not count" in said
+    )
 
 
 def test_rotated_files_are_read_in_their_order(spool: Command, spool_root: Path, history: Path) -> None:

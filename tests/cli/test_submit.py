@@ -138,7 +138,7 @@ def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
 def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, name: str) -> None:
-    """What is no job's name is refused as a usage error."""
+    """What is not a valid job name is refused as a usage error."""
     assert spool("submit", f"--name={name}", "--", "true").code == 2
     assert os.listdir(spool_root / "queued") == []
 
@@ -163,7 +163,7 @@ def test_a_job_that_has_ended_is_never_in_the_way(spool: Command, spool_root: Pa
 
 
 def test_hold_submits_into_held(spool: Command, spool_root: Path) -> None:
-    """`submit --hold` puts the file where it does not run."""
+    """`submit --hold` puts the file where it is not running."""
     spool("submit", "--hold", "--name", "a", "--", "true")
     assert os.listdir(spool_root / "held") == ["a.toml"]
     assert os.listdir(spool_root / "queued") == []
@@ -260,11 +260,11 @@ def test_a_script_on_stdin_for_another_program_is_captured(
     ("text", "words", "why"),
     [
         (b"#!\necho hi\n", (), "names no interpreter"),
-        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line ends"),
+        (b"#!/bin/sh\r\necho hi\r\n", ("x",), "Windows line endings"),
         (b" \n", (), "it is empty"),
         (b"#!/bin/sh\n\xff\n", (), "line 2 is not UTF-8"),
         (b"#!/bin/sh\n\0\n", (), "NUL"),
-        (b"echo hi\n", ("x",), "arguments need"),
+        (b"echo hi\n", ("x",), "to take arguments"),
     ],
 )
 def test_a_script_on_stdin_that_nothing_can_run_is_refused(
@@ -332,6 +332,32 @@ def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_pa
     spool("submit", "--name", "t", *words[way])
     spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
     assert (spec.executor, spec.keep_session) == ("tmux", True)
+
+
+@pytest.mark.parametrize("way", ["quick", "full", "line"])
+def test_slurm_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
+    """`--slurm` names the executor; what sbatch is told besides goes along, option by option, commas and all."""
+    options = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
+    (tmp_path / "script.sh").write_text(f"#!/bin/sh\n#SPOOL {options}\ntrue\n")
+    words = {
+        "quick": (*options.split(), "--", "true"),
+        "full": (*options.split(), "--prolog", "true", "--", "true"),
+        "line": (str(tmp_path / "script.sh"),),
+    }
+    spool("submit", "--name", "t", *words[way])
+    spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
+    assert (spec.executor, spec.executor_options) == ("slurm", ("--constraint=ib", "--exclude=n1,n2"))
+
+
+def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_waiting(
+    spool: Command, spool_root: Path
+) -> None:
+    """They are told of when it is submitted, and it starts nowhere without them."""
+    submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
+    why = "its executor_options are for Slurm, and process is to run it"
+    assert submitted.code == 0
+    assert why in submitted.err
+    assert f"executor: {why}" in spool("why", "t").out
 
 
 QUICK_OPTIONS = st.lists(
@@ -600,8 +626,8 @@ def test_all_takes_all_that_means_something_elsewhere(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set here"),
-        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it means something in this process alone"),
+        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set"),
+        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it only makes sense in this process"),
         (("--export", "LATIN"), "LATIN is not passed on: it is not UTF-8"),
     ],
 )
@@ -729,7 +755,7 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     gone.rmdir()
     said = spool("submit", "-n", "a", "--workdir", "sub", "--", "true")
     assert said.code == 2
-    assert "the current directory was removed; give --workdir an absolute path" in said.err
+    assert "the current directory no longer exists; give --workdir an absolute path" in said.err
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
 
@@ -748,6 +774,6 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert env_of(spool_root, "b") == {"B": "2"}
     assert spool("edit", "b", "--unset", "time_limit", "--signal", "USR1@10s").code == 0
     shown = spool("show", "b").out
-    assert "from [defaults] of the configuration, because the file does not say:" in shown
+    assert "from [defaults] in the configuration, not set in the file:" in shown
     assert '  time_limit = "1m"' in shown
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out

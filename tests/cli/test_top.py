@@ -72,7 +72,7 @@ class Screen:
 
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until something is so; the time limit only ends a test that would never end."""
-        left = 8.0
+        left = 30.0
         while not condition():
             if left <= 0:
                 raise AssertionError(f"waited in vain for {what}; told: {self.told}\n{self.text}")
@@ -127,11 +127,10 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
         assert "10%|" not in screen.text  # the bar was drawn again over it
         assert "━" * 11 + "─" in screen.text  # 45 % of the bar beside it
         assert "1 running · 1 queued · 1 held" in screen.lines[0]
-        assert "no dispatcher runs: `spool dispatch` starts one" in screen.text
-        for word in ("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit"):
-            assert word in screen.lines[-1]
+        assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
+        await screen.sees("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit")
         await screen.press("2")
-        await screen.sees("old", "failed", "exit code 3, 1 m 00 s ago")
+        await screen.sees("old", "failed", "exit code 3, 1 m ", " ago")
         assert "later" not in screen.text
         await screen.press("q")
 
@@ -146,11 +145,11 @@ def test_the_screen_at_80_by_24(spool: Command, spool_root: Path) -> None:
 
     async def steps(screen: Screen) -> None:
         await screen.sees("first", "second")
-        await screen.until(lambda: "could start" in screen.text or "first:" in screen.text, "why it waits")
+        await screen.sees(" first: ", " Quit")
         seen.extend(line.rstrip() for line in screen.lines)
 
     drive(spool_root, steps)
-    assert seen[1] == " ! no dispatcher runs: `spool dispatch` starts one"
+    assert seen[1] == " ! no dispatcher is running: `spool dispatch` starts one"
     assert seen[2] == " 1 Queue 2  2 History 0  3 GPUs 0"
     assert seen[3].split() == ["NAME", "STATE", "PRIO", "CPU", "MEM", "USER", "TIME", "REASON"]
     assert seen[4].split()[:4] == ["first", "queued", "30", "2"]
@@ -222,7 +221,7 @@ def test_what_has_ended_runs_again(spool: Command, spool_root: Path) -> None:
     async def steps(screen: Screen) -> None:
         await screen.on("new")
         await screen.press("R")
-        await screen.hears("cannot requeue job new", "it waits in queued/")
+        await screen.hears("cannot requeue job new", "it is waiting in queued/")
         await screen.press("2")
         await screen.on("old")
         await screen.press("R")
@@ -241,7 +240,7 @@ def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Pa
         row = screen.app._row
         assert row is not None
         for key, words in (
-            ("h", "cannot hold job ghost: no job of that name is in the spool"),
+            ("h", "cannot hold job ghost: the spool has no job of that name"),
             ("r", "cannot release job ghost"),
             ("R", "cannot requeue job ghost"),
             ("a", "cannot attach to job ghost"),
@@ -250,10 +249,10 @@ def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Pa
             screen.app.query_one("#queue", RowList).show_rows([row], "")
             await screen.press(key)
             await screen.hears(words)
-        await screen.sees("no job waits or runs")
+        await screen.sees("no active jobs")
         for key in ("h", "r", "c", "p", "R", "e", "a", "enter"):
             await screen.press(key)
-        await screen.hears("there is no job under the cursor")
+        await screen.hears("no job is selected")
 
     drive(spool_root, steps)
 
@@ -288,8 +287,11 @@ def test_the_list_filters_as_one_types(spool: Command, spool_root: Path) -> None
     drive(spool_root, steps)
 
 
-def test_the_mouse_moves_sorts_opens_and_chooses(spool: Command, spool_root: Path) -> None:
+def test_the_mouse_moves_sorts_opens_and_chooses(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A click moves the cursor, two open the job, one on a head sorts, one on a word shows another list."""
+    monkeypatch.setattr(Top, "CLICK_CHAIN_TIME_THRESHOLD", 60.0)  # two clicks are two, however slow the machine is
     for name, priority in (("aaa", 10), ("bbb", 90), ("ccc", 50)):
         put_job(spool_root, name, f'command = "true"\npriority = {priority}\n')
 
@@ -385,7 +387,9 @@ def test_the_help_names_every_key(spool: Command, spool_root: Path) -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("question_mark")
         assert isinstance(screen.app.screen, Help)
-        await screen.sees("hold a job", "cancel it, after a question", "its terminal", "filter", "Ctrl-B D", "quit")
+        await screen.sees(
+            "hold or release a job", "cancel it, after confirmation", "its terminal", "filter", "Ctrl-B D", "quit"
+        )
         await screen.press("escape")
         assert not isinstance(screen.app.screen, Help)
 
@@ -398,7 +402,7 @@ def test_a_paused_a_broken_and_a_vanished_spool_are_told_of(spool: Command, spoo
     (spool_root / "paused").write_text("")
 
     async def steps(screen: Screen) -> None:
-        await screen.sees("the spool is paused: nothing starts until `spool resume`", "no dispatcher runs")
+        await screen.sees("the spool is paused: no job starts until `spool resume`", "no dispatcher is running")
         (spool_root / "paused").unlink()
         await screen.until(lambda: "is paused" not in screen.text, "the pause to be over")
         shutil.rmtree(spool_root)
@@ -434,7 +438,7 @@ def test_the_gpus_have_their_memory_and_use(
             await screen.on("training")
             await screen.press("c", "y")
             await screen.hears("training is being stopped")
-            await screen.sees("no job waits or runs")
+            await screen.sees("no active jobs")
 
         drive(spool_root, steps, (100, 30))
         fake_nvml.mend()
@@ -447,7 +451,7 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
     """A job that is submitted while one looks starts, writes, is stopped by a key and stands in the history."""
 
     async def steps(screen: Screen) -> None:
-        await screen.sees("dispatching", "no job waits or runs", "CPU ", "MEM ")
+        await screen.sees("dispatching", "no active jobs", "CPU ", "MEM ")
         put_job(spool_root, "live", 'command = "echo begun; sleep 1000"\n')
         await screen.sees("live", "running", "begun")
         await screen.press("h")
@@ -464,7 +468,7 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
         await screen.press("c")
         await screen.sees("Cancel live, which has run for")
         await screen.press("y")
-        await screen.sees("no job waits or runs")
+        await screen.sees("no active jobs")
         await screen.press("2")
         await screen.sees("live", "cancelled")
 
@@ -543,7 +547,7 @@ def test_without_a_terminal_or_a_usable_one_it_says_so(
     """In a pipe, under TERM=dumb and without textual one line says what to do instead."""
     said = spool("top")
     assert said.code == 1
-    assert said.err == "spool: cannot show the screen: there is no terminal here; `spool ls` prints the list"
+    assert said.err == "spool: cannot show the screen: this is not a terminal; `spool ls` prints the list"
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")

@@ -58,7 +58,7 @@ def test_a_held_file_beside_a_waiting_one_is_seen(spool: Command, spool_root: Pa
     put_job(spool_root, "dup", 'command = "first"\n', "held")
     assert [row["state"] for row in asked(spool, "ls")["jobs"]] == ["queued", "held"]
     assert asked(spool, "show", "dup")["others"][0]["row"]["state"] == "held"
-    assert "another job of the name lies in held/" in spool("why", "dup").out
+    assert "another job of that name is in held/" in spool("why", "dup").out
 
 
 def test_two_names_of_one_file_are_one_job(spool: Command, spool_root: Path) -> None:
@@ -80,8 +80,8 @@ def test_cancel_names_each_that_it_cancels(spool: Command, spool_root: Path, twi
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("hold", "dup"), "dup (queued/) held; that in running/ is as it was\n"),
-        (("edit", "dup", "--priority", "3"), "dup (queued/) changed; that in running/ is as it was\n"),
+        (("hold", "dup"), "dup (queued/) held; the one in running/ is unchanged\n"),
+        (("edit", "dup", "--priority", "3"), "dup (queued/) changed; the one in running/ is unchanged\n"),
     ],
 )
 def test_a_request_names_the_file_that_it_is_for(
@@ -94,7 +94,7 @@ def test_a_request_names_the_file_that_it_is_for(
 def test_release_and_requeue_name_the_file_too(spool: Command, spool_root: Path, twins: Path) -> None:
     """A release beside a run says which it released; a requeue into a name that waits is refused with what to do."""
     twins.rename(spool_root / "held" / "dup.toml")
-    assert spool("release", "dup").out == "dup (held/) released; that in running/ is as it was\n"
+    assert spool("release", "dup").out == "dup (held/) released; the one in running/ is unchanged\n"
     said = spool("requeue", "dup")
     assert said.code == 1
     assert "another job of that name is in queued/" in said.err
@@ -109,7 +109,7 @@ def test_a_name_that_runs_is_not_submitted_by_mistake(
     put_job(spool_root, "dup-2", place="done")
     said = spool(*words)
     assert (said.code, said.out) == (1, "")
-    assert "a job of that name runs; --name dup-3 is free, and --replace has this one wait for its end" in said.err
+    assert "a job of that name runs; --name dup-3 is free, and --replace queues this one behind it" in said.err
     assert not twins.exists()
     assert spool("submit", "--replace", *words[1:]).code == 0
     assert twins.exists()

@@ -86,12 +86,12 @@ def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: st
     """A verb of another scheduler, or one misspelled, gets a hint and code 2."""
     said = spool(verb)
     assert said.code == 2
-    assert said.err == f"spool: there is no verb {verb!r}; did you mean `spool {meant}`?"
+    assert said.err == f"spool: unknown command {verb!r}; did you mean `spool {meant}`?"
 
 
 def test_a_verb_that_is_none_is_told_where_all_are_listed(spool: Command) -> None:
     """Once."""
-    assert spool("xyzzy").err == "spool: there is no verb 'xyzzy'; `spool --help` lists them"
+    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists them"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_wrong_call_is_told_which_help_helps(spool: Command, words: str, helps
     """That of the verb, or of the part of a verb, that was called wrongly."""
     said = spool(*words.split())
     assert said.code == 2
-    assert said.err.endswith(f"(`{helps}` helps)")
+    assert said.err.endswith(f"(see `{helps}`)")
 
 
 def test_a_wrong_option_is_one_line(spool: Command) -> None:
@@ -232,6 +232,6 @@ def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_pa
     link.symlink_to(real)
     said = spool("--spool", link, "ls")
     assert (said.code, said.err) == (5, f"spool: cannot open spool: {link}: no spool there; make one with `spool init`")
-    assert spool("--spool", link, "init").out == f"made a spool in {link}\n"
+    assert spool("--spool", link, "init").out == f"created a spool in {link}\n"
     assert (real / "queued").is_dir()
     assert Spool.open(str(link)).root == str(real)

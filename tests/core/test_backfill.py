@@ -24,7 +24,7 @@ def test_what_ends_in_time_may_start():
     found = plan(BIG, late, running=RUNS)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
     assert not found.protected_by_guess
-    assert why(found, "late") == "left for big (waiting 1 h 02 m)"
+    assert why(found, "late") == "kept free for big (waiting 1 h 02 m)"
     assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
 
 
@@ -34,7 +34,7 @@ def test_what_leaves_enough_may_start():
     long = {"time_limit_ns": 2 * HOUR}
     found = plan(big, job("a", **long), job("b", **long), on=machine(cpus=6), running=RUNS)
     assert started(found) == ["a"]
-    assert why(found, "b").startswith("left for big")
+    assert why(found, "b").startswith("kept free for big")
 
 
 def test_the_first_that_does_not_fit_is_protected_at_once():
@@ -68,13 +68,13 @@ def test_priority_decides_who_is_protected():
 
 
 def test_who_never_fits_is_not_protected():
-    """Nothing is left for a job that the machine cannot run."""
+    """Nothing is kept free for a job that the machine cannot run."""
     never = job("never", cpus=9, waited=9000)
     assert started(plan(never, job("small"), running=RUNS)) == ["small"]
 
 
 def test_who_waits_for_something_of_its_own_is_not_protected():
-    """Nothing is left for a job that its group, its quota or its instant keeps waiting: no room helps it."""
+    """Nothing is kept free for a job that its group, its quota or its instant keeps waiting: no room helps it."""
     box = {"running": [run("r", cpus=3, group="g", time_limit_ns=HOUR)]}
     for waits in (
         job("big", cpus=4, waited=9000, group="g", group_limit=1),
@@ -86,7 +86,7 @@ def test_who_waits_for_something_of_its_own_is_not_protected():
 
 
 def test_a_protected_job_whose_group_fills_gives_its_room_back():
-    """As soon as a rule of its own holds the protected job, the room that was left for it is everybody's."""
+    """As soon as a rule of its own holds the protected job, the room that was kept free for it is everybody's."""
     big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
     small = job("small", cpus=1, time_limit_ns=10 * HOUR)
     elsewhere = [run("r", cpus=3, time_limit_ns=HOUR, ran=0)]
@@ -95,7 +95,7 @@ def test_a_protected_job_whose_group_fills_gives_its_room_back():
     filled = [*elsewhere, run("member", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
     after = plan(big, small, running=filled, holding=before.holding)
     assert (started(after), after.protected) == (["small"], None)
-    assert why(after, "big") == "group g is full: 1 of 1 run"
+    assert why(after, "big") == "group g is full: 1 of 1 running"
 
 
 def test_the_next_is_protected_where_the_first_cannot_be_helped():
@@ -150,7 +150,7 @@ def test_a_strict_order_lets_nobody_overtake():
     strict = Policy(strict_order=True, order="arrival")
     found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
-    assert why(found, "fits") == "left for big (waiting 1 h 02 m)"
+    assert why(found, "fits") == "kept free for big (waiting 1 h 02 m)"
 
 
 GUESSED = [run("r", cpus=3, ran=0)]  # nobody says how long it runs: an hour, for want of anything known

@@ -41,8 +41,8 @@ def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
     found = efficiency(replace(TRAIN, cpu_time_ns=None, peak_memory_bytes=None))
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency) == (None, None, None)
     assert (found.advice.cpus, found.advice.memory_bytes, found.advice.time_limit_ns) == (None, None, 3 * HOUR)
-    assert any("CPU time is not known" in note for note in found.advice.notes)
-    assert any("peak of memory is not known" in note for note in found.advice.notes)
+    assert any("CPU time is unknown" in note for note in found.advice.notes)
+    assert any("peak memory is unknown" in note for note in found.advice.notes)
 
 
 def test_what_was_not_asked_for_has_no_part() -> None:
@@ -51,7 +51,7 @@ def test_what_was_not_asked_for_has_no_part() -> None:
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency, found.time_limit_used) == (
         1, None, None, None,
     )  # fmt: skip
-    assert any("largest process alone" in note for note in found.advice.notes)
+    assert any("largest process only" in note for note in found.advice.notes)
     assert found.advice.cpus is None
 
 
@@ -98,7 +98,7 @@ def test_without_a_run_time_there_is_still_a_peak() -> None:
     found = efficiency(replace(TRAIN, run_time_ns=None))
     assert (found.memory_efficiency, found.cpus_used, found.gpu_hours) == (0.25, None, None)
     assert (found.advice.memory_bytes, found.advice.time_limit_ns) == (5 * G, None)
-    assert "its run time is not known" in found.advice.notes
+    assert "its run time is unknown" in found.advice.notes
 
 
 def test_the_tasks_of_an_array_together() -> None:
@@ -118,7 +118,7 @@ def test_the_tasks_of_an_array_together() -> None:
     assert (found.run_time_ns.known, found.run_time_ns.most, found.gpu_hours) == (3, 2 * HOUR, 10)
     advice = found.advice
     assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (3, 10 * G, 3 * HOUR)
-    assert advice.notes == ("1 of 4: it did not come to its end (failed), so it does not tell what it needs",)
+    assert advice.notes == ("1 of 4: it did not run to its end (failed), so its needs are unknown",)
 
 
 def test_an_array_of_which_nothing_ran_has_no_numbers() -> None:

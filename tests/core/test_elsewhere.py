@@ -65,12 +65,12 @@ def test_the_machine_there_says_what_never_fits():
 
 
 def test_no_room_is_left_across_machines():
-    """A job here that room is left for keeps nobody waiting there, and nobody there has room left here."""
+    """A job here that room is kept free for keeps nobody waiting there, and nobody there has room left here."""
     running = [run("here", cpus=3, time_limit_ns=100 * S), far_run("there", cpus=8, time_limit_ns=100 * S)]
     long, wide = {"cpus": 1, "time_limit_ns": 1000 * S}, {"cpus": 4, "waited": 50}
     found = plan(job("wide", **wide), job("long", **long), far_job("far", cpus=0), running=running, elsewhere=THERE)
     assert (found.protected, started(found)) == ("wide", ["far"])
-    assert why(found, "long").startswith("left for wide")
+    assert why(found, "long").startswith("kept free for wide")
     found = plan(far_job("wide", **wide), job("long", **long), running=running, elsewhere=THERE)
     assert (found.protected, started(found)) == (None, ["long"])
 
@@ -85,7 +85,7 @@ def test_groups_quotas_and_the_limit_of_the_spool_count_both():
     """What somebody may have at once is had wherever it runs."""
     running = [far_run("there", cpus=2, group="g", group_limit=1)]
     found = plan(job("near", group="g", group_limit=1), running=running, elsewhere=THERE)
-    assert why(found, "near") == "group g is full: 1 of 1 run"
+    assert why(found, "near") == "group g is full: 1 of 1 running"
     quota = Policy(default_user_limits=Limits(max_running_cpus=2))
     assert why(plan(job("near", cpus=1), running=running, policy=quota, elsewhere=THERE), "near").startswith("quota")
     assert why(plan(far_job("far", cpus=1), running=running, policy=quota, elsewhere=THERE), "far").startswith("quota")

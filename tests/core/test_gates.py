@@ -125,7 +125,7 @@ F, X, Q = State.FINISHED, State.FAILED, None  # Q: waits in the queue
         ({"ended": "ab"}, {"a": X, "b": Q}, "b is queued (1 of 2 done)"),
         ({"failed": "ab"}, {"a": X, "b": State.TIMEOUT}, "starts"),
         ({"failed": "ab"}, {"a": X, "b": Q}, "b is queued (1 of 2 done)"),
-        ({"failed": "ab"}, {"a": Q, "b": F}, "b finished, and was to fail"),
+        ({"failed": "ab"}, {"a": Q, "b": F}, "b finished, but should have failed"),
         ({"all": "a", "ended": "b"}, {"a": F, "b": Q}, "b is queued (0 of 1 done)"),
         ({"all": "a", "ended": "b"}, {"a": X, "b": Q}, "a ended as failed"),
         ({"all": "a", "any": "bc"}, {"a": F, "b": X, "c": F}, "starts"),
@@ -140,7 +140,7 @@ def test_the_clauses(clauses, world, verdict):
         assert started(found) == ["j"]
         return
     assert why(found, "j") == f"dependency: {verdict}"
-    impossible = "ended" in verdict or "was to" in verdict
+    impossible = "ended" in verdict or "should have" in verdict
     assert names_ended(found) == ({"j": "cancelled"} if impossible else {})
 
 
@@ -178,7 +178,7 @@ ARRAY = {"sweep": ("sweep_0", "sweep_1", "sweep_2")}
         ({"all": ["sweep_0"]}, {"sweep_0": F}, "starts"),
         ({"ended": ["sweep"]}, {"sweep_0": F, "sweep_1": X, "sweep_2": F}, "starts"),
         ({"failed": ["sweep"]}, {"sweep_0": F, "sweep_1": X, "sweep_2": F}, "starts"),
-        ({"failed": ["sweep"]}, dict.fromkeys(ARRAY["sweep"], F), "dependency: sweep finished, and was to fail"),
+        ({"failed": ["sweep"]}, dict.fromkeys(ARRAY["sweep"], F), "dependency: sweep finished, but should have failed"),
         ({"any": ["sweep", "b"]}, {"sweep_0": X, "b": F}, "starts"),
     ],
 )
@@ -263,10 +263,10 @@ def circle(*edges: str, **values):
 def test_every_member_of_a_circle_is_told_and_nobody_else():
     """A circle is told to its members; who merely waits for one of them is told for whom."""
     found = circle("a:b", "b:a", "c:a", "d:d")
-    assert why(found, "a") == "dependency: a circle, a waits for b waits for a"
-    assert why(found, "b") == "dependency: a circle, b waits for a waits for b"
+    assert why(found, "a") == "dependency: a cycle, a waits for b waits for a"
+    assert why(found, "b") == "dependency: a cycle, b waits for a waits for b"
     assert why(found, "c") == "dependency: a is queued (0 of 1 done)"
-    assert why(found, "d") == "dependency: a circle, d waits for d"
+    assert why(found, "d") == "dependency: a cycle, d waits for d"
     assert found.endings == ()
 
 
@@ -277,14 +277,14 @@ def test_a_circle_with_a_way_out_is_none():
     assert why(out, "a") == "dependency: b is queued (0 of 2 done, 1 is enough)"
     assert why(out, "b") == "dependency: a is queued (0 of 1 done)"
     shut = plan(job("a", depends_on=Dependencies(any=("b", "x"))), b, ended={"x": X})
-    assert "circle" in why(shut, "a")
+    assert "cycle" in why(shut, "a")
 
 
 def test_two_ways_out_are_no_more_than_one():
     """Of a job whose alternatives both will end, the other clauses still count."""
     both = Dependencies(all=("a",), any=("p", "q"))
     found = plan(job("a", depends_on=both), job("p", depends_on="z"), job("q", depends_on="z"))
-    assert why(found, "a") == "dependency: a circle, a waits for a"
+    assert why(found, "a") == "dependency: a cycle, a waits for a"
 
 
 def test_a_circle_through_an_array_and_a_held_job():
@@ -296,7 +296,7 @@ def test_a_circle_through_an_array_and_a_held_job():
         held=[job("h", depends_on="sweep")],
         arrays=tasks,
     )
-    assert why(found, "sweep_0") == "dependency: a circle, sweep_0 waits for h waits for sweep_0"
+    assert why(found, "sweep_0") == "dependency: a cycle, sweep_0 waits for h waits for sweep_0"
 
 
 def test_a_long_chain_is_no_circle_and_no_recursion():

@@ -16,7 +16,7 @@ def test_what_the_kernel_could_not_give_is_refused():
     found = plan(job("j", memory_bytes=24 * GIB), job("k", memory_bytes=11 * GIB), on=tight)
     assert started(found) == ["k"]
     assert why(plan(job("j", memory_bytes=24 * GIB), on=tight), "j") == (
-        "memory: needs 24 GiB, 11.5 GiB really free (64 GiB not granted to runs)"
+        "memory: needs 24 GiB, 11.5 GiB actually free (64 GiB not granted to runs)"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_group_runs_so_many_at_once():
     """At most `group_limit` members run, and who waits is told."""
     found = plan(*(job(f"j{n}", group="g", group_limit=2) for n in range(3)), job("other"))
     assert started(found) == ["j0", "j1", "other"]
-    assert why(found, "j2") == "group g is full: 2 of 2 run"
+    assert why(found, "j2") == "group g is full: 2 of 2 running"
 
 
 def test_the_lowest_limit_of_a_group_holds():
@@ -73,7 +73,7 @@ def test_an_array_runs_so_many_tasks_at_once():
     tasks = [job(f"s_{n}", task=("s", n, 2)) for n in range(3)]
     found = plan(*tasks, job("t_0", task=("t", 0, 1)), running=[run("s_9", task=("s", 9, 2), cpus=0)])
     assert started(found) == ["s_0", "t_0"]
-    assert why(found, "s_1") == "array limit: 2 of 2 run"
+    assert why(found, "s_1") == "array limit: 2 of 2 running"
     edited = [job("s_1", task=("s", 1)), job("s_2", task=("s", 2, 3))]
     assert started(plan(*edited, running=[run("s_9", task=("s", 9, 1))])) == []
     assert started(plan(*edited, running=[run("s_9", task=("s", 9))])) == ["s_1", "s_2"]
@@ -98,7 +98,7 @@ def test_a_quota_counts_what_starts_in_the_same_pass():
         *(job(f"a{n}") for n in range(3)), *(job(f"b{n}", user="bob") for n in range(4)), on=machine(9), policy=BOTH
     )
     assert started(found) == ["a0", "a1", "b0", "b1", "b2"]
-    assert why(found, "a2") == "quota: alice runs 2 of 2 jobs"
+    assert why(found, "a2") == "quota: alice uses 2 of 2 jobs"
 
 
 def test_a_quota_of_gpus():
@@ -107,12 +107,12 @@ def test_a_quota_of_gpus():
     runs = [run("r", on=(0, 1, 2)), run("s", on=(3,), gpu_memory_bytes=GIB)]
     assert why(plan(job("j", gpus=1), on=box, running=runs[:1], policy=Policy()), "j") == "None"
     quota = Policy(default_user_limits=Limits(max_running_gpus=4))
-    assert why(plan(job("j", gpus=1), on=box, running=runs, policy=quota), "j") == "quota: alice runs 4 of 4 GPUs"
+    assert why(plan(job("j", gpus=1), on=box, running=runs, policy=quota), "j") == "quota: alice uses 4 of 4 GPUs"
     assert why(plan(job("j", gpus=2), on=box, running=runs[:1], policy=quota), "j") == (
-        "quota: alice runs 3 of 4 GPUs, needs 2"
+        "quota: alice uses 3 of 4 GPUs, needs 2"
     )
     assert why(plan(job("j", gpus=5), on=box, policy=quota), "j") == (
-        "quota: alice may run 4 GPUs at once, this job needs 5"
+        "quota: alice may use 4 GPUs at once, this job needs 5"
     )
     lowered = Policy(default_user_limits=Limits(max_running_gpus=3))
     assert started(plan(job("cpu"), on=box, running=runs, policy=lowered)) == ["cpu"]
@@ -122,7 +122,7 @@ def test_a_job_satisfies_its_users_and_its_projects_quota():
     """Both must have room; the project's is told by its name."""
     found = plan(job("j", user="bob", project="vision", cpus=2), on=machine(9), policy=BOTH,
                  running=[run("r", user="eve", project="vision", cpus=3)])  # fmt: skip
-    assert why(found, "j") == "quota: project vision runs 3 of 4 CPUs, needs 2"
+    assert why(found, "j") == "quota: project vision uses 3 of 4 CPUs, needs 2"
 
 
 def test_more_jobs_queued_than_allowed_wait_for_the_earlier_ones():
@@ -132,7 +132,7 @@ def test_more_jobs_queued_than_allowed_wait_for_the_earlier_ones():
     seen = view(*jobs, job("other", user="bob"), on=machine(cpus=9))
     found = decide(seen, NOW, policy)
     assert started(found) == ["j1", "j0", "other"]
-    assert why(found, "j3") == "quota: alice has 4 jobs queued, 2 may be"
+    assert why(found, "j3") == "quota: alice has 4 queued jobs, the limit is 2"
     seen.queue.remove("j0")
     seen.queue.remove("j1")
     assert started(decide(seen, NOW, policy)) == ["j3", "j2", "other"]
@@ -142,7 +142,7 @@ def test_a_projects_queue_is_limited_too():
     """The limit of queued jobs holds for projects as well."""
     policy = Policy(project_limits={"p": Limits(max_queued_jobs=1)})
     found = plan(job("a", project="p", waited=2), job("b", project="p", user="bob", waited=1), policy=policy)
-    assert (started(found), why(found, "b")) == (["a"], "quota: project p has 2 jobs queued, 1 may be")
+    assert (started(found), why(found, "b")) == (["a"], "quota: project p has 2 queued jobs, the limit is 1")
 
 
 def test_a_stopping_run_keeps_its_grant():

@@ -74,7 +74,7 @@ def test_indices_are_granted_one_by_one():
         (wants(tpu=5), "needs 5 of the resource tpu, the spool has 4"),
         (
             wants(licens=1),
-            "needs 1 of the resource licens, which the configuration does not name; it names licence (3), tpu (4)",
+            "needs 1 of the resource licens, which the configuration does not define; it defines licence (3), tpu (4)",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_more_than_there_is_never_fits(asked, reason):
 
 def test_without_any_resource_there_are_none():
     """A spool whose configuration names no resource says that."""
-    assert why(plan(job("j", **wants(licence=1))), "j").endswith("does not name; it names none")
+    assert why(plan(job("j", **wants(licence=1))), "j").endswith("does not define; it defines none")
 
 
 def test_who_waits_for_a_resource_is_protected():
@@ -97,7 +97,7 @@ def test_who_waits_for_a_resource_is_protected():
     late = job("late", time_limit_ns=2 * HOUR, **wants(licence=1))
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
     assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
-    assert why(found, "late") == "left for first (waiting 1 h 02 m)"
+    assert why(found, "late") == "kept free for first (waiting 1 h 02 m)"
     assert found.expected_start("first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))
     assert started(plan(first, in_time, on=BOX, running=runs)) == ["in_time"]
@@ -142,9 +142,9 @@ def test_the_whole_spool_runs_so_many_at_once():
         *(job(f"j{n}", waited=9 - n) for n in range(3)), job("first", cpus=0, priority=11), on=BOX, policy=FULL
     )
     assert started(found) == ["first", "j0"]
-    assert (found.reason("j1").code, why(found, "j1")) == ("max_running", "spool is full: 2 of 2 run")
+    assert (found.reason("j1").code, why(found, "j1")) == ("max_running", "spool is full: 2 of 2 running")
     lowered = plan(job("j"), on=BOX, policy=FULL, running=[run(f"r{n}", cpus=0) for n in range(3)])
-    assert why(lowered, "j") == "spool is full: 3 of 2 run"
+    assert why(lowered, "j") == "spool is full: 3 of 2 running"
 
 
 def test_a_narrower_limit_is_told_before_the_spools():
@@ -159,18 +159,18 @@ def test_a_narrower_limit_is_told_before_the_spools():
 
 
 def test_who_waits_for_the_spool_is_not_protected_and_expects_the_next_end():
-    """Nothing is left for a job that a full spool keeps waiting; it could start when a run ends."""
+    """Nothing is kept free for a job that a full spool keeps waiting; it could start when a run ends."""
     runs = [run("a", time_limit_ns=HOUR, ran=0), run("b", time_limit_ns=2 * HOUR, ran=0)]
     found = plan(job("j", waited=9000), job("k", waited=8000), on=BOX, policy=FULL, running=runs)
     assert (found.protected, found.expected_start("j").at_ns) == (None, NOW + HOUR)
 
 
 def test_a_full_spool_takes_no_room_from_who_is_first():
-    """While the spool is full nobody is protected; when it is not, room is left for the first again."""
+    """While the spool is full nobody is protected; when it is not, room is kept free for the first again."""
     wide, small = job("wide", cpus=8, waited=9000), job("small", time_limit_ns=2 * HOUR)
     runs = [run("a", cpus=4, time_limit_ns=HOUR, ran=0), run("b", cpus=0, time_limit_ns=60 * S, ran=0)]
     found = plan(wide, small, on=BOX, policy=FULL, running=runs)
-    assert (started(found), why(found, "wide"), why(found, "small")) == ([], *["spool is full: 2 of 2 run"] * 2)
+    assert (started(found), why(found, "wide"), why(found, "small")) == ([], *["spool is full: 2 of 2 running"] * 2)
     found = plan(wide, small, on=BOX, policy=FULL, running=runs[:1])
     assert (started(found), found.protected) == ([], "wide")
     assert started(plan(wide, small, on=BOX, policy=FULL)) == ["wide"]

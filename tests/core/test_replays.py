@@ -22,7 +22,7 @@ def coming(name: str, clock: str, minutes: int, user: str = "alice", **asked: ob
 
 
 DAYS = {
-    # Room is left for the wide one from the moment at which it does not fit, and what ends in time fills the gap.
+    # Room is kept free for the wide one from the moment at which it does not fit, and what ends in time fills the gap.
     # Then who has waited longest for its size goes first: a short one before those that came earlier.
     "a_wide_job_in_a_stream": (
         [

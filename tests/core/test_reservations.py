@@ -114,7 +114,7 @@ SOON = keep((0, 1), start="14:00", end="16:00")
 
 @pytest.mark.parametrize(("limit", "starts"), [(2 * HOUR, True), (2 * HOUR + 1, False), (None, False)])
 def test_what_will_be_needed_is_given_only_to_who_ends_before(limit, starts):
-    """Before a reservation its GPUs go only to jobs whose time limit ends before it begins."""
+    """Before a reservation its GPUs go only to jobs whose time limits end is before its start."""
     found = decide(job("j", user="bob", gpus=4, time_limit_ns=limit), kept=SOON)
     assert (started(found) == ["j"]) is starts
 
@@ -216,15 +216,18 @@ def test_what_is_reserved_is_expected_after_its_end():
     ("new", "problem"),
     [
         (keep(2, name="n"), None),
-        (keep(3, name="n"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (keep(3, name="n"), "at 11:00 5 GPUs would be reserved beside demo, the machine has 4"),
         (keep(3, name="n", start="16:00", end="17:00"), None),
-        (keep(3, name="n", start="09:00", end="11:01"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (
+            keep(3, name="n", start="09:00", end="11:01"),
+            "at 11:00 5 GPUs would be reserved beside demo, the machine has 4",
+        ),
         (keep((0, 1), name="n"), None),
-        (keep((0, 1, 2), name="n"), "at 11:00 5 GPUs would be kept beside demo, the machine has 4"),
+        (keep((0, 1, 2), name="n"), "at 11:00 5 GPUs would be reserved beside demo, the machine has 4"),
         (keep((4,), name="n"), "there is no GPU 4, the machine has 4 GPUs"),
-        (keep(0, name="n"), "it must keep at least one GPU"),
+        (keep(0, name="n"), "it must reserve at least one GPU"),
         (keep((), name="n"), "it names no GPUs"),
-        (keep(1, name="n", start="12:00", end="12:00"), "it ends before it begins"),
+        (keep(1, name="n", start="12:00", end="12:00"), "its end is before its start"),
         (keep(4, name="demo"), None),
     ],
 )
@@ -236,7 +239,7 @@ def test_a_conflict_by_count(new, problem):
 def test_a_conflict_by_index():
     """The same GPU cannot be kept for two at once, and the first that has it is named."""
     twice = conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], range(4))
-    assert twice == "at 11:00 GPU 2 is kept for alice already (demo)"
+    assert twice == "at 11:00 GPU 2 is already reserved for alice (demo)"
     assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], range(4)) is None
     assert conflict(keep((101,), name="n"), [], {101, 102}) is None
     assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs: 101, 102"

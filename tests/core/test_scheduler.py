@@ -32,14 +32,14 @@ def test_who_waited_too_long_ends_even_if_it_would_fit():
     found = plan(job("late", waited=2, scheduling_timeout_ns=S))
     assert started(found) == []
     assert [(each.name, each.outcome) for each in found.endings] == [("late", State.UNSCHEDULABLE)]
-    assert found.endings[0].reason == "scheduling timeout: waited 2 s, allowed are 1 s"
+    assert found.endings[0].reason == "scheduling timeout: waited 2 s, the limit is 1 s"
 
 
 def test_the_reason_it_waited_for_goes_with_it():
     """What kept a job waiting is said when its scheduling timeout ends it."""
     found = plan(job("late", waited=2, cpus=2, scheduling_timeout_ns=S), running=[run("r", cpus=3)])
     assert found.endings[0].reason == (
-        "scheduling timeout: waited 2 s, allowed are 1 s; cpus: needs 2, 1 free (1 run holds 3)"
+        "scheduling timeout: waited 2 s, the limit is 1 s; cpus: needs 2, 1 free (1 run holds 3)"
     )
 
 
@@ -104,4 +104,4 @@ def test_a_failed_dependency_cancels_the_whole_chain():
 def test_a_circle_is_found_and_told():
     """Jobs that wait for each other are told the circle."""
     found = plan(job("a", depends_on="c"), job("b", depends_on="a"), job("c", depends_on="b"))
-    assert why(found, "a") == "dependency: a circle, a waits for c waits for b waits for a"
+    assert why(found, "a") == "dependency: a cycle, a waits for c waits for b waits for a"

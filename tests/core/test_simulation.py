@@ -60,7 +60,7 @@ def test_nothing_is_ever_over_committed(jobs, policy):
 @MANY
 @given(comings(), POLICIES)
 def test_whoever_waits_is_told_why_and_nothing_that_fits_waits(jobs, policy):
-    """Every job that waits has a reason; unless room is left for another, no choice of GPUs would let it start."""
+    """Every job that waits has a reason; unless room is kept free for another, no choice of GPUs would let it start."""
     for step, runs, _, left in passes(jobs, policy):
         limits = [each.spec for each in step.view.queue.values()]
         standing = over_committed(BOX, runs, policy, limits)

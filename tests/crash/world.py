@@ -110,7 +110,7 @@ class World:
         """Have nothing ready."""
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Release nothing."""
 
     def boot_id(self) -> str:
         """Return the id of this boot."""

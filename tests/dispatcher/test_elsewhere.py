@@ -60,8 +60,10 @@ def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Ac
     session.turns(2)
     run = FakeEngine.runs[name, 1]
     run.begin()
+    live = now(session).state.live[name, 1]
+    now(session).supervisor.suspect(live)  # no event tells of that
     session.turns(1)
-    return run, now(session).state.live[name, 1]
+    return run, live
 
 
 def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shell import Home, home_of_test
-from spool.cli import main
+from spool.cli import main, submit
 from spool.core.errors import InvalidFile
 from spool.formats import config, jobfile, reservation
 from support import ROOT
@@ -63,6 +63,19 @@ def test_every_job_that_the_pages_submit_is_accepted(
         words = ["--shell-command" if word == "-c" else word for word in words[1:] if word not in ("--quiet", "-q")]
         code = main.run(["submit", "--dry-run", *words])
         assert code == 0, (program, words, capsys.readouterr())
+
+
+@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
+def test_every_option_that_is_the_same_is_one(page: Path) -> None:
+    """Where a table says that an option of the other scheduler is "the same" here, `spool submit` takes it."""
+    taken = {
+        name
+        for option in submit.command.params
+        for name in (*option.opts, *option.secondary_opts, *getattr(option, "also", ()))
+    }
+    rows = re.findall(r"^\| (.*?) \| the same", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for option in re.findall(r"`(--?[\w-]+)", " ".join(rows)):
+        assert option in taken, option
 
 
 @pytest.mark.parametrize(("page", "text"), TABLES)

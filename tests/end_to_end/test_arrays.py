@@ -291,15 +291,15 @@ def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(served: Served)
     served.start()
     served.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
     served.pid("sweep_0")
-    served.wait_reason("sweep_5", "array limit: 1 of 1 run")
+    served.wait_reason("sweep_5", "array limit: 1 of 1 running")
     assert served.spool("edit", "sweep", "--max-running", "3").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 3 run")
-    assert "array limit: 3 of 3 run" in served.spool("why", "sweep_5").stdout
+    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
+    assert "array limit: 3 of 3 running" in served.spool("why", "sweep_5").stdout
     served.kill()
     served.start()
-    served.wait_reason("sweep_5", "array limit: 3 of 3 run")
+    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
     assert served.spool("edit", "sweep", "--max-running", "2").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 2 run")
+    served.wait_reason("sweep_5", "array limit: 3 of 2 running")
     served.path("running", "sweep").write_text("array = [")
     served.looked()
-    assert "array limit: 3 of 2 run" in served.reason("sweep_5")
+    assert "array limit: 3 of 2 running" in served.reason("sweep_5")

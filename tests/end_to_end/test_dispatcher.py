@@ -643,7 +643,7 @@ def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> 
     served.drop("x", "true")
     served.wait_done("x")
     assert served.said().count("cannot serve") == 2
-    assert "made a new spool" not in served.said()
+    assert "created a new spool" not in served.said()
 
 
 def test_a_run_keeps_the_defaults_that_it_began_with(served: Served) -> None:

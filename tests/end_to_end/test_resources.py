@@ -73,9 +73,9 @@ def test_the_spool_runs_so_many_at_once(served: Served) -> None:
         served.drop(name, f"until [ -e {gate} ]; do sleep 0.02; done", cpus=0)
         served.wait_place(name, "running")
     served.drop("c", "true", cpus=0)
-    assert served.wait_reason("c", "full") == "spool is full: 2 of 2 run"
+    assert served.wait_reason("c", "full") == "spool is full: 2 of 2 running"
     config.write_text("cpus = 8\nmax_running = 1\n")
-    served.wait_reason("c", "spool is full: 2 of 1 run")
+    served.wait_reason("c", "spool is full: 2 of 1 running")
     gate.touch()
     served.wait_done("a", "b", "c")
     assert overlap(served.history()) == 2

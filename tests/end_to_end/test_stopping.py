@@ -117,7 +117,7 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
     assert "stopping" in shared.spool("ls", x).stdout
     for verb in ("cancel", "hold", "why"):
         assert "it is being stopped" in shared.spool(verb, x).stderr
-    assert "in vain" in shared.spool("wait", x, "--timeout", "300ms").stderr
+    assert "timed out waiting" in shared.spool("wait", x, "--timeout", "300ms").stderr
     gate.touch()
     result = shared.wait_done(x, after)
     assert result is not None
@@ -372,8 +372,8 @@ def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
     assert served.wait_outcome("left") == "finished"
     assert seen == unserved
     assert seen == {
-        "ls": ("stopping", "its command has ended, processes that it started are still there"),
-        "show": [("stopping", "its command has ended, processes that it started are still there")],
+        "ls": ("stopping", "its command has ended, but processes that it started are still running"),
+        "show": [("stopping", "its command has ended, but processes that it started are still running")],
         "why left": "is being stopped",
         "why next": ["cpus"],
         "plan": ["cpus"],

@@ -130,7 +130,7 @@ def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
     shared.drop("other", "true")
     assert "cpus: needs 1" in shared.wait_reason("other", "cpus")
     said = shared.spool("why", "big").stderr
-    assert "; `spool continue big` lets it go on" in said
+    assert "; `spool continue big` resumes it" in said
     assert "\x1b" not in said + shared.spool("show", "big").stdout
     assert "demo" in shared.spool("show", "big").stdout
     shared.spool("continue", "big")
@@ -229,7 +229,7 @@ def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shar
     assert shared.spool("suspend", "many_0").stderr.startswith("spool: cannot suspend job many_0: it is suspended")
     assert shared.spool("continue", "--project", "p").stdout == "many_0 continued\nmany_1 continued\n"
     said = shared.spool("continue", "--project", "p")
-    assert (said.returncode, said.stdout) == (0, "none of these is suspended: nothing to do\n")
+    assert (said.returncode, said.stdout) == (0, "nothing to do: none of these is suspended\n")
     shared.spool("cancel", "many")
     shared.wait_done("many")
 
@@ -287,7 +287,7 @@ def test_a_signal_spares_the_shell_that_waits_unless_asked(shared: Served) -> No
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("USR9", "x"), "there is none of that name"),
+        (("USR9", "x"), "no such signal"),
         (("x", "USR1"), "write `spool signal USR1 x`"),
         (("STOP", "x"), "`spool suspend` stops a job"),
         (("USR1", "nobody"), "no job of that name"),

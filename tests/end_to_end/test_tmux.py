@@ -158,11 +158,11 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
     shared.says("live", "up")
     shared.wait_done("over")
     told = {
-        ("live",): (1, "there is no terminal here; `spool log -f live` needs none"),
+        ("live",): (1, "this is not a terminal; `spool log -f live` needs no terminal"),
         ("plain",): (1, "run 1 has no terminal: it runs as a plain process"),
         ("over",): (1, "run 1 is over (finished); `spool log over` shows its output"),
         ("waits",): (1, "it has not run yet"),
-        ("nobody",): (3, "no job of that name is in the spool"),
+        ("nobody",): (3, "the spool has no job of that name"),
         ("live", "--run", "4"): (3, "its runs are 1"),
     }
     for words, (code, why) in told.items():

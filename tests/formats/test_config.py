@@ -14,6 +14,7 @@ from spool.core.events import NotifyRule
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
+from spool.formats.slurm import SlurmConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
@@ -85,6 +86,20 @@ EXPECTED = {
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
+    "slurm": Config(
+        executor="slurm",
+        slurm=SlurmConfig(
+            partition="gpu",
+            account="vision",
+            qos="long",
+            max_in_flight=50,
+            poll_ns=5 * S,
+            submit_per_second=2.5,
+            gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
+            gpu_memory="shard",
+            options=("--constraint=ib", "--mail-type=FAIL"),
+        ),
+    ),
 }
 
 
@@ -108,7 +123,7 @@ WRONG = [
     ("resources.licence = 2.5", "must be a whole number or a table, not 2.5"),
     ('resources = { licence = 3, tpu = "4" }', '"resources.tpu" on line 1: must be a whole number or a table, not "4"'),
     ("resources.Licence = 1", '"Licence" cannot name a resource: a name is 1-100 lower-case letters, digits, - and _'),
-    ("resources.gpus = 1", 'it has a key of its own, "gpus"'),
+    ("resources.gpus = 1", 'use the key "gpus"'),
     (
         "resources = { a-b = 1, a_b = 1 }",
         '"resources.a_b" on line 1: has the same variable as "a-b", SPOOL_RESOURCE_A_B',
@@ -123,6 +138,15 @@ WRONG = [
     ("max_running = 0", ">= 1"),
     ('executer = "tmux"', 'unknown key "executer" on line 1, did you mean "executor"?'),
     ('executor = "tmx"', 'did you mean "tmux"?'),
+    ("slurm.max_in_flight = 0", '"slurm.max_in_flight" on line 1: must be a whole number >= 1, not 0'),
+    ('slurm.poll = "1ms"', "the minimum is 100ms"),
+    ("slurm.submit_per_second = 0", ">= 0.1"),
+    ('slurm.partition = "a b"', "'a b' is no name in Slurm"),
+    ('slurm.account = "--uid=0"', "'--uid=0' is no name in Slurm"),
+    ('slurm.gpus = { A100 = "gpu a100" }', "'gpu a100' is no name in Slurm"),
+    ('slurm.gpu_memory = "share"', 'did you mean "shard"?'),
+    ('slurm.options = ["--time=1"]', "'--time=1' sets what spool sets itself"),
+    ("slurm.max_in_flght = 1", 'did you mean "slurm.max_in_flight"?'),
     ('durability = "none"', "one of grouped, strict"),
     ("cpus = true", "must be a whole number, not true"),
     ("memory = 100", "has no unit"),
@@ -131,7 +155,7 @@ WRONG = [
     ('memory_reserve = "100%"', "would leave nothing"),
     ('memory_reserve = "-1%"', "not a percentage"),
     ("idle_exit = 600", "has no unit"),
-    ('look_every = "1ms"', "the least is 100ms"),
+    ('look_every = "1ms"', "the minimum is 100ms"),
     ('half_life = "0s"', "fair_share = false"),
     ("cpu_weight = -1", ">= 0"),
     ('fair_share_by = "group"', "one of user, project"),
@@ -150,7 +174,7 @@ WRONG = [
     ("gpu.use = [-1]", "neither an index nor the UUID"),
     ('gpu.use = ["all"]', "neither an index nor the UUID"),
     ('gpu.strategy = "pack"', 'did you mean "packed"?'),
-    ('gpu.poll = "0s"', "the least is 100ms"),
+    ('gpu.poll = "0s"', "the minimum is 100ms"),
     ("gpu.ignore_processes.below = 600", "has no unit"),
     ("gc.max_runs = 0", ">= 1"),
     ("gc.max_age = 30", "has no unit"),
@@ -171,7 +195,7 @@ WRONG = [
     ('notify = [{ to = "me", user = "bob" }]', 'did you mean "notify[0].users"?'),
     ('metrics = "spool.prom"', "must be an absolute path"),
     ('metrics = "/tmp/spool.txt"', "must end with .prom"),
-    ("a = nan", "not a number that can be counted with"),
+    ("a = nan", "not a finite number"),
 ]
 
 
@@ -236,21 +260,21 @@ def test_a_reservation_begins_now_unless_it_says_when() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('user = "a"\nproject = "b"\ngpus = 1\nduration = "1h"', "one of the two"),
-        ('gpus = 1\nduration = "1h"', "one of the two"),
+        ('user = "a"\nproject = "b"\ngpus = 1\nduration = "1h"', "either a"),
+        ('gpus = 1\nduration = "1h"', "either a"),
         ('user = "a"\nduration = "1h"', '"gpus": is required'),
-        ('user = "a"\ngpus = 0\nduration = "1h"', "no number of GPUs"),
+        ('user = "a"\ngpus = 0\nduration = "1h"', "not a number of GPUs"),
         ('user = "a"\ngpus = []\nduration = "1h"', "empty list"),
-        ('user = "a"\ngpus = [-1]\nduration = "1h"', "no index"),
+        ('user = "a"\ngpus = [-1]\nduration = "1h"', "not a GPU index"),
         ('user = "a"\ngpus = [0, 1, 0]\nduration = "1h"', "names 0 twice"),
         ('user = "a "\ngpus = 1\nduration = "1h"', 'has white space around it; write "a"'),
         ('user = "a"\ngpus = 1\nduration = " 1h"', 'has white space around it; write "1h"'),
         ('user = "a"\ngpus = 1\nduration = "1h"\nstart = "now "', "white space around it"),
         (f'user = "a"\ngpus = {[*range(1001)]}\nduration = "1h"', "has 1,001 entries"),
         ('user = "a"\ngpus = ["0"]\nduration = "1h"', "must be a whole number"),
-        ('user = "a"\ngpus = 1', "one of the two"),
-        ('user = "a"\ngpus = 1\nduration = "1h"\nend = 2026-01-31T00:00:00Z', "one of the two"),
-        ('user = "a"\ngpus = 1\nduration = "0s"', "more than nothing"),
+        ('user = "a"\ngpus = 1', "either a"),
+        ('user = "a"\ngpus = 1\nduration = "1h"\nend = 2026-01-31T00:00:00Z', "either a"),
+        ('user = "a"\ngpus = 1\nduration = "0s"', "more than 0"),
         ('user = "a"\ngpus = 1\nend = 1970-01-01T00:00:01Z', "not after the start"),
         ('user = "a"\ngpus = 1\nend = "2h"', "is not a date and time"),
         ('user = "a"\ngpu = 1\ngpus = 1\nduration = "1h"', 'did you mean "gpus"?'),
@@ -269,15 +293,15 @@ def test_a_reservation_that_cannot_be_meant_is_refused(text: str, why: str) -> N
     [
         ('export = "PATH"', "must be a list"),
         ("export = [1]", "must be a text in quotes"),
-        ('export = ["A B"]', "fits no variable; write a name or a pattern"),
-        ('export = ["A=1"]', "fits no variable"),
-        ('export = [""]', "fits no variable"),
+        ('export = ["A B"]', "matches no variable; write a name or a pattern"),
+        ('export = ["A=1"]', "matches no variable"),
+        ('export = [""]', "matches no variable"),
         ('export = [" A"]', "white space"),
         ('export = ["A", "A"]', "twice"),
     ],
 )
 def test_what_is_exported_is_names_and_patterns(line: str, why: str) -> None:
-    """What fits no variable is a mistake."""
+    """What matches no variable is a mistake."""
     with pytest.raises(InvalidConfig, match=why):
         config.parse(line.encode())
 

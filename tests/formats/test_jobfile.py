@@ -23,7 +23,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.formats import config, jobfile, validation, values
+from spool.formats import config, jobfile, toml, validation, values
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -57,6 +57,12 @@ EXPECTED = {
         tags=("paper", "ablation"),
         comment="Überprüfung\tnach dem Umzug",
         notify=Notify(("alice@example.org",), ("started", "failed")),
+    ),
+    "slurm": Spec(
+        command="python train.py",
+        request=Request(gpus=2, gpu_type="A100"),
+        executor="slurm",
+        executor_options=("--constraint=ib", "-x node7", "--exclusive"),
     ),
     "list-command": Spec(
         command=("python", "-c", 'print("a b", "$HOME")', ""),
@@ -129,7 +135,7 @@ def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
         ("echo", 'does not begin with "#!"'),
         ("", 'does not begin with "#!"'),
         ("#! \\necho", 'does not begin with "#!"'),
-        ("#!/bin/sh\\r\\necho", "has Windows line ends"),
+        ("#!/bin/sh\\r\\necho", "has Windows line endings"),
     ],
 )
 def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str, why: str) -> None:
@@ -143,7 +149,7 @@ def test_a_key_that_needs_another_is_read_all_the_same() -> None:
     """What is wrong with its value is told beside what it lacks."""
     found = problems('command = "x"\ngpu_memory = "8 GiBs"\n')
     assert len(found) == 2
-    assert found[0] == '"gpu_memory" on line 2: needs "gpus": it is the memory of each GPU'
+    assert found[0] == '"gpu_memory" on line 2: needs "gpus": it is the memory on each GPU'
     assert "is not a size" in found[1]
 
 
@@ -194,14 +200,14 @@ def test_the_error_file_is_plain_text_with_one_problem_a_line() -> None:
     assert text.splitlines()[0] == "The job train cannot run: its file has 3 problems."
     assert '- "command": is required' in text
     assert all(line.isprintable() for line in text.splitlines())
-    assert text.endswith("goes away when the job file is mended or removed.\n")
+    assert text.endswith("disappears when the job file is fixed or removed.\n")
 
 
 WRONG = {
     "no command": ("", "is required"),
     "empty command": ('command = " "', "is empty"),
     "empty list": ("command = []", "empty list"),
-    "no program": ('command = ["", "x"]', "no program"),
+    "not a program": ('command = ["", "x"]', "not a program"),
     "long text": (f'command = "{"x" * 131072}"', "the kernel refuses a single argument"),
     "long argument": (f'command = ["echo", "{"x" * 131072}"]', "the kernel refuses a single argument"),
     "number": ("command = 3", "must be a text in quotes or a list, not 3"),
@@ -220,14 +226,14 @@ def test_the_longest_argument_that_the_kernel_takes_is_taken() -> None:
 
 
 REFUSED = [
-    ('shell = "bash"', 'an absolute path, as in "/bin/bash"'),
+    ('shell = "bash"', 'an absolute path such as "/bin/bash"'),
     ('script = "#!/bin/sh"', '"command" on line 1: is a list beside "script"'),
     ('workdir = "proj"', 'as in "~/proj"'),
     ('workdir = ""', "length >= 1"),
     ("env = { A = 1 }", "must be a text in quotes, not 1"),
-    ('env = { "" = "x" }', "cannot be a variable"),
-    ('env = { "A=B" = "x" }', "cannot be a variable"),
-    ('env = { "A-B" = "x" }', "shells pass on only"),
+    ('env = { "" = "x" }', "is not a valid variable name"),
+    ('env = { "A=B" = "x" }', "is not a valid variable name"),
+    ('env = { "A-B" = "x" }', "use only A-Z"),
     ('env = { SPOOL_JOB = "x" }', "set by spool itself"),
     ('env = { CUDA_VISIBLE_DEVICES = "0" }', "set by spool itself"),
     (f'env = {{ A = "{"x" * 131070}" }}', "kernel refuses"),
@@ -237,30 +243,30 @@ REFUSED = [
     ('cpus = "2"', 'must be a whole number, not "2"'),
     ("memory = 16", 'write "16G" for GiB'),
     ('memory = "16"', 'write "16G" for GiB'),
-    ('memory = "0G"', "is nothing"),
+    ('memory = "0G"', "is zero"),
     ("gpus = -1", ">= 0"),
     ('gpu_memory = "10G"', 'needs "gpus"'),
     ('gpu_type = "A100"', 'needs "gpus"'),
     ("time_limit = 60", 'write "60s" for seconds'),
-    ('time_limit = "0s"', "is nothing"),
+    ('time_limit = "0s"', "is zero"),
     ('time_limit = "10:00"', "write HH:MM:SS"),
     ('signal = "USR1@60s"', 'needs "time_limit"'),
     ('signal = "USR1@2h"\ntime_limit = "1h"', "before the run begins"),
     ('signal = "KILL@1s"\ntime_limit = "1h"', "no program can take KILL"),
-    ('signal = "FOO"\ntime_limit = "1h"', 'as in "USR1@60s"'),
+    ('signal = "FOO"\ntime_limit = "1h"', 'such as "USR1@60s"'),
     ('signal = "USR1@60"\ntime_limit = "1h"', "has no unit"),
     ('kill_grace = "-1s"', "negative"),
     ("priority = 256", "<= 255"),
     ("priority = -1", ">= 0"),
     ('depends_on = "train"', "itself"),
-    ('depends_on = ["a/b"]', "no job's name"),
+    ('depends_on = ["a/b"]', "not a valid job name"),
     ('depends_on = ["a.toml"]', 'the job\'s is "a"'),
-    ('depends_on = { each = "a" }', "this job is none"),
+    ('depends_on = { each = "a" }', "this job is not an array"),
     ('depends_on = { al = "a" }', 'did you mean "depends_on.all"?'),
     ('on_dependency_failure = "wiat"', 'did you mean "wait"?'),
     ('start_after = "tomorrow"', "is not a duration"),
     ('start_after = "2026-01-31"', "is not a date and time"),
-    ('start_after = "2026-02-30T00:00:00Z"', "no date and time that exists"),
+    ('start_after = "2026-02-30T00:00:00Z"', "does not exist"),
     ("start_after = 2026-01-31", "a date without a time"),
     ("start_after = 09:00:00", "a time without a date"),
     ("start_after = 60", "has no unit"),
@@ -281,7 +287,7 @@ REFUSED = [
     ('array = "1,1"', "names the index 1 twice"),
     ('array = "0-9,4"', "names the index 4 twice"),
     ('array = "0-9:3,6-8"', "names the index 6 twice"),
-    ('array = "01-10"', "has leading zeros, and the tasks' names have none; write 1-10"),
+    ('array = "01-10"', "has leading zeros, but task names have none; write 1-10"),
     ('array = "0-9%04"', "at least 1"),
     ('array = "1 2,3"', "is not an array"),
     ('array = " 0-9"', "is not an array"),
@@ -303,7 +309,7 @@ REFUSED = [
     ("rows = [{a = 1}, {a = 1, b = 1}]", "row 2 has a b"),
     ("rows = [{a = 1}, {a = [1]}]", '"rows[1].a" on line 2: must be true or false or a number or a text in quotes'),
     ("rows = [{'0x' = 1}]", "a letter first"),
-    ("matrix = { a = [1] }\nrows = [{b = 1}]", 'cannot stand beside "matrix"'),
+    ("matrix = { a = [1] }\nrows = [{b = 1}]", 'cannot be combined with "matrix"'),
     ('array = "0-9"\n[task]\narray = "a"\nindex = 1', "is written by spool"),
     ("max_running = 3", 'needs "array", "matrix" or "rows"'),
     ("[matrix]", "is empty"),
@@ -323,8 +329,17 @@ REFUSED = [
     ("requeue = 3", "must be true or false, not 3"),
     ('stdout = "a%x"', "only %n (name)"),
     ('stdout = "a%"', "only %n (name)"),
-    ('stdout = "a%a"', "of no array"),
+    ('stdout = "a%a"', "not part of an array"),
     ('executor = "tmx"', 'did you mean "tmux"?'),
+    ('executor = "slum"', 'did you mean "slurm"?'),
+    (
+        'executor = "tmux"\nexecutor_options = ["--constraint=ib"]',
+        'are for executor = "slurm", and the job says "tmux"',
+    ),
+    ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
+    ('executor_options = "--constraint=ib"', "must be a list"),
+    ('executor_options = ["--constraint", "ib"]', "'ib' is no option; write name and value as one"),
+    ('executor_options = ["--comment=\\u001b[2J"]', "is no option"),
     ("tags = [1]", "must be a text"),
     ('tags = ["a", "b", "a"]', 'names "a" twice'),
     ('tags = [" a"]', 'has white space around it; write "a"'),
@@ -333,7 +348,7 @@ REFUSED = [
     ("resources = { licence = 0 }", '"resources.licence" on line 2: must be a whole number >= 1, not 0'),
     ("resources = { a = 1, licence = '2' }", '"resources.licence" on line 2: must be a whole number, not "2"'),
     ("resources = { Licence = 1 }", "a name is 1-100 lower-case letters, digits, - and _"),
-    ("resources = { cpus = 1 }", '"cpus" is no named resource; it has a key of its own, "cpus"'),
+    ("resources = { cpus = 1 }", '"cpus" is not a named resource; use the key "cpus"'),
     ("env = { SPOOL_RESOURCE_TPU = '1' }", "SPOOL_RESOURCE_TPU is set by spool itself"),
     ('group = "a "', 'has white space around it; write "a"'),
     ('gpus = 1\ngpu_type = " A100"', 'has white space around it; write "A100"'),
@@ -345,19 +360,19 @@ REFUSED = [
     ('start_after = "2026-1-31T09:00:00Z"', "is not a date and time"),
     ('start_after = "\u0662026-01-31T09:00:00Z"', "is not a duration"),
     ('shell = "/bin/sh\\n"', 'has white space around it; write "/bin/sh"'),
-    ('workdir = " "', "is nothing but white space"),
-    ('stdout = " \\n"', "is nothing but white space"),
+    ('workdir = " "', "is only white space"),
+    ('stdout = " \\n"', "is only white space"),
     ('signal = " USR1"\ntime_limit = "1h"', 'has white space around it; write "USR1"'),
-    ('signal = "USR1 @60s"\ntime_limit = "1h"', 'as in "USR1@60s"'),
+    ('signal = "USR1 @60s"\ntime_limit = "1h"', 'such as "USR1@60s"'),
     ('signal = "USR1@ 60s"\ntime_limit = "1h"', 'has white space around it; write "60s"'),
-    ('signal = "USR1@0s"\ntime_limit = "1h"', "is no warning"),
-    ("depends_on = {}", 'is an empty table; state "all", "any", "ended", "failed" or "each"'),
-    ("depends_on = []", "is an empty list; name jobs, or leave the key out"),
+    ('signal = "USR1@0s"\ntime_limit = "1h"', "gives no warning"),
+    ("depends_on = {}", 'is an empty table; set "all", "any", "ended", "failed" or "each"'),
+    ("depends_on = []", "is an empty list; name jobs, or remove the key"),
     ("depends_on = { any = [] }", '"depends_on.any" on line 2: is an empty list'),
-    ('depends_on = ["a", "b", "a"]', '"depends_on[2]" on line 2: "a" stands in this list twice'),
+    ('depends_on = ["a", "b", "a"]', '"depends_on[2]" on line 2: "a" is in this list twice'),
     ('depends_on = ""', "at least one character"),
-    ('depends_on = "a\\n"', "none of them"),
-    ('depends_on = "\u0661"', "none of them"),
+    ('depends_on = "a\\n"', "is not allowed"),
+    ('depends_on = "\u0661"', "is not allowed"),
     ("retry = { on = [] }", "is an empty list"),
     ("retry = { on = [1, 1] }", "names 1 twice"),
     ("retry = { delay = ' 1s' }", 'has white space around it; write "1s"'),
@@ -423,8 +438,8 @@ def test_all_lists_of_names_together_have_at_most_a_thousand_entries() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[env]\n" + "".join(f'V{at} = "x"\n' for at in range(1001)), "has 1,001 entries, and it may have 1,000"),
-        ("[matrix]\n" + "".join(f"V{at} = [1]\n" for at in range(1001)), "has 1,001 keys, and it may have 1,000"),
+        ("[env]\n" + "".join(f'V{at} = "x"\n' for at in range(1001)), "has 1,001 entries; at most 1,000 are allowed"),
+        ("[matrix]\n" + "".join(f"V{at} = [1]\n" for at in range(1001)), "has 1,001 keys; at most 1,000 are allowed"),
         (f"rows = [{{{', '.join(f'V{at} = 1' for at in range(1001))}}}]", "has 1,001 keys in each row"),
         (f'array = "{",".join(str(2 * at) for at in range(1001))}"', "lists more than 1,000 indices and ranges"),
     ],
@@ -685,3 +700,74 @@ def test_defaults_of_a_run_are_read_again() -> None:
     assert jobfile.parse(b'command = "x"', name="a", defaults=again) == spec
     assert jobfile.recorded_defaults(b"\xff = ", 7) == JobDefaults(7)
     assert jobfile.recorded_defaults(None, 7) == JobDefaults(7)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(
+            "-J",
+            "-Jx",
+            "-J x",
+            "--job-name",
+            "--job-name=x",
+            "--job-name x",
+            "--job=x",
+            "--j",
+            "-kJx",
+            "-Hkx",
+            "-D/tmp",
+        ),
+        *(
+            "--comment=x",
+            "--comm=x",
+            "--output=x",
+            "-o x",
+            "-e",
+            "--chdir=/",
+            "--requeue",
+            "--no-requeue",
+            "--array=1-2",
+        ),
+        *("-a1", "--wrap=id", "--export=NONE", "--parsable", "--time=1", "-t1", "--mem=1", "--mem-per-cpu=1", "-c4"),
+        *("--cpus-per-task=4", "--gres=gpu:1", "-G1", "--gpus=1", "--gpus-per-node=1", "--input=x", "-i x", "-d x"),
+        *("--dependency=afterok:1", "--begin=now", "-b now", "-H", "--hold", "-W", "--wait", "--test-only", "-Mx"),
+        *("-N2", "--nodes=2", "-n2", "--ntasks=2", "--uid=0", "--signal=USR1", "--open-mode=truncate"),
+    ],
+)
+def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:
+    """However it is spelled: short, in a bundle, cut short as Slurm allows, with its value or without."""
+    (problem,) = problems(f'command = "x"\nexecutor_options = [{toml.quote(option)}]')
+    assert problem.endswith("sets what spool sets itself")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(
+            "--constraint=ib",
+            "-C ib",
+            "-Cib",
+            "--nodelist=n1",
+            "-w n1",
+            "--exclude=n1",
+            "-x n1",
+            "--exclusive",
+            "--nice=5",
+        ),
+        *(
+            "-p gpu",
+            "--partition=gpu",
+            "-A acct",
+            "-q long",
+            "--reservation=r",
+            "--mail-user=a@b",
+            "--licenses=x:2",
+            "-s",
+        ),
+        *("--wckey=x", "--mem-bind=local", "--cpu-freq=high", "--tmp=10G", "--switches=1", "--deadline=now+1hour"),
+    ],
+)
+def test_every_other_option_of_slurm_is_passed_on(option: str) -> None:
+    """Which ones there are is for Slurm to know."""
+    assert parsed(f"executor_options = [{toml.quote(option)}]").executor_options == (option,)

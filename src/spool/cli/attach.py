@@ -1,4 +1,4 @@
-"""`spool attach`: go to the terminal of a job."""
+"""`spool attach`: attach to the terminal of a job."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from spool.store.spool import Spool
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("-r", "--read-only", is_flag=True, help="Look only: what is typed does not reach the job.")
-@click.option("--run", type=int, metavar="N", help="Of this run. Default: the newest.")
-@click.option("--dry-run", is_flag=True, help="Print the command that would be executed.")
+@click.option("-r", "--read-only", is_flag=True, help="Read-only: the job does not receive what you type.")
+@click.option("--run", type=int, metavar="N", help="The run to show. Default: the newest.")
+@click.option("--dry-run", is_flag=True, help="Print the command instead of executing it.")
 @click.pass_obj
 def command(root: str, name: str, read_only: bool, run: int | None, dry_run: bool) -> int:
-    """Go to the terminal of a job that runs in one: to look, and to type what it reads.
+    """Attach to the terminal of a running job, to watch it and to type its input.
 
-    Ctrl-B D leaves the terminal; the job goes on. Only jobs submitted with --tmux have one. That of a job that has
-    ended is closed, unless the job has keep_session = true.
+    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends,
+    unless the job has keep_session = true.
 
       spool submit --tmux --name ask -- python ask.py
       spool attach ask
@@ -42,13 +42,13 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
         render.say(shlex.join(argv))
         return 0
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        remedy = f"`spool log -f {name}` needs none"
-        raise SpoolError(cannot("attach to", f"job {name}", "there is no terminal here", remedy=remedy))
+        remedy = f"`spool log -f {name}` needs no terminal"
+        raise SpoolError(cannot("attach to", f"job {name}", "this is not a terminal", remedy=remedy))
     return subprocess.run(argv, check=False).returncode
 
 
 def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:
-    """Return what to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
+    """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
     run = _run_of(spool, name, run)
     grant = spool.grant(name, run)
     what = f"job {name}"
@@ -60,7 +60,7 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
         proof = spool.prove(name, run, MachineProber())
         if proof.verdict is not Verdict.ENDED:
             raise
-        why, remedy = f"run {run} is over ({proof.outcome})", f"`spool log {name}` shows its output"
+        why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"
         raise SpoolError(cannot("attach to", what, why, remedy=remedy)) from None
     except ImportError as error:
         why = f"the Python package {error.name} is not installed"
@@ -75,6 +75,6 @@ def _run_of(spool: Spool, name: str, run: int | None) -> int:
     newest = run if run is not None else spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise NoSuchJob(cannot("attach to", f"job {name}", "no job of that name is in the spool"))
+            raise NoSuchJob(cannot("attach to", f"job {name}", "the spool has no job of that name"))
         raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     return newest

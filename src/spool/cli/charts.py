@@ -1,6 +1,6 @@
 """Charts: of runs, reservations and simulated schedules, drawn with characters for a terminal or by matplotlib.
 
-A curve is a row and a stretch of time a column. Matplotlib is an extra, imported when a picture file is asked for.
+A curve is a row, an interval of time a column. Matplotlib is an optional extra, imported only for a picture file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASCII = " .:-=+*%#"
 
 
 def curve(values: Sequence[float], highest: float) -> str:
-    """Return *values* as one row, each as high as its part of *highest*. What is not nothing is seen."""
+    """Return *values* as one row, each as high as its part of *highest*. Anything above zero is visible."""
     return area(values, highest, 1)[0]
 
 
@@ -37,7 +37,7 @@ def area(values: Sequence[float], highest: float, height: int) -> list[str]:
 
 
 def can_draw() -> bool:
-    """Whether what reads our output can be sent block characters."""
+    """Whether the output can show block characters."""
     try:
         _EIGHTHS.encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
@@ -58,11 +58,11 @@ _OUTCOME_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What a chart is drawn with: how wide, in colour or not, with which signs."""
+    """How a chart is drawn: width, colour, and characters."""
 
     width: int = 80
     colour: bool = False
-    blocks: bool = True  # False: only what ASCII has
+    blocks: bool = True  # False: only ASCII
 
 
 def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, style: Style) -> list[str]:
@@ -117,7 +117,7 @@ def _ending(results: Sequence[Result]) -> str:
 
 
 def _seconds(span_ns: int, room: int, style: Style) -> str:
-    """Return the axis: a mark at whole seconds, as many as have room."""
+    """Return the axis: a mark at whole seconds, as many as fit."""
     seconds = span_ns / SECOND_NS
     step = next((each for each in (1, 2, 5, 10, 30, 60, 300, 600, 3600) if room / max(seconds / each, 1) >= 8), 3600)
     cells = ["─" if style.blocks else "-"] * room
@@ -141,7 +141,7 @@ FINE_SCALES_NS = (
 )
 """Round times that may lie between two marks of an axis."""
 _BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
-_TICK = 8  # columns that a label of the scale needs
+_TICK = 8  # columns that a label on the scale needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: what it is called, and its bars."""
+    """One row: its label and its bars."""
 
     label: str
     bars: Sequence[Bar]
@@ -237,7 +237,7 @@ def time_ticks(
 PLOTS = (".png", ".svg")
 _MANY_BOXES = 4000  # an SVG of more is slow to look at
 COLOURS = ("#888888", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito 2008: told apart by everybody. The first is grey, the last black."""
+"""Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
 TICKS = (  # s
     (1, "1 s"),
     (10, "10 s"),
@@ -254,12 +254,12 @@ _UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
 def figure_for(path: str, size: tuple[float, float] = (10, 9)) -> Any:
-    """Return matplotlib's figure of *size* inches, made sure that *path* can be drawn.
+    """Return matplotlib's figure of *size* inches, after checking that *path* can be drawn.
 
     Raises UsageError and SpoolError.
     """
     if os.path.splitext(path)[1].lower() not in PLOTS:
-        raise UsageError(cannot("plot", path, "a picture is a .png or an .svg"))
+        raise UsageError(cannot("plot", path, "the file must be a .png or an .svg"))
     try:
         from matplotlib import rcParams
         from matplotlib.figure import Figure
@@ -329,7 +329,7 @@ def _line_style(policy: SimulatedPolicy) -> dict[str, Any]:
 
 
 def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
-    """Draw the share of jobs that waited no longer than a time; a wait below a second counts as none."""
+    """Draw the share of jobs that waited at most a given time; a wait below a second counts as none."""
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = max(longest, 10.0)
     for policy, points in waits.items():
@@ -344,7 +344,7 @@ def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, f
     axes.minorticks_off()
     axes.set_xlim(1, end)
     axes.set_ylim(0, 105)
-    axes.set_xlabel("wait no longer than")
+    axes.set_xlabel("wait at most")
     axes.set_ylabel("share of jobs, %")
 
 
@@ -364,7 +364,7 @@ def _plot_curves(over_time: Sequence[Any], curves: Mapping[SimulatedPolicy, Curv
         axes.set_ylabel(what)
         axes.set_ylim(0, 105)
         axes.set_xlim(left=0)
-    lower.set_ylabel("jobs that wait")
+    lower.set_ylabel("waiting jobs")
     lower.set_ylim(bottom=0)
     lower.set_xlim(left=0)
     lower.set_xlabel(f"{unit} since the first submission")

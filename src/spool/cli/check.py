@@ -1,4 +1,4 @@
-"""`spool check`: tell whether job files are valid."""
+"""`spool check`: check job files for errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spool.store.glance import defaults_of
 from spool.store.stable_read import MAX_BYTES
 
 _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
-"""A file, what is wrong with it, and the job that it is."""
+"""A file, its problems, and its job."""
 
 
 def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | None) -> None:
@@ -46,14 +46,14 @@ def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | No
 )
 @click.pass_obj
 def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> int:
-    """Tell whether job files are valid, and if not, what is wrong on which line.
+    """Check job files, and report each error with its line.
 
-    A file called config.toml is read as a configuration, one in a directory called reservations as a reservation, and
-    of a directory every .toml file is read. What a job file leaves open is taken from `[defaults]` of the spool's
-    configuration. Exits with 4 if something is wrong.
+    A file named config.toml is read as a configuration, and one in a directory named reservations as a reservation. A
+    directory stands for all .toml files in it. Keys that a job file does not set come from `[defaults]` in the spool's
+    configuration. The exit code is 4 if anything is wrong.
 
-    Where there is a spool, a valid job is also compared with it: what can never run here, a message that cannot be
-    delivered and a dependency that is not there are warnings; with --strict they are errors.
+    If there is a spool, valid jobs are also checked against it. A job that can never run here, a notification that
+    cannot be delivered, or a missing dependency gives a warning, or with --strict an error.
 
       spool check train.toml && cp train.toml ~/.spool/queued/
       spool check --schema job  # what to write into the first line
@@ -84,7 +84,7 @@ def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -
 
 
 def _warnings(root: str, found: list[_Checked]) -> dict[str, list[Problem]]:
-    """Return what is doubtful about each valid job file, compared with the spool at *root* if there is one."""
+    """Return the warnings for each valid job file, checked against the spool at *root* if there is one."""
     if not is_spool(root):
         return {}
     jobs = {job[0]: path for path, _, job in found if job is not None}
@@ -105,7 +105,7 @@ def _listed(files: tuple[str, ...]) -> list[str]:
 
 
 def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, Spec] | None]:
-    """Return what is wrong with a file, and the job that it is, if it is a valid one."""
+    """Return what is wrong with a file, and its job if it is valid."""
     try:
         if path == "-":
             data = sys.stdin.buffer.read()
@@ -113,7 +113,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
             with open(path, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        return [Problem(None, None, f"it cannot be read: {error.strerror}")], None
+        return [Problem(None, None, f"cannot be read: {error.strerror}")], None
     base = os.path.basename(path)
     name = base.removesuffix(layout.JOB_SUFFIX) if path != "-" else "stdin"
     spec = None
@@ -128,5 +128,5 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
         return list(error.problems), None
     why = why_not_name(name)
     if why is not None:
-        return [Problem(None, None, f"the file's name cannot be a job's: {why}")], None
+        return [Problem(None, None, f"the file's name is not a valid job name: {why}")], None
     return [], (name, spec) if spec is not None else None

@@ -1,4 +1,4 @@
-"""What many verbs need: the spool and the jobs that are meant, and going on after a bad one."""
+"""What many verbs share: finding the spool and the jobs, and continuing after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spool.store.spool import Spool, TolerantSpool
 
 
 class SpelledOption(click.Option):
-    """An option in a *section* of the help. It also takes spellings of other tools, which the help does not list."""
+    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
 
     def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,7 +30,7 @@ class SpelledOption(click.Option):
         self.section = section
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Have the parser know every spelling."""
+        """Register every spelling with the parser."""
         own = self.opts
         self.opts = [*own, *self.also]
         try:
@@ -45,7 +45,7 @@ def opened(root: str) -> Spool:
 
 
 def viewed(root: str) -> Spool:
-    """Return the spool at *root* for a command that lists: what cannot be read is left out, and told of on stderr."""
+    """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
     spool = TolerantSpool.open(root)
     assert isinstance(spool, TolerantSpool)
 
@@ -58,14 +58,14 @@ def viewed(root: str) -> Spool:
 
 
 def made(root: str) -> Spool:
-    """Return the spool at *root*, made if there was none. Raises SpoolUnusable."""
+    """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
     if ensure_spool(root):
-        tell(f"made a new spool in {root}")
+        tell(f"created a new spool in {root}")
     return Spool.open(root)
 
 
 def ensure_dispatcher(root: str) -> None:
-    """Start a dispatcher in the background if none lives, or say how."""
+    """Start a dispatcher in the background if none is running, or say how."""
     problem = autostart.ensure(root)
     if problem is not None:
         tell(problem)
@@ -80,10 +80,10 @@ def this_user() -> str:
 
 
 def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
-    """Return the jobs that *patterns* mean, each once: names, as they are; globs, whatever they match in *places*.
+    """Return the jobs that *patterns* match, each once: names as they are, globs by what they match in *places*.
 
-    `@` is the last job. A file's name or path (`train.toml`, `queued/train.toml`) is taken for the job's. Raises
-    NoSuchJob for a glob that matches nothing.
+    `@` is the last job. A file's name or path (`train.toml`, `queued/train.toml`) stands for its job. Raises NoSuchJob
+    for a glob that matches nothing.
     """
     found: dict[str, None] = {}
     listed: list[str] | None = None
@@ -96,13 +96,13 @@ def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.
         matches = [name for name in listed if fnmatch.fnmatchcase(name, pattern)]
         if not matches:
             where = "/, ".join(places)
-            raise NoSuchJob(cannot("find", "a job", f"none in {where}/ matches {pattern!r}"))
+            raise NoSuchJob(cannot("find", "jobs", f"no job in {where}/ matches {pattern!r}"))
         found.update(dict.fromkeys(matches))
     return list(found)
 
 
 def one_job(spool: Spool, text: str) -> str:
-    """Return the job that a user means by *text*, `@` for the last one submitted. Raises NoSuchJob."""
+    """Return the job that *text* names; `@` is the last one submitted. Raises NoSuchJob."""
     if text != LAST:
         return job_name(text)
     from spool.query.selection import last_job
@@ -111,23 +111,23 @@ def one_job(spool: Spool, text: str) -> str:
 
 
 def job_name(text: str) -> str:
-    """Return the job that a user means by *text*: its name, its file's name or path. Raises NoSuchJob."""
+    """Return the job that *text* names: a job's name, or its file's name or path. Raises NoSuchJob."""
     name = os.path.basename(text.rstrip("/")) if text.rstrip("/") else text
     name = name.removesuffix(layout.JOB_SUFFIX)
     if not layout.valid_name(name):
-        raise NoSuchJob(cannot("find", f"job {text!r}", f"no job can have that name: {why_not_name(name)}"))
+        raise NoSuchJob(cannot("find", f"job {text!r}", f"not a valid job name: {why_not_name(name)}"))
     return name
 
 
 def states_of(texts: Sequence[str]) -> frozenset[State]:
-    """Return the states that `--state` was given, each a word or several with commas between. Raises UsageError."""
+    """Return the states given to `--state`, each a word or several separated by commas. Raises UsageError."""
     words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
     if texts and not words:
-        raise click.UsageError(f"--state names no state; the states are {', '.join(State)}")
+        raise click.UsageError(f"--state is empty; the states are {', '.join(State)}")
     known = {state.value for state in State}
     for word in words:
         if word not in known:
-            raise click.UsageError(f"there is no state {word!r}; the states are {', '.join(State)}")
+            raise click.UsageError(f"unknown state {word!r}; the states are {', '.join(State)}")
     return frozenset(map(State, words))
 
 
@@ -144,7 +144,7 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
 
 
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
-    """Call *act* for each name and print what it did; go on after a bad one. Return the worst exit code."""
+    """Call *act* for each name and print its result, continuing after failures. Return the highest exit code."""
     worst = 0
     for name in names:
         try:
@@ -168,6 +168,6 @@ states_option = click.option(
     "-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )
 strict_option = click.option(
-    "--strict", is_flag=True, help="Refuse a job that can never run, or that depends on what is not there."
+    "--strict", is_flag=True, help="Treat warnings as errors: a job that can never run, or a missing dependency."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

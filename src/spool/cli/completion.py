@@ -1,4 +1,4 @@
-"""`spool completion`: the completion script for a shell, and what it completes.
+"""`spool completion`: print a shell completion script; and what it completes.
 
 The script gives us the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
 and what it means, with tabs between. Which words an option or an argument takes is in one table, by its name, so that
@@ -32,7 +32,7 @@ from spool.core.names import natural
 from spool.query import vocabulary
 from spool.store.spool import TolerantSpool
 
-_MOST = 500  # more words to complete are of no use to anybody
+_MOST = 500  # nobody reads more completions
 
 _BASH = r"""
 # in ~/.bashrc:  eval "$(spool completion bash)"
@@ -113,7 +113,7 @@ complete --command spool --no-files --arguments "(__spool_complete)"
 @click.command(cls=Verb)
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 def command(shell: str) -> int:
-    """Print the completion script for a shell. Verbs, options and their values complete, and the names of jobs.
+    """Print a completion script for a shell. It completes commands, options and their values, and job names.
 
     In ~/.bashrc, in ~/.zshrc, and once for fish:
       eval "$(spool completion bash)"
@@ -135,7 +135,7 @@ class _Completion(ShellComplete):
         return words[1:], typed
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return what can stand there; nothing where the spool cannot be read."""
+        """Return the possible words; none if the spool cannot be read."""
         ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
         asked, typed = _resolve_incomplete(ctx, args, incomplete)
         try:
@@ -159,7 +159,7 @@ class _Bash(_Completion):
     source_template = _BASH
 
     def shown(self, head: str, word: str, incomplete: str) -> str:
-        """Leave out what bash takes for an earlier word (it parts words at = and :), and quote the rest."""
+        """Leave out what bash takes for an earlier word (it splits words at = and :), and quote the rest."""
         whole, current = head + word, os.environ.get("COMP_CWORD", "")
         before = incomplete.removesuffix(current) if incomplete.endswith(current) else ""
         return re.sub(r"([^\w@%+=:,./~-])", r"\\\1", whole.removeprefix(before))
@@ -236,7 +236,7 @@ _PLACES = {
     "wait": (QUEUED, HELD, RUNNING),
     "why": (QUEUED, HELD),
 }
-"""Where the jobs lie that a verb is for; a verb that is not here is for all."""
+"""The folders of the jobs that a verb applies to; a verb that is not here applies to all."""
 
 _OF_RUNS = ("log", "seff")
 """The verbs for jobs that have run."""
@@ -346,4 +346,4 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "user": _labels("user"),
     "workdir": "dir",
 }
-"""What can stand for an argument or an option of that name, in any verb: words, or files, or directories."""
+"""The possible values of an argument or option of that name, in any verb: words, files or directories."""

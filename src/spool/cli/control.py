@@ -1,4 +1,4 @@
-"""The verbs that ask for one thing, of jobs (`cancel hold release requeue suspend continue`) or of the spool."""
+"""The verbs that request one change, to jobs (`cancel hold release requeue suspend continue`) or to the spool."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from spool.store.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class JobVerb:
-    """For jobs in which places a verb is, and after what a dispatcher is needed; None: always."""
+    """Which folders a verb applies to, and which results need a dispatcher; None: all."""
 
     places: tuple[str, ...]
     serve_if: ChangeKind | None = None
 
     def carry_out(self, spool: Spool, names: Iterable[str], act: Callable[[str], tuple[Change, ...]]) -> int:
-        """Call *act* for each job and say what it did; return the worst exit code."""
+        """Call *act* for each job and print its result; return the highest exit code."""
         done: set[ChangeKind] = set()
 
         def told_of(name: str) -> str:
@@ -65,11 +65,11 @@ SUSPEND = JobVerb((RUNNING,))
 
 
 def picking(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a verb the names of jobs, and the options that pick some."""
+    """Give a verb the job names and the options that select jobs."""
     for option in (
-        click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing."),
+        click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
         click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
-        click.option("--project", metavar="NAME", help="Only jobs of this project."),
+        click.option("--project", metavar="NAME", help="Only jobs in this project."),
         click.option("-u", "--user", metavar="USER", help="Only this user's jobs."),
         states_option,
         names_argument,
@@ -81,14 +81,14 @@ def picking(function: Callable[..., int]) -> Callable[..., int]:
 def picked_names(
     spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any], states: frozenset[State]
 ) -> tuple[list[str], int]:
-    """Return the jobs in *places* that the command line means, and the exit code of what it means in vain."""
+    """Return the jobs in *places* that the command line selects, and the exit code for names that match nothing."""
     names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
     for key, value in filters.items():
-        if value == "":  # an unset variable of a script is not to mean all jobs
+        if value == "":  # an unset variable in a script must not mean all jobs
             raise click.UsageError(f"--{key} is empty")
     if not states and not any(filters.values()):
         if not names:
-            raise click.UsageError("name jobs, or pick them with --user, --project, --tag or --state")
+            raise click.UsageError("name jobs, or select them with --user, --project, --tag or --state")
         return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
     from spool.query.jobs import JobFilter
@@ -96,30 +96,30 @@ def picked_names(
 
     found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
     for name in unknown:
-        tell(str(NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))))
+        tell(str(NoSuchJob(cannot("find", f"job {name}", "the spool has no job of that name"))))
     if not found and not unknown:
-        render.say(f"no job in {'/, '.join(places)}/ matches: nothing to do")
+        render.say(f"nothing to do: no job in {'/, '.join(places)}/ matches")
     return found, int(ExitCode.NO_SUCH_JOB) if unknown else 0
 
 
 @click.command(cls=Verb)
 @picking
-@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the run of a job that runs.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with a running job.")
 @click.pass_obj
 def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Cancel jobs, whether they wait or run.
+    """Cancel waiting or running jobs.
 
-    A running job gets TERM, and KILL after its grace; its whole process tree ends. Globs are understood, and `@` or
-    `-1` is the job that you submitted last. Where a second file of a name waits for the run to end, both are cancelled;
-    each gets its record and its line of history.
+    A running job gets TERM, and KILL after its grace period; its whole process tree ends. NAMES may be globs; `@` or
+    `-1` is the job that you submitted last. If a second file of the same name waits for the run to end, both are
+    cancelled, and each gets its record and its line of history.
 
       spool cancel train
       spool cancel 'sweep_*' --dry-run
       spool cancel --project vision --state queued
 
     By hand:
-      mv queued/train.toml done/  # if it waits
-      rm running/train.toml       # if it runs
+      mv queued/train.toml done/  # if it is waiting
+      rm running/train.toml       # if it is running
     """
     spool = opened(root)
     requests = Requests(spool, this_user())
@@ -131,9 +131,9 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
 @picking
 @click.pass_obj
 def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Keep jobs from running until they are released.
+    """Hold jobs until they are released.
 
-    A job that waits keeps its place in the queue. One that runs is stopped, and begins anew when it is released.
+    A waiting job keeps its place in the queue. A running job is stopped, and starts over when released.
 
       spool hold train
       spool hold --user anna --state queued
@@ -150,7 +150,7 @@ def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> 
 @picking
 @click.pass_obj
 def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
-    """Let held jobs run.
+    """Release held jobs.
 
       spool release train
       spool release --tag night
@@ -165,9 +165,9 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
 
 @click.command(cls=Verb)
 @picking
-@click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or broke a limit.")
-@click.option("--cascade", is_flag=True, help="Also the jobs that were cancelled because one of these had failed.")
-@click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change this key of them. May be repeated.")
+@click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
+@click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
+@click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")
 @click.pass_obj
 def requeue(
     root: str,
@@ -179,10 +179,10 @@ def requeue(
     states: tuple[str, ...],
     **picks: Any,
 ) -> int:
-    """Run jobs again: those that run, which are stopped first, and those that have ended.
+    """Run ended jobs again, or stop running jobs and start them over.
 
-    Every earlier run keeps its directory and its output. Of an array that has ended, --failed and the other options
-    that pick jobs mean its tasks. --with takes every key that `spool edit` may change.
+    Every earlier run keeps its directory and output. For an array that has ended, --failed and the other selecting
+    options apply to its tasks. --with takes any key that `spool edit` can change.
 
       spool requeue train --with memory=16G --with time_limit=4h
       spool requeue --failed --cascade
@@ -190,10 +190,10 @@ def requeue(
 
     By hand:
       mv done/train.toml queued/     # if it has ended
-      mv running/train.toml queued/  # if it runs
+      mv running/train.toml queued/  # if it is running
     """
     if failed and states:
-        raise click.UsageError("--failed and --state exclude each other")
+        raise click.UsageError("--failed and --state cannot be combined")
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
@@ -215,7 +215,7 @@ def requeue(
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
-    """Return what makes of a job's file the one with the keys that `--with` gives; None without any."""
+    """Return the function that changes a job's file by the keys given with `--with`; None without any."""
     if not pairs:
         return None
     values: joboptions.Values = {}
@@ -246,16 +246,16 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 def _bad_key(pair: str, key: str) -> str:
     what = ("requeue", f"a job with {pair!r}")
     if "=" not in pair:
-        return cannot(*what, "a key and its value are needed", remedy="write it as in --with priority=50")
+        return cannot(*what, "it needs a key and a value", remedy="write, for example, --with priority=50")
     known = sorted({option.key for option in joboptions.OPTIONS})
     near = get_close_matches(key, known, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
-    return cannot(*what, f"a job has no key {key!r} that can be given here", remedy=remedy)
+    return cannot(*what, f"unknown key {key!r}", remedy=remedy)
 
 
 @click.command(cls=Verb)
 @picking
-@click.option("--reason", default="", metavar="TEXT", help="Why; `spool ls` shows it.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`.")
 @click.pass_obj
 def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
     """Pause running jobs where they are, until `spool continue`.
@@ -305,7 +305,7 @@ def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) ->
 def _suspendable(
     spool: Spool, picks: Mapping[str, Any], states: tuple[str, ...], *, suspended: bool
 ) -> tuple[list[str], int]:
-    """Return the runs that are meant: those named, and of the others that are meant the *suspended*, or the rest."""
+    """Return the selected runs: those named, and of the other selected ones the *suspended*, or the rest."""
     names, code = picked_names(spool, SUSPEND.places, picks, states_of(states))
     by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
     orders = set(spool.suspend_orders())
@@ -313,22 +313,22 @@ def _suspendable(
 
     found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]
     if not found and names:
-        render.say(f"none of these is {'suspended' if suspended else 'running and not suspended'}: nothing to do")
+        render.say(f"nothing to do: none of these is {'suspended' if suspended else 'running and not suspended'}")
     return found, code
 
 
 @click.command(cls=Verb)
-@click.option("--reason", default="", metavar="TEXT", help="Why; it stands in the file `paused`.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; written to the file `paused`.")
 @click.pass_obj
 def pause(root: str, reason: str) -> int:
-    """Start no job until `spool resume`.
+    """Stop starting jobs until `spool resume`.
 
-    What runs goes on, and jobs may be submitted.
+    Running jobs continue, and you can still submit jobs.
 
     By hand: touch paused
     """
     new = Requests(made(root), this_user()).pause(reason)
-    render.say("paused: nothing starts until `spool resume`" if new else "it is paused already")
+    render.say("paused: no job starts until `spool resume`" if new else "already paused")
     return 0
 
 
@@ -341,6 +341,6 @@ def resume(root: str) -> int:
     """
     spool = opened(root)
     was = Requests(spool, this_user()).resume()
-    render.say("jobs start again" if was else "it is not paused")
+    render.say("resumed: jobs start again" if was else "not paused")
     ensure_dispatcher(spool.root)
     return 0

@@ -1,4 +1,4 @@
-"""`spool demo`: show what spool does, with real jobs, in a spool of its own."""
+"""`spool demo`: a demo with real jobs in a temporary spool."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from spool.query.demo import DemoEvent, Demonstration, went_well
 
 
 @click.command(cls=Verb)
-@click.option("--keep", is_flag=True, help="Leave the spool and the results there, and say where.")
-@click.option("-q", "--quiet", is_flag=True, help="Only the picture.")
+@click.option("--keep", is_flag=True, help="Keep the spool and its results, and print where they are.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the final chart.")
 def command(keep: bool, quiet: bool) -> int:
-    """Show what spool does, with real jobs, in a spool of its own.
+    """Run a demo with real jobs in a temporary spool.
 
-    Thirteen jobs: one makes data, others count, pack and sum it, four estimate pi, one fails and is tried again, one
-    never ends and meets its time limit, and what depends on that is cancelled. It takes a few seconds and leaves
-    nothing behind.
+    Thirteen jobs: one makes data; others count, pack and sum it; four estimate pi; one fails and is retried; one never
+    ends and hits its time limit, so the job that depends on it is cancelled. It takes a few seconds and leaves nothing
+    behind.
     """
     directory = tempfile.mkdtemp(prefix="spool-demo-")
     demonstration = Demonstration(directory)

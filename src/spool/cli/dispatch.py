@@ -1,4 +1,4 @@
-"""`spool dispatch`: the dispatcher in the foreground."""
+"""`spool dispatch`: run the dispatcher in the foreground."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from spool.core.units import parse_duration
 
 
 @click.command(cls=Verb)
-@click.option("--once", is_flag=True, help="Make one pass and leave; leave at once if another dispatcher lives.")
-@click.option("--until-idle", is_flag=True, help="Leave when nothing waits or runs.")
-@click.option("--idle-exit", metavar="TIME", help="Leave after so long without jobs; 0s is never.")
+@click.option("--once", is_flag=True, help="Make one pass and exit; exit at once if another dispatcher is running.")
+@click.option("--until-idle", is_flag=True, help="Exit when no jobs are waiting or running.")
+@click.option("--idle-exit", metavar="TIME", help="Exit after TIME without jobs; 0s means never.")
 @click.pass_obj
 def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> int:
-    """Run the dispatcher, which starts the jobs.
+    """Run the dispatcher, which starts jobs.
 
-    In the foreground: for a terminal, for systemd, for cron with --once. Ending it (Ctrl-C, TERM) ends no job; the
-    next one takes them over. `spool submit` and others start one in the background by themselves.
+    It runs in the foreground: in a terminal, under systemd, or from cron with --once. Stopping it (Ctrl-C, TERM) does
+    not stop jobs; the next dispatcher takes them over. `spool submit` and other commands start one in the background
+    when needed.
     """
     if once + until_idle + (idle_exit is not None) > 1:
-        raise UsageError("cannot combine --once, --until-idle and --idle-exit; give one of them")
+        raise UsageError("--once, --until-idle and --idle-exit cannot be combined; give one of them")
     from spool.client.submit import was_spool
     from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging
@@ -40,5 +41,5 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         return serve(root, once=once, until_idle=until_idle, idle_exit_ns=idle_ns)
     except LockHeld:
         if once or idle_exit is not None:
-            return 0  # what was wanted is there: somebody serves this spool
+            return 0  # the goal is met: a dispatcher serves this spool
         raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None

@@ -1,4 +1,4 @@
-"""`spool doctor`: find out what is wrong."""
+"""`spool doctor`: diagnose problems."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
 
 @click.command(cls=Verb)
-@click.option("--fix", is_flag=True, help="Put right what can be put right without a risk.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong.")
+@click.option("--fix", is_flag=True, help="Fix what can be fixed safely.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only problems.")
 @json_option
 @click.pass_obj
 def command(root: str, fix: bool, quiet: bool, as_json: bool) -> int:
-    """Find out what is wrong with this spool and this machine.
+    """Diagnose problems with this spool and this machine.
 
-    One line for each check, with what to do. Exits with 1 if something must be mended.
+    Prints one line per check, with what to do. The exit code is 1 if something must be fixed.
     """
     findings: list[Finding] = []
     for finding in examine(root, fix=fix):
@@ -40,7 +40,7 @@ def _print(finding: Finding) -> None:
         word = f"\x1b[{_STYLES[finding.level]}m{word}\x1b[0m"
     line = f"  {finding.check}: {finding.text}"
     if finding.fixed:
-        line += " (mended)"
+        line += " (fixed)"
     elif finding.remedy:
         line += f" -> {finding.remedy}"
     render.say(line, drawn=word, at_once=True)

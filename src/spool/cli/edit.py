@@ -1,4 +1,4 @@
-"""`spool edit`: change a job that waits."""
+"""`spool edit`: change a waiting or running job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from spool.store.spool import Spool
     cls=SpelledOption,
     section=COMMON_TITLE,
     metavar="TEXT",
-    help="Another command, as a text for the shell.",
+    help="A new command, as a string for the shell.",
 )
 @click.option(
     "--unset",
@@ -42,7 +42,7 @@ from spool.store.spool import Spool
     section=COMMON_TITLE,
     multiple=True,
     metavar="KEY",
-    help="Take a key out: memory, env.DEBUG. May be repeated.",
+    help="Remove a key: memory, env.DEBUG. May be repeated.",
 )
 @key_options
 @click.pass_context
@@ -54,17 +54,17 @@ def command(
     unset: tuple[str, ...],
     **_: Any,
 ) -> int:
-    """Change a job that waits or is held, or the time limit, priority and gpu_idle of one that runs.
+    """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
 
-    Of an array in progress `max_running` can be changed.
+    For an array in progress, only `max_running` can be changed.
 
-    Without options in $VISUAL or $EDITOR. The text takes the place of the file only if it is valid. Comments and
-    order stay, and so does the job's place in the queue. A new time limit counts from the start of the run; a run that
-    is beyond it already is stopped at once.
+    Without options, it opens $VISUAL or $EDITOR. The new text replaces the file only if it is valid. Comments, order
+    and the job's place in the queue stay. A new time limit counts from the start of the run; a run that has already
+    exceeded it is stopped at once.
 
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
-      spool edit train --time-limit 12h  # also while it runs
+      spool edit train --time-limit 12h  # also while it is running
 
     By hand: vim queued/train.toml
     """
@@ -98,11 +98,11 @@ def _replaced(spool: Spool, name: str, place: str, text: bytes, new: bytes) -> s
     if place == RUNNING:
         _check_running(name, text, new, defaults_of(spool.root))
     if new == text:
-        return f"{name} is as it was"
+        return f"{name} is unchanged"
     Requests(spool, this_user()).replace(name, place, text, new)
     others = [other for other in spool.places(name) if other not in (place, DONE)]
     where = f" ({place}/)" if others else ""
-    return "; ".join([f"{name}{where} changed", *(f"that in {other}/ is as it was" for other in others)])
+    return "; ".join([f"{name}{where} changed", *(f"the one in {other}/ is unchanged" for other in others)])
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:
@@ -112,21 +112,21 @@ def _file(spool: Spool, name: str) -> tuple[str, bytes]:
             return place, text
     places = spool.places(name)
     if not places:
-        raise NoSuchJob(cannot("edit", f"job {name}", "no job of that name is in the spool"))
+        raise NoSuchJob(cannot("edit", f"job {name}", "the spool has no job of that name"))
     remedy = f"`spool requeue {name} --with KEY=VALUE` changes it and runs it again"
     raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
 
 
 def _check_running(name: str, old: bytes, new: bytes, defaults: JobDefaults) -> None:
-    """Raise SpoolError if more is changed of a job that runs than can be."""
+    """Raise SpoolError if a change is not possible while the job runs."""
     try:
         before = jobfile.parse(old, name=name, defaults=defaults)
     except InvalidJob:
-        return  # it was changed by hand, and is mended now
+        return  # it was changed by hand, and is restored now
     after = jobfile.parse(new, name=name, defaults=defaults)
     if before.is_array:
         if _with_limit_of(before, after) != after:
-            why = "it is an array whose tasks are made; only max_running can be changed"
+            why = "its tasks already exist; only max_running can be changed"
             raise SpoolError(cannot("edit", f"job {name}", why, remedy=f"edit the tasks: {name}_0 and so on"))
     elif in_force(before, after) != after:
         why = "it runs; only its time limit and priority, and gpu_idle, can be changed"
@@ -135,7 +135,7 @@ def _check_running(name: str, old: bytes, new: bytes, defaults: JobDefaults) -> 
 
 
 def _with_limit_of(before: Spec, after: Spec) -> Spec:
-    """Return what an array's file said, with the `max_running` of its new text, as a key or after a `%`."""
+    """Return an array's old file with the `max_running` of its new text, given as a key or after a `%`."""
     array = before.array
     if array is not None and after.array is not None:
         array = replace(array, max_running=after.array.max_running)
@@ -143,7 +143,7 @@ def _with_limit_of(before: Spec, after: Spec) -> Spec:
 
 
 def _in_editor(name: str, text: bytes, root: str) -> bytes:
-    """Return what the user makes of *text*, valid. Raises SpoolError if that is given up."""
+    """Return *text* as the user edits it, once it is valid. Raises SpoolError if the user gives up."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="spool-edit-") as directory:
         path = os.path.join(directory, f"{name}.toml")
@@ -175,8 +175,8 @@ def _in_editor(name: str, text: bytes, root: str) -> bytes:
 
 
 def _keep(name: str, text: bytes) -> None:
-    """Save a text that did not become the job, and say where."""
+    """Save a text that did not become the job, and print its path."""
     descriptor, path = tempfile.mkstemp(prefix=f"{name}.", suffix=".toml")
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
-    tell(f"your text is kept in {path}")
+    tell(f"your text is saved in {path}")

@@ -1,8 +1,9 @@
-"""The quick way to submit: the plain case of `spool submit`, in a third of the time that the full way takes.
+"""The fast path of `spool submit`: the plain case, in a third of the time that the full way takes.
 
-Most of a submission's time is importing. So this takes values of plain kinds that are certainly right, and writes the
-same job file as the full way, without the libraries that judge values and write help. For all else it returns None
-before anything was done, and the full way says what is wrong, or does it. Both name a job and lay out its file here.
+Most of a submission's time goes into imports. So this handles plain values that are certainly valid, and writes the
+same job file as the full way, without the libraries that check values and write help. For everything else it returns
+None before it changes anything, and the full way does the job or reports the error. Both name a job and lay out its
+file here.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _OTHERS = {
 }
 """The options that are no keys, and whether they take a value."""
 
-_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "resources")
-"""Keys of which a machine may not have what they ask for."""
+_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
+"""Keys that may ask for more than a machine has."""
 
 _STATE_HEAD = 16384  # bytes of `state.json`; the machine stands before the jobs
 
-_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and nothing that looks like another: no words, no mistakes
+_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no mistakes
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 _LONGEST_STEM = 40
@@ -44,7 +45,7 @@ _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 def submit(arguments: Sequence[str]) -> int | None:
-    """Submit what *arguments*, all of the command line after the program's name, ask for; None if not plain."""
+    """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
     root = ""
     if arguments[:1] == ["--spool"] and len(arguments) > 2:
         root, arguments = arguments[1], arguments[2:]
@@ -89,7 +90,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         submitting.submit(root, [(name, text.encode())], held=held)
     except FileExistsError:
         return None
-    except OSError as error:  # not to be tried again: the file may be there
+    except OSError as error:  # do not try again: the file may exist
         _complain(f"cannot submit job {name}: {error.strerror}")
         return 5
     if not held:
@@ -105,7 +106,7 @@ def _are_there(root: str, name: str | None, depends_on: Sequence[str]) -> bool:
 
 
 def _certainly_fits(root: str, values: joboptions.Values) -> bool:
-    """Whether the machine, as `state.json` begins by telling it, has what is asked for. If not, the full way warns."""
+    """Whether the machine, as `state.json` describes it, has what is asked for. If not, the full way warns."""
     asked = {key: values[key][-1] for key in _SCARCE if key in values}
     if not asked or asked == {"cpus": "1"}:
         return True
@@ -153,7 +154,7 @@ def _complain(message: str) -> None:
 
 
 def job_text(command: str | list[str], values: joboptions.Values, env: Mapping[str, str]) -> str | None:
-    """Return the job file with *env*, which is right; None if a value might be wrong."""
+    """Return the job file with *env*, which is valid; None if a value might be wrong."""
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
     keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
@@ -166,7 +167,7 @@ def job_text(command: str | list[str], values: joboptions.Values, env: Mapping[s
 
 
 def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
-    """Whether the full way would certainly take *value*, beside the others of *keys*."""
+    """Whether the full way would certainly accept *value* together with the rest of *keys*."""
     if key.needs and not keys.get(key.needs.partition(":")[0]):
         return False
     if key.kind == "count" and not key.array_only:
@@ -213,9 +214,9 @@ def _is_amount(text: str, units: str) -> bool:
 
 
 def command_of(words: Sequence[str]) -> str | list[str]:
-    """Return *words* as a command: executed as they are, or a text for the shell if it is one word only a shell reads.
+    """Return *words* as a command: executed as they are, or a string for the shell if one word needs a shell.
 
-    So `submit -- 'sort a | uniq'` means what it means to `ssh` and `watch`.
+    So `submit -- 'sort a | uniq'` works as with `ssh` and `watch`.
     """
     if len(words) == 1 and not _OF_THE_SHELL.isdisjoint(words[0]) and not os.path.exists(words[0]):
         return words[0]
@@ -223,7 +224,7 @@ def command_of(words: Sequence[str]) -> str | list[str]:
 
 
 def stem_of(command: str | Sequence[str]) -> str:
-    """Return what to call a job that runs *command*: the program, or the script that an interpreter is given."""
+    """Return a name for a job that runs *command*: the program, or the script given to an interpreter."""
     words = command.split() if isinstance(command, str) else list(command)
     while words and isinstance(command, str) and "=" in words[0] and words[0].split("=")[0].isidentifier():
         words.pop(0)  # an assignment before the program
@@ -239,7 +240,7 @@ def stem_of(command: str | Sequence[str]) -> str:
 
 
 def fresh_name(stem: str, used: Callable[[str], bool]) -> str:
-    """Return *stem* with a short suffix that makes it a name never *used* so far."""
+    """Return *stem* with a short suffix that makes it a name never *used* before."""
     length = 4
     while True:
         suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length))
@@ -255,9 +256,9 @@ def next_name(name: str, used: Callable[[str], bool]) -> str:
 
 
 def laid_out(keys: Mapping[str, object]) -> str | None:
-    """Return *keys* as the text of a job file, tables last, as a person would write it; None if this cannot write it.
+    """Return *keys* as the text of a job file, tables last, as a person would write it; None if this function cannot.
 
-    That is all but a text that needs more than a backslash in TOML: the writer of `formats` is to be asked then.
+    A text that needs more than a backslash in TOML is left to the writer of `formats`.
     """
     lines: list[str] = []
     tables: list[str] = []
@@ -278,7 +279,7 @@ def _line(key: str, value: object) -> str:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether *text* has several lines, and TOML takes them as they stand between three quotes."""
+    """Whether *text* has several lines that TOML takes unchanged between triple quotes."""
     lines = text.split("\n")
     plain = all(line.replace("\t", "").isprintable() for line in lines)
     return len(lines) > 1 and plain and "'''" not in text and not text.endswith("'")

@@ -1,7 +1,7 @@
 """Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW` and `#PBS` lines, and words typed by habit.
 
-Each converter returns the words that mean the same here, or raises `Lost` with the reason. What changes results and is
-lost (GPUs, an array, a dependency) is an error of whoever reads a script; of the rest people are told.
+Each converter returns the words that mean the same here, or raises `Lost` with the reason. A lost option that
+changes results (GPUs, an array, a dependency) makes the reader of a script fail; the others give a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Lost(Exception):  # noqa: N818  (not always an error)
-    """An option that has no counterpart. *matters*: without it the job would compute something else."""
+    """An option without an equivalent. *matters*: without it the job would compute something else."""
 
     def __init__(self, why: str, *, matters: bool = False) -> None:
         super().__init__(why)
@@ -27,10 +27,10 @@ class Lost(Exception):  # noqa: N818  (not always an error)
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One option of a line of a script, as it stands there; `value` is None for a flag."""
+    """One option in a line of a script, as written; `value` is None for a flag."""
 
     line: int
-    system: str  # what the line begins with: "#SBATCH"
+    system: str  # the start of the line: "#SBATCH"
     option: str
     value: str | None
 
@@ -41,7 +41,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What became of a directive: `words` of our command line, or why it was `lost`. No words: nothing is needed."""
+    """What became of a directive: `words` of our command line, or why it was `lost`. No words: not needed here."""
 
     directive: Directive
     words: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Converted:
     def __str__(self) -> str:
         one = self.directive
         if self.lost is not None:
-            return f"line {one.line}: {one} is left out: {self.lost}"
-        return f"line {one.line}: {one} {f'is {shlex.join(self.words)} here' if self.words else 'needs nothing here'}"
+            return f"line {one.line}: {one} is ignored: {self.lost}"
+        return f"line {one.line}: {one} {f'becomes {shlex.join(self.words)}' if self.words else 'is not needed here'}"
 
 
 _KEYS = {
@@ -94,7 +94,7 @@ def _minutes(text: str) -> list[str]:
         return []
     match = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,6})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?", text)
     if match is None:
-        return ["--time-limit", text]  # "2h" is as good here; whatever it is, the reader of job files judges it
+        return ["--time-limit", text]  # "2h" works here too; the reader of job files checks it
     days, first, second, third = (int(part) if part is not None else None for part in match.groups())
     assert first is not None
     if days is not None:
@@ -109,7 +109,7 @@ def _minutes(text: str) -> list[str]:
 def _clock_or_seconds(text: str) -> list[str]:
     """Read the times of PBS: S, M:S, H:M:S."""
     if not re.fullmatch(r"[0-9]{1,8}(:[0-9]{1,2}){0,2}", text):
-        raise Lost("it is no time", matters=False)
+        raise Lost("not a valid time", matters=False)
     seconds = 0
     for part in text.split(":"):
         seconds = seconds * 60 + int(part)
@@ -117,12 +117,12 @@ def _clock_or_seconds(text: str) -> list[str]:
 
 
 def _megabytes(option: str) -> Converter:
-    """Read the sizes of sbatch and gbatch: a number without a unit is of megabytes."""
+    """Read the sizes of sbatch and gbatch: a number without a unit is in megabytes."""
 
     def read(text: str) -> list[str]:
         match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text, re.IGNORECASE)
         if match is None or int(match[1]) == 0:
-            raise Lost("all memory of the machine cannot be asked for" if match else "it is no size")
+            raise Lost("cannot request all of the machine's memory" if match else "not a valid size")
         return [option, f"{match[1]}{(match[2] or 'M').upper()}"]
 
     return read
@@ -134,7 +134,7 @@ def _gpus(text: str) -> list[str]:
     if not colon and kind.isdecimal():
         kind, count = "", kind
     if not (count or "1").isdecimal() or "," in text:
-        raise Lost("more than one kind of GPU cannot be asked for", matters=True)
+        raise Lost("cannot request more than one kind of GPU", matters=True)
     return ["--gpus", count or "1"] + (["--gpu-type", kind] if kind else [])
 
 
@@ -147,7 +147,7 @@ def _gres(text: str) -> list[str]:
         if name == "gpu" and not words:
             words += _gpus(rest or "1")
         elif name == "gpu":
-            raise Lost("more than one kind of GPU cannot be asked for", matters=True)
+            raise Lost("cannot request more than one kind of GPU", matters=True)
         else:
             what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
             raise Lost(what, matters=name in ("shard", "mps"))
@@ -158,20 +158,20 @@ _KINDS = {"afterok": "", "afterany": "ended:", "afternotok": "failed:", "afterco
 
 
 def dependencies(text: str, *, numbers: bool = False) -> list[str]:
-    """Return `afterok:a:b,afterany:c` as the words of `--depends-on`. *numbers*: a job may be called 1234 here."""
+    """Return `afterok:a:b,afterany:c` as the words of `--depends-on`. *numbers*: a job may be named 1234 here."""
     words: list[str] = []
     any_of_them = "?" in text
     for clause in re.split("[,?]", text):
         kind, *names = clause.split(":")
         if kind not in _KINDS:
-            hint = "its name runs once at a time here" if kind == "singleton" else "give --depends-on NAME"
-            raise Lost(f"{kind!r} has no counterpart; {hint}", matters=True)
+            hint = "here, jobs of one name run one at a time" if kind == "singleton" else "give --depends-on NAME"
+            raise Lost(f"{kind!r} has no equivalent; {hint}", matters=True)
         if not names or not all(names):
             raise Lost(f"{clause!r} names no job", matters=True)
         if not numbers and (of_others := [name for name in names if re.fullmatch(r"[0-9_+]+", name)]):
             raise Lost(f"{of_others[0]} is a job of the other scheduler; give --depends-on NAME", matters=True)
         if any_of_them and kind != "afterok":
-            raise Lost("one of several, with `?`, can be asked for with afterok only", matters=True)
+            raise Lost("`?` (any of several) works with afterok only", matters=True)
         words += ["--depends-on", ("any:" if any_of_them else _KINDS[kind]) + ",".join(names)]
     return words
 
@@ -188,7 +188,7 @@ def output_pattern(text: str) -> str:
         text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
     text = re.sub("%n[-_.]?%n", "%n", text)
     if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
-        raise Lost(f"{odd[1]} is not known here; %n is the job, %r the run, %a the index")
+        raise Lost(f"{odd[1]} is not supported; %n is the job, %r the run, %a the index")
     return text
 
 
@@ -233,7 +233,7 @@ def _one(what: str) -> Converter:
 
     def read(text: str) -> list[str]:
         if text.split("-")[0] != "1":
-            raise Lost(f"there is one {what}, this machine", matters=True)
+            raise Lost(f"there is only one {what}, this machine", matters=True)
         return []
 
     return read
@@ -243,12 +243,12 @@ def _kept_on_failure(text: str) -> list[str]:
     return ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"]
 
 
-_NO_PARTS = _nothing("a spool has no partitions; --group and --priority part jobs")
+_NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
 _NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
 _PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--mem-per-cpu", "--mem-per-gpu", "--gpus-per-task")
 
-# Spellings, and what becomes of the value; a flag has no value. What is in `_PIECES` is put together at the end.
+# Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
     "-J --job-name": _same("--name"),
     "-t --time": _minutes,
@@ -271,17 +271,17 @@ _SBATCH: Mapping[str, Converter] = {
     "--mail-type --mail-user": _NO_MAIL,
     "-p --partition -q --qos -C --constraint --reservation -w --nodelist -x --exclude -M --clusters": _NO_PARTS,
     "--nice": _NICE,
-    "--priority": _nothing("priorities of Slurm have another scale; give --priority 0-255"),
-    "-i --input": _nothing("the job's stdin is empty; have the command read the file", matters=True),
+    "--priority": _nothing("Slurm's priorities use another scale; give --priority 0-255"),
+    "-i --input": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
     "--tmp --mincpus --hint --open-mode --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
     "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
-    "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("it has no counterpart"),
+    "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("no equivalent in spool"),
 }
 _SBATCH_FLAGS: Mapping[str, Converter] = {
     "-H --hold": lambda _: ["--hold"],
     "--requeue": lambda _: ["--requeue"],
     "--no-requeue": lambda _: ["--no-requeue"],
-    "--exclusive": _nothing("state what the job needs; for all of the machine give --cpus and --memory"),
+    "--exclusive": _nothing("specify what the job needs; for the whole machine give --cpus and --memory"),
     "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
     "--contiguous --ignore-pbs --test-only": _needless,
 }
@@ -296,17 +296,17 @@ _GFLOW: Mapping[str, Converter] = {
     "--begin": _begin,
     "--array": _same("--array"),
     "-d --depends-on --dependency --depends-on-all --depends-on-any": _nothing(
-        "its jobs have numbers, and ours have names; give --depends-on NAME", matters=True
+        "jobs have names here, not numbers; give --depends-on NAME", matters=True
     ),
     "-c --conda-env": _nothing("activate it in the script, or submit from within it", matters=True),
     "--param --param-file": _nothing("give --matrix NAME=VALUE,… or --param-file", matters=True),
     "--max-concurrent": _same("--max-running"),
     "--max-retries": _same("--retry-max"),
-    "--name-template": _nothing("tasks are called NAME_0, NAME_1 and so on"),
+    "--name-template": _nothing("tasks are named NAME_0, NAME_1 and so on"),
     "--notify-email --notify-on": _NO_MAIL,
 }
 _GFLOW_FLAGS: Mapping[str, Converter] = {
-    "--shared": _needless,  # with --gpu-memory it is so
+    "--shared": _needless,  # implied by --gpu-memory
     "--auto-close": _needless,
     "--no-auto-cancel": lambda _: ["--on-dependency-failure", "wait"],
 }
@@ -331,13 +331,13 @@ def _pbs_resources(text: str) -> list[str]:
         elif key == "place":
             continue
         else:
-            raise Lost(f"{key!r} has no counterpart", matters="gpu" in key)
+            raise Lost(f"{key!r} has no equivalent", matters="gpu" in key)
     return words
 
 
 def _pbs_more(text: str) -> list[str]:
     if not text.startswith("depend="):
-        raise Lost("it has no counterpart")
+        raise Lost("no equivalent in spool")
     return dependencies(text.removeprefix("depend="))
 
 
@@ -353,12 +353,12 @@ _PBS: Mapping[str, Converter] = {
     "-A -P": _same("--project"),
     "-q": _NO_PARTS,
     "-m -M": _NO_MAIL,
-    "-p": _nothing("priorities of PBS have another scale; give --priority 0-255"),
+    "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
     "-a": _nothing("give --start-after 2026-01-31T09:00"),
-    "-S": _nothing("the script's first line says what runs it"),
+    "-S": _nothing("the script's first line selects its interpreter"),
     "-j": lambda text: [] if text in ("oe", "eo") else ["--stderr", "%n.%r.err"],
     "-r": lambda text: ["--requeue" if text == "y" else "--no-requeue"],
-    "-c -C -k -u": _nothing("it has no counterpart"),
+    "-c -C -k -u": _nothing("no equivalent in spool"),
 }
 _PBS_FLAGS: Mapping[str, Converter] = {"-h": lambda _: ["--hold"], "-V -I -z -X -x -f": _needless}
 
@@ -383,7 +383,7 @@ def indices_used(text: str) -> list[str]:
 
 
 def strangers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield what a script of another scheduler uses that is not here: the line, what it is, and what to use."""
+    """Yield what a script uses that only another scheduler has: the line, the name, and the replacement."""
     seen = set(_INDICES)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
@@ -443,9 +443,9 @@ def _converted(one: Directive) -> Converted:
     values, flags = _SYSTEMS[one.system]
     converter = _found(flags, one.option) or _found(values, one.option)
     if converter is None:
-        return Converted(one, lost=Lost("it is not known here"))
+        return Converted(one, lost=Lost("unknown option"))
     if one.value is None and _found(flags, one.option) is None:
-        return Converted(one, lost=Lost("it has no value", matters=True))
+        return Converted(one, lost=Lost("it needs a value", matters=True))
     try:
         return Converted(one, tuple(converter(one.value or "")))
     except Lost as error:
@@ -453,11 +453,11 @@ def _converted(one: Directive) -> Converted:
 
 
 def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -> Iterator[Converted]:
-    """Yield CPUs, memory and GPUs that are stated by task or by CPU; all tasks run here, so it is their sum."""
+    """Yield CPUs, memory and GPUs that are stated per task or per CPU; all tasks run here, so this is their sum."""
     numbers: dict[str, int] = {}
     for name, one in pieces.items():
         if "mem" not in name and name != "--gpus-per-task" and not (one.value or "").isdecimal():
-            yield Converted(one, lost=Lost("it is no number", matters=True))
+            yield Converted(one, lost=Lost("not a number", matters=True))
             return
         if one.value is not None and one.value.isdecimal():
             numbers[name] = int(one.value)
@@ -491,12 +491,12 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
         return Converted(one, lost=error)
     match = re.fullmatch("([0-9]+)(.*)", amount)
     if match is None:
-        return Converted(one, lost=Lost("it is no number", matters=True))
+        return Converted(one, lost=Lost("not a number", matters=True))
     return Converted(one, (option, f"{int(match[1]) * count}{match[2]}", *more))
 
 
 def answer(option: str, value: str | None) -> str | None:
-    """Return what to write here for an *option* of sbatch or gbatch that was typed by habit; None if it is neither."""
+    """Return what to write here for an *option* of sbatch or gbatch; None if neither has it."""
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = _SYSTEMS[system]
         if _found(flags, option) is not None:

@@ -1,4 +1,4 @@
-"""`spool gc`: remove what is old."""
+"""`spool gc`: remove old runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)
-@click.option("--older-than", metavar="TIME", help="Runs that ended longer ago than this: 30d.")
-@click.option("--keep-runs", metavar="N", type=click.IntRange(1), help="All but the newest N runs of each job.")
-@click.option("--max-size", metavar="SIZE", help="The oldest runs, until all together are no larger: 10G.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
+@click.option("--older-than", metavar="TIME", help="Remove runs that ended longer ago than this: 30d.")
+@click.option("--keep-runs", metavar="N", type=click.IntRange(1), help="Keep the newest N runs of each job.")
+@click.option("--max-size", metavar="SIZE", help="Remove the oldest runs until all together fit this size: 10G.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @json_option
 @click.pass_obj
 def command(
     root: str, older_than: str | None, keep_runs: int | None, max_size: str | None, dry_run: bool, as_json: bool
 ) -> int:
-    """Remove old runs, their outputs, and the records of jobs of which nothing else is left.
+    """Remove old runs and their output, and the records of jobs that have nothing else left.
 
-    Only of jobs that have ended and that no waiting job depends on. The history stays. What no option says is taken
-    from [gc] in config.toml. It may run while a dispatcher does. No link is followed, so nothing outside of the spool
-    goes. What cannot be removed stays, a line on stderr says which and why, and the exit code is 1.
+    Only jobs that have ended, and that no waiting job depends on, are affected. The history stays. Limits that you do
+    not give come from [gc] in config.toml. A dispatcher may be running. Links are not followed, so nothing outside the
+    spool is removed. If something cannot be removed, stderr says what and why, and the exit code is 1.
 
       spool gc --older-than 30d --dry-run
       spool gc --max-size 10G
@@ -47,7 +47,10 @@ def command(
         parse_size(max_size) if max_size is not None else configured.max_size_bytes,
     )
     if keep.everything:
-        raise UsageError("cannot clean up: nothing says what is old; give --older-than, --keep-runs or --max-size")
+        raise UsageError(
+            "cannot clean up: no limit; specify --older-than, --keep-runs or --max-size, or set one in "
+            "[gc] of config.toml"
+        )
     with render.progress("looking") as step:
         removal = plan_removal(spool, keep, time.time_ns(), step)
     if not dry_run:
@@ -62,19 +65,19 @@ def command(
 
 
 def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
-    """Return what started each run that is to go."""
+    """Return the executor of each run to remove."""
     grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in removal.runs)
     return {(name, run): grant.executor for name, run, grant in grants if grant is not None}
 
 
 def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int], str]) -> None:
-    """Close what is kept on terminals of the runs that are gone."""
+    """Close the terminals kept for the removed runs."""
     gone: dict[str, list[tuple[str, int]]] = {}
     for old in removed.runs:
         if (executor := started.get((old.name, old.run))) is not None:
             gone.setdefault(executor, []).append((old.name, old.run))
     for executor, runs in gone.items():
-        with suppress(SpoolError, ImportError):  # one of another version of spool
+        with suppress(SpoolError, ImportError):  # from another version of spool
             by_name(executor).forget(spool.root, runs)
 
 

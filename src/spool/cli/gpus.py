@@ -1,4 +1,4 @@
-"""`spool gpus`: each GPU, who has it, and why it is not given."""
+"""`spool gpus`: each GPU, who uses it, and why it is unavailable."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unus
 @json_option
 @click.pass_obj
 def command(root: str, as_json: bool) -> int:
-    """Show each GPU: its memory, who has it, what else is on it, and why it is not given.
+    """Show each GPU: its memory, who uses it, what else runs on it, and why it is unavailable.
 
-    A dispatcher that watches the GPUs is believed, so that you see what it decides by; else NVML is asked, and waited
-    for. STATE is idle, alone (one run has it), shared (runs that state their gpu_memory), foreign (processes outside
-    spool are on it), unused (left out by gpu.use) or problem. BUSY is how much of the last moments it computed, MEM
-    BUSY how much of them it read or wrote its memory; empty where NVML does not tell.
+    The values come from the dispatcher if it watches the GPUs, so that you see what it bases decisions on; otherwise
+    from NVML. STATE is idle, alone (one run has it), shared (runs that set gpu_memory), foreign (processes outside
+    spool are on it), unused (excluded by gpu.use) or problem. BUSY is the share of recent time in which it computed,
+    MEM BUSY in which it read or wrote its memory; empty if NVML does not report them.
 
       spool gpus
       spool gpus --json | jq '.gpus[] | select(.why_not == null) | .index'
@@ -47,14 +47,14 @@ def command(root: str, as_json: bool) -> int:
     if found.gpus:
         render.table(_COLUMNS, [_row(each) for each in found.gpus], [STYLES[each.state] for each in found.gpus])
     elif found.problem is None:
-        tell("there are no GPUs: no NVML, or nothing that it shows")
+        tell("no GPUs: NVML is missing or reports none")
     for each in found.gpus:
         if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
-            render.prose(f"GPU {each.index} is not given: {each.why_not}")
+            render.prose(f"GPU {each.index} is unavailable: {each.why_not}")
     for line in found.reserved:
         render.prose(f"reserved: {line}")
     if found.problem is not None:
-        tell(f"what is free is unknown, and unknown is not free: {found.problem}")
+        tell(f"free memory is unknown, so no GPU is given out: {found.problem}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: the verbs, each imported when it is used, their help, and how errors are told."""
+"""The command line as a whole: the verbs, each imported when it is used, their help, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ SECTIONS = (
     (
         "Jobs",
         {
-            "submit": "Put a job into the queue.",
+            "submit": "Submit a job to the queue.",
             "run": "Submit a job, follow its output and exit with its code.",
-            "ls": "List the jobs that wait, run, or ended a short while ago.",
-            "top": "Show queue, runs and GPUs on a screen, and act on them.",
+            "ls": "List jobs that are waiting, running or recently ended.",
+            "top": "Watch and manage jobs and GPUs on a live screen.",
             "show": "Show everything about a job.",
-            "why": "Say why a job does not run yet.",
+            "why": "Explain why a job is not running yet.",
             "log": "Show or follow a job's output.",
-            "attach": "Go to the terminal of a job that runs in one.",
-            "wait": "Wait until jobs have ended, and exit with their code.",
+            "attach": "Attach to the terminal of a running job.",
+            "wait": "Wait for jobs to end, and exit with their code.",
             "seff": "Compare what a job asked for with what it used.",
-            "cancel": "Cancel jobs, whether they wait or run.",
-            "hold": "Keep jobs from running until they are released.",
-            "release": "Let held jobs run.",
-            "requeue": "Run jobs again: those that run, and those that have ended.",
+            "cancel": "Cancel waiting or running jobs.",
+            "hold": "Hold jobs until they are released.",
+            "release": "Release held jobs.",
+            "requeue": "Run ended or running jobs again.",
             "move": "Put a waiting job before your other jobs, or after them.",
             "suspend": "Pause running jobs where they are.",
             "continue": "Continue suspended jobs.",
             "signal": "Send a signal to the processes of running jobs.",
-            "edit": "Change a job that waits, or the limit of one that runs.",
-            "check": "Tell whether job files are valid.",
-            "import": "Print the job file that a script for Slurm, gflow or PBS becomes.",
+            "edit": "Change a waiting job, or the limits of a running one.",
+            "check": "Check job files for errors.",
+            "import": "Convert a Slurm, gflow or PBS script to a job file.",
         },
     ),
     (
         "The machine",
         {
-            "info": "Show the machine, who has what, and whether all is well.",
-            "gpus": "Show each GPU, who has it, and why it is not given.",
-            "reserve": "Keep GPUs for somebody, for a time.",
-            "plan": "Show what would start now, and what waits and why.",
-            "stats": "Show what ended runs waited, took and used.",
-            "plot": "Draw what ran when and where, in the terminal or into a file.",
-            "simulate": "Simulate a workload, and compare policies.",
+            "info": "Show the machine, what is in use, and any problems.",
+            "gpus": "Show each GPU, who uses it, and why it is unavailable.",
+            "reserve": "Reserve GPUs for a user or project.",
+            "plan": "Show what would start now, what waits, and why.",
+            "stats": "Show wait times, run times and usage of ended runs.",
+            "plot": "Plot what ran when and where, in the terminal or to a file.",
+            "simulate": "Simulate a workload and compare policies.",
         },
     ),
     (
         "The spool",
         {
-            "init": "Make a spool.",
-            "dispatch": "Run the dispatcher, which starts the jobs.",
-            "service": "Have systemd keep the dispatcher running.",
-            "pause": "Start no job until `resume`.",
-            "resume": "Start jobs again.",
-            "gc": "Remove old records and outputs.",
-            "doctor": "Find out what is wrong with this spool and this machine.",
-            "demo": "Show what spool does, with real jobs, in a spool of its own.",
-            "completion": "Print the completion script for a shell.",
+            "init": "Create a spool.",
+            "dispatch": "Run the dispatcher, which starts jobs.",
+            "service": "Keep the dispatcher running with systemd.",
+            "pause": "Stop starting jobs until `resume`.",
+            "resume": "Start jobs again after `pause`.",
+            "gc": "Remove old records and output.",
+            "doctor": "Diagnose problems with this spool and this machine.",
+            "demo": "Run a demo with real jobs in a temporary spool.",
+            "completion": "Print a shell completion script.",
         },
     ),
 )
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
-_CONTROL = {  # of one shape, so in one module
+_CONTROL = {  # similar, so in one module
     **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
     "continue": "go_on",
 }
-_MODULES = {"import": "importing", "signal": "signals"}  # a word of the language cannot name a module, or a function
+_MODULES = {"import": "importing", "signal": "signals"}  # a Python keyword cannot name a module, or a function
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
@@ -92,7 +92,7 @@ _ELSEWHERE = {
     "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
     "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
 }  # fmt: skip
-# What the world around us does to a file system; any other OSError is a bug and says where.
+# What can happen to any file system; any other OSError is a bug and gets a traceback.
 _EXPECTED = frozenset(
     {
         errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
@@ -103,20 +103,20 @@ _EXPECTED = frozenset(
 
 
 LAST = "@"
-"""The job that the user has submitted last. No job can have that name."""
+"""Stands for the job that the user submitted last. No job can have that name."""
 
 _FLAGS = 26  # cells at most for the options in a help with sections
 
 
 class Verb(click.Command):
-    """A verb. In its help a paragraph with an indented line is printed as it stands, not filled."""
+    """A verb. In its help a paragraph with an indented line is printed as is, not filled."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = unfilled(self.help or "")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; whatever is wrong with it is said to be so of this verb."""
+        """Read the command line; errors name this verb."""
         try:
             return super().parse_args(ctx, self._last_job(args))
         except click.UsageError as error:
@@ -164,10 +164,10 @@ class JobArgument(click.Argument):
 
 
 class WordsVerb(Verb):
-    """A verb whose words may stand after `--`; tells those apart from words without it."""
+    """A verb that takes words, with or without `--` before them, and knows which it was."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take note of a `--` before the first word."""
+        """Note whether `--` comes before the first word."""
         before = list(args)
         try:
             rest = super().parse_args(ctx, args)
@@ -180,7 +180,7 @@ class WordsVerb(Verb):
 
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
-    """Return what to say of an option that is not ours: what to write, if another tool has it."""
+    """Return the error for an unknown option: what to write instead, if another tool has it."""
     from spool.cli import foreign
 
     name, value = error.option_name, None
@@ -190,11 +190,11 @@ def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
         elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
     told = foreign.answer(name, value)
-    return error if told is None else UsageError(f"there is no option {name} here; {told}")
+    return error if told is None else UsageError(f"unknown option {name}; {told}")
 
 
 def unfilled(text: str) -> str:
-    """Return *text* with the mark of click before each paragraph that has an indented line."""
+    """Return *text* with click's mark before each paragraph that has an indented line."""
     paragraphs = cleandoc(text).split("\n\n")
     return "\n\n".join(f"\b\n{part}" if "\n  " in f"\n{part}" else part for part in paragraphs)
 
@@ -215,13 +215,13 @@ class Verbs(click.Group):
         )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)
-        command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text
+        command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text off
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say which one was probably meant."""
+        """Find the verb, or suggest which one was probably meant."""
         verb = args[0]
         if verb not in VERBS and not verb.startswith("-"):
             import difflib
@@ -229,7 +229,7 @@ class Verbs(click.Group):
             near = difflib.get_close_matches(verb, VERBS, n=1)
             meant = _ELSEWHERE.get(verb) or (near[0] if near else None)
             hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists them"
-            raise UsageError(f"there is no verb {verb!r}; {hint}")
+            raise UsageError(f"unknown command {verb!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -240,7 +240,7 @@ class Verbs(click.Group):
 
 
 _EPILOG = unfilled("""
-Everything here can be done by cp, mv, rm and cat as well:
+Everything here also works with cp, mv, rm and cat:
   mv queued/a.toml held/       holds job a        (spool hold a)
   rm running/a.toml            cancels it         (spool cancel a)
   mv done/a.toml queued/       runs it again      (spool requeue a)
@@ -254,19 +254,19 @@ Everything here can be done by cp, mv, rm and cat as well:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     no_args_is_help=True,
 )
-@click.option("--spool", "root", metavar="DIR", help="The spool to use. Default: $SPOOL_DIR, else ~/.spool.")
+@click.option("--spool", "root", metavar="DIR", help="The spool to use. Default: $SPOOL_DIR, or ~/.spool.")
 @click.version_option(__version__, "-V", "--version", prog_name="spool", message="%(prog)s %(version)s")
 @click.pass_context
 def spool(ctx: click.Context, root: str | None) -> None:
-    """Run jobs from a directory: a job is a TOML file, and where it lies says what it does."""
+    """Run jobs from a directory: a job is a TOML file, and its folder is its state."""
     ctx.obj = os.path.abspath(root) if root else submit.default_root()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line and return the exit code; expected errors become one line on stderr."""
+    """Run the command line and return the exit code; expected errors print one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # do not fail because a terminal lacks a character
     try:
         code = spool.main(args=list(arguments), prog_name="spool", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -293,7 +293,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def tell(message: str) -> None:
-    """Print a message for people, on stderr."""
+    """Print a message on stderr."""
     print(f"spool: {shown(message)}", file=sys.stderr)
 
 
@@ -301,12 +301,12 @@ def _tell_usage(error: click.ClickException) -> None:
     message = " ".join(error.format_message().split())
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "spool"
-    help_hint = f" (`{path} --help` helps)" if isinstance(error, click.UsageError) else ""
+    help_hint = f" (see `{path} --help`)" if isinstance(error, click.UsageError) else ""
     tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
 
 
 def _tell_invalid(error: InvalidFile) -> None:
-    """Print each problem of a file on a line of its own, as a compiler does."""
+    """Print each problem of a file on its own line, as a compiler does."""
     if len(error.problems) < 2:
         tell(str(error))
         return

@@ -1,4 +1,4 @@
-"""`spool import`: a script for another scheduler as a job file."""
+"""`spool import`: convert a script for another scheduler to a job file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from spool.core.errors import UsageError, cannot
 
 
 @click.command(cls=Verb)
-@click.option("--no-capture", is_flag=True, help="Have the job run the script by its path, not the text of now.")
-@click.option("--ignore-directives", is_flag=True, help="Ignore the script's lines for other schedulers.")
+@click.option("--no-capture", is_flag=True, help="Run the script by its path instead of a copy of its current text.")
+@click.option("--ignore-directives", is_flag=True, help="Ignore the script's directives for other schedulers.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @click.pass_obj
 def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[str, ...]) -> int:
-    """Print the job file that a script for Slurm, gflow or PBS becomes.
+    """Convert a Slurm, gflow or PBS script to a job file, and print it.
 
-    What each `#SBATCH`, `# GFLOW` and `#PBS` line becomes is told on stderr, and what has no counterpart. A lost GPU,
-    array or dependency is an error. `spool submit FILE` submits the same.
+    Stderr reports what each `#SBATCH`, `# GFLOW` and `#PBS` line becomes, and what has no equivalent. A GPU, array or
+    dependency that cannot be converted is an error. `spool submit FILE` submits the same job.
 
       spool import train.sbatch > train.toml
       spool submit -f train.toml
@@ -36,5 +36,5 @@ def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[s
         head = "\n" * (number > 0) + f"# {wanted.name}.toml, made of {os.path.basename(path)!a}\n"
         render.say_text((head if len(files) > 1 else "") + wanted.text.decode("utf-8", "replace"))
         if wanted.held:
-            tell(f"{path}: asks to be held; submit the file with --hold")
+            tell(f"{path}: the script asks to be held; submit the file with --hold")
     return 0

@@ -1,4 +1,4 @@
-"""`spool info`: the machine, who has what, and whether all is well."""
+"""`spool info`: the machine, what is in use, and any problems."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _COLUMNS = (
 @json_option
 @click.pass_obj
 def command(root: str, as_json: bool) -> int:
-    """Show the machine, who has what of it, how many jobs there are, and whether all is well.
+    """Show the machine, what is in use, how many jobs there are, and any problems.
 
-    A fresh look at the machine and the files; no dispatcher is needed, though one that watches the GPUs is believed.
-    `spool gpus` has more on the GPUs, `spool doctor` on what may be wrong.
+    It reads the machine and the files afresh and needs no dispatcher; GPU values come from the dispatcher if it watches
+    them. `spool gpus` shows more about GPUs, `spool doctor` about problems.
 
       spool info
       spool info --json | jq .states
@@ -47,7 +47,7 @@ def command(root: str, as_json: bool) -> int:
 
 def _print(found: MachineStatus) -> None:
     lines = [
-        ("spool", f"{found.spool}{'  (paused: nothing starts)' if found.paused else ''}"),
+        ("spool", f"{found.spool}{'  (paused: no job starts)' if found.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
         ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {found.cpus_free} free"),
         ("memory", _memory(found)),
@@ -55,8 +55,8 @@ def _print(found: MachineStatus) -> None:
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
         *([("runs", _runs(found))] if found.max_running is not None else []),
-        ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "none wait or run"),
-        ("last day", ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or "none ended"),
+        ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "no active jobs"),
+        ("last day", ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or "no jobs ended"),
     ]
     render.pairs(lines)
     for problem in found.problems:
@@ -80,22 +80,22 @@ def _print(found: MachineStatus) -> None:
         render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
-_ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it makes it anew at its next look"
+_ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it creates a new one soon"
 
 
 def _dispatcher(found: MachineStatus) -> str:
     one = found.dispatcher
     if one is None:
-        return "none runs: nothing starts until one does; `spool dispatch` is one"
+        return "not running: no job starts until you run `spool dispatch`"
     if one.pid is None:
-        return "runs, and has not said anything yet" + (f", {_ASTRAY}" if one.lock_astray else "")
+        return "running; no heartbeat yet" + (f", {_ASTRAY}" if one.lock_astray else "")
     parts = [f"pid {one.pid}"]
     if one.since_at_ns is not None:
         parts.append(f"for {show_duration(found.at_ns - one.since_at_ns)}")
     if one.heartbeat_at_ns is not None:
         parts.append(f"heartbeat {show_duration(max(0, found.at_ns - one.heartbeat_at_ns))} ago")
     if one.silent_ns is not None:
-        parts.append("SILENT FOR TOO LONG")
+        parts.append("NO RECENT HEARTBEAT")
     if one.lock_astray:
         parts.append(_ASTRAY)
     return ", ".join(parts)
@@ -108,7 +108,7 @@ def _memory(found: MachineStatus) -> str:
         f"{show_size(found.memory_not_granted_bytes)} not granted",
     ]
     if found.memory_available_bytes is not None:
-        parts.append(f"{show_size(found.memory_available_bytes)} really available")
+        parts.append(f"{show_size(found.memory_available_bytes)} actually available")
     return ", ".join(parts)
 
 

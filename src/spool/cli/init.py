@@ -1,4 +1,4 @@
-"""`spool init`: make a spool."""
+"""`spool init`: create a spool."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from spool.store.disk import remedy_for
 @click.argument("directory", required=False)
 @click.pass_obj
 def command(root: str, directory: str | None) -> int:
-    """Make a spool.
+    """Create a spool.
 
-    In DIRECTORY, or where --spool, $SPOOL_DIR or ~/.spool says. What is there already stays as it is. Other commands
-    make the spool themselves when they need it.
+    It goes to DIRECTORY, or to --spool, $SPOOL_DIR or ~/.spool. Existing files stay unchanged. Other commands create
+    the spool themselves when they need it.
 
     By hand:
       mkdir -m 700 ~/.spool && cd ~/.spool
@@ -33,5 +33,5 @@ def command(root: str, directory: str | None) -> int:
         at = error.filename or where
         why = error.strerror or str(error)
         raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
-    render.say(f"made a spool in {where}" if new else f"there is a spool in {where}")
+    render.say(f"created a spool in {where}" if new else f"a spool already exists in {where}")
     return 0

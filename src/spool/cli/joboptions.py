@@ -1,8 +1,8 @@
-"""The keys of a job file as options of the command line, and what was given for them as keys again.
+"""The keys of a job file as command-line options, and option values converted back to keys.
 
-`spool submit` and `spool run` take them as arguments, scripts as `#SPOOL` lines, `spool edit` as new values. They are
-made of the table of keys. No check is made here: the text that comes of it goes through the one reader of job files.
-Imports next to nothing, so that the plain case of `spool submit` starts quickly.
+`spool submit` and `spool run` take them as arguments, scripts as `#SPOOL` lines, `spool edit` as new values. They come
+from the table of keys. Nothing is checked here: the resulting text goes through the one reader of job files. Imports
+next to nothing, so that the plain case of `spool submit` starts quickly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Values = dict[str, list[str]]
 
 
 class UnclearError(Exception):
-    """The arguments are not of the plain kind; the message says why, for those that have nobody else to tell it."""
+    """The arguments are not plain; the message says why, for callers without another way to report it."""
 
 
 class Option:
@@ -37,11 +37,11 @@ class Option:
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
         self.repeats = key.kind in _REPEATED
-        self.word = value or path.replace(".", "_")  # its name in a program
+        self.word = value or path.replace(".", "_")  # its Python name
 
     @property
     def spellings(self) -> list[str]:
-        """All that it is taken by, also those of other tools."""
+        """Every accepted spelling, including those of other tools."""
         return [*self.flags, *self.also]
 
 
@@ -52,8 +52,7 @@ def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
             yield Option(key, path, key.option, key.help)
         elif key.table is not None:
             yield from _options(key.table.keys, f"{path}.")
-        spelling, value, said = key.shortcut
-        if value:
+        for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
 
 
@@ -62,8 +61,8 @@ def read(
 ) -> tuple[Values, Sequence[str], bool]:
     """Return the values of the options that *arguments* begin with, what follows, and whether `--` stood between.
 
-    *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError
-    for what is no option.
+    *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError for an
+    unknown option.
     """
     known = {flag: (option.key, not option.is_flag) for option in OPTIONS for flag in option.spellings}
     stands_for = {flag: option.value for option in OPTIONS for flag in option.spellings}
@@ -78,7 +77,7 @@ def read(
             break
         flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
         if flag not in known:
-            raise UnclearError(f"there is no option {flag}")
+            raise UnclearError(f"unknown option {flag}")
         key, wants = known[flag]
         if not wants:
             if value or equals:
@@ -95,7 +94,7 @@ def read(
 
 
 def keys_of(values: Values) -> dict[str, object]:
-    """Return *values* as the keys of a job file, tables as dictionaries. What makes no sense stays as text."""
+    """Return *values* as the keys of a job file, tables as dictionaries. Invalid values stay as text."""
     keys: dict[str, object] = {}
     for option in OPTIONS:
         given = values.get(option.key)
@@ -150,7 +149,10 @@ def _resources(given: list[str]) -> dict[str, object]:
 
 
 def _directory(given: list[str]) -> str:
-    """Return a directory as a job file has it: a relative one is taken from where we stand. Raises OSError."""
+    """Return a directory as a job file has it: a relative one is resolved from the current directory.
+
+    Raises OSError.
+    """
     path = given[-1]
     return os.path.abspath(path) if path.strip() and path[0] not in "/~${" else path
 
@@ -177,7 +179,7 @@ def _dependencies(given: list[str]) -> object:
 
 
 def _as_ours(text: str) -> Sequence[str]:
-    """Return what `afterok:a:b,afterany:c` of sbatch is here. Raises InvalidValue."""
+    """Return sbatch's `afterok:a:b,afterany:c` in our own words. Raises InvalidValue."""
     if not text.startswith("after") or ":" not in text:
         return [text]
     from spool.cli import foreign
@@ -190,11 +192,11 @@ def _as_ours(text: str) -> Sequence[str]:
 
 
 def _rows(given: list[str]) -> list[dict[str, str]]:
-    """Return the rows of the table in a file, the cells as they stand there. Raises InvalidValue.
+    """Return the rows of the table in a file, with unchanged cells. Raises InvalidValue.
 
-    The first line has the keys. Cells are parted by commas, in a `.tsv` file by tabs; empty lines are passed over.
+    The first line has the keys. Cells are separated by commas, in a `.tsv` file by tabs; empty lines are skipped.
     """
-    import csv  # here, for hardly any submission needs it
+    import csv  # here, because few submissions need it
 
     from spool.core.errors import InvalidValue, cannot
 
@@ -212,13 +214,13 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
         raise InvalidValue(cannot(*use, "two of its columns have the same name", where=path))
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(keys):
-            why = f"row {number} has {len(line)} cells, and the first line has {len(keys)}"
+            why = f"row {number} has {len(line)} cells, but the first line has {len(keys)}"
             raise InvalidValue(cannot(*use, why, where=path))
     return [dict(zip(keys, line, strict=True)) for line in lines[1:]]
 
 
 def _moment(given: list[str]) -> str:
-    """Return what people write for a moment as a file has it. Raises InvalidValue."""
+    """Convert a point in time as people write it to the form of a job file. Raises InvalidValue."""
     import time
 
     from spool.core.errors import InvalidValue
@@ -238,9 +240,10 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "ends": _codes,
     "events": _names,
     "labels": _names,
+    "options of Slurm": list,
     "variables": _variables,
 }
-"""How the kinds are read of which an option may be repeated; of the others the last one counts."""
+"""The readers of kinds whose options may be repeated; of other options the last one counts."""
 
 _READERS = _REPEATED | {
     "count": _count,
@@ -269,7 +272,7 @@ def _by_section() -> Iterator[tuple[str, Option]]:
 
 
 def key_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a command of click an option for every key of a job file."""
+    """Give a click command an option for every key of a job file."""
     import click
 
     from spool.cli.common import SpelledOption
@@ -294,7 +297,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def values_of(parameters: Mapping[str, object]) -> Values:
-    """Return what click found for the options, as `read` returns it."""
+    """Return the option values that click found, in the form that `read` returns."""
     values: Values = {}
     for option in OPTIONS:
         given = parameters.get(option.word)

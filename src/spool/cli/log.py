@@ -21,11 +21,11 @@ from spool.store.spool import Spool
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, retries too.")
-@click.option("--run", "run", type=int, metavar="N", help="Of this run. Default: the newest.")
-@click.option("--stderr", "errors", is_flag=True, help="The error output, where that goes to a file of its own.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended, retries included.")
+@click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
+@click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
 @click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
-@click.option("--path", "only_path", is_flag=True, help="Print where the output is, not the output.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def command(
     root: str, name: str, follow: bool, run: int | None, errors: bool, lines: int | None, only_path: bool
@@ -33,7 +33,7 @@ def command(
     """Show or follow a job's output.
 
       spool log train -n 20
-      spool log -f train      follows it across retries until the job has ended
+      spool log -f train      follows it through retries until the job has ended
       spool log sweep         the output of each task of an array, under its name
 
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
@@ -58,7 +58,7 @@ def command(
 
 
 def _run_of(spool: Spool, name: str, run: int | None) -> int:
-    """Return the run that is meant. Raises SpoolError, of a job that has not begun with the reason."""
+    """Return the selected run. Raises SpoolError, with the reason for a job that has not started."""
     if run is None and spool.latest_run(name) is None and (why := why_never_begun(spool, name)):
         raise _no_output(name, why, f"`spool why {name}` says more, -f waits for it")
     return run_of(spool, name, run)

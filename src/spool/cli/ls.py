@@ -25,12 +25,12 @@ from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
 
 _WATCH_S = 2.0
-_MARGIN = 6  # lines of the terminal for the head of the table and for remarks
+_MARGIN = 6  # terminal lines for the head of the table and for remarks
 
 
 @dataclass(frozen=True, slots=True)
 class JobField:
-    """A column that may be asked for: how it is drawn, and what it says of a job at an instant."""
+    """A column for --columns: how it is drawn, and what it shows of a job at an instant."""
 
     column: render.Column
     text: Callable[[ListedJob, int], str]
@@ -86,27 +86,31 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
     for word in words:
         if word not in FIELDS:
-            raise click.UsageError(f"there is no column {shown(word)!r}; the columns are {', '.join(FIELDS)}")
+            raise click.UsageError(f"unknown column {shown(word)!r}; the columns are {', '.join(FIELDS)}")
     if not words:
-        raise click.UsageError(f"--columns names no column; the columns are {', '.join(FIELDS)}")
+        raise click.UsageError(f"--columns is empty; the columns are {', '.join(FIELDS)}")
     return words
 
 
 @click.command(cls=Verb)
 @click.argument("names", nargs=-1, metavar="[NAMES]...")
-@click.option("-a", "--all", "everything", is_flag=True, help="All that ever ended, not only the last ten; each task.")
-@click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N that ended, instead of ten.")
-@click.option("--since", metavar="TIME", help='Those that ended since then: "2h" (ago), "today", a date, a time.')
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="All ended jobs instead of the last ten, and each array task."
+)
+@click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N ended jobs instead of ten.")
+@click.option("--since", metavar="TIME", help='Jobs that ended since: "2h" (ago), "today", a date, a time.')
 @states_option
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
-@click.option("--project", metavar="NAME", help="Only jobs of this project.")
+@click.option("--project", metavar="NAME", help="Only jobs in this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
-@click.option("--sort", type=click.Choice(sorted(ORDERS)), help="The order. Default: ended, running, waiting.")
-@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns, of {', '.join(FIELDS)}.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for spreadsheets: every column, or those of --columns.")
-@click.option("--tree", "as_tree", is_flag=True, help="Each job below what it depends on, each task below its array.")
-@click.option("--watch", is_flag=True, help="Show the list again every two seconds, until Ctrl-C.")
-@click.option("-q", "--quiet", is_flag=True, help="Only the names, one a line.")
+@click.option("--sort", type=click.Choice(sorted(ORDERS)), help="Sort order. Default: ended, running, waiting.")
+@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns: {', '.join(FIELDS)}.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV: every column, or those of --columns.")
+@click.option(
+    "--tree", "as_tree", is_flag=True, help="Show each job below its dependencies, and each task below its array."
+)
+@click.option("--watch", is_flag=True, help="Refresh the list every two seconds, until Ctrl-C.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only names, one per line.")
 @json_option
 @click.pass_obj
 def command(
@@ -127,7 +131,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """List the jobs that wait, run, or ended a short while ago. An array that has ended stands for its tasks.
+    """List jobs that are waiting, running or recently ended. An array that has ended is one line.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
     terminal gets one line for each job, one for the tasks of an array that wait, the progress of runs that tell it
@@ -141,9 +145,9 @@ def command(
     By hand: ls queued held running done
     """
     if sum((as_csv, as_json, quiet, as_tree)) > 1:
-        raise click.UsageError("--csv, --json, --quiet and --tree exclude each other")
+        raise click.UsageError("--csv, --json, --quiet and --tree cannot be combined")
     if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
-        raise click.UsageError("--watch is for a terminal; elsewhere call `spool ls` as often as you want")
+        raise click.UsageError("--watch needs a terminal; in a script call `spool ls` repeatedly")
     wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, _since(since))
     form = "json" if as_json else "names" if quiet else "csv" if as_csv else "tree" if as_tree else "table"
     asked = _Asked(wanted, everything, sort, columns, form, watch)
@@ -157,7 +161,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a list is to have, and in which form."""
+    """What a list contains, and its form."""
 
     wanted: JobFilter
     everything: bool
@@ -188,7 +192,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
             _print_table(lines, asked, found.at_ns)
     _remark(found)
     for name in found.unknown:
-        tell(str(NoSuchJob(cannot("list", f"job {name}", "no job of that name is in the spool"))))
+        tell(str(NoSuchJob(cannot("list", f"job {name}", "the spool has no job of that name"))))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 
@@ -211,7 +215,7 @@ def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> l
 
 
 def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
-    """Print the table; one that is watched in no more lines than the terminal has."""
+    """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
@@ -231,7 +235,7 @@ def _is_busy(row: JobRow) -> bool:
 
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:
-    """Print CSV as RFC 4180 has it, but for the ends of its lines."""
+    """Print CSV as in RFC 4180, except for its line ends."""
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)
     for row in rows:
@@ -245,12 +249,12 @@ def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:
 
 
 def _remark(found: JobList) -> None:
-    """Say on stderr what makes the list worth less than it looks."""
+    """Warn on stderr if the list is out of date."""
     if found.paused:
-        tell("the spool is paused: nothing starts until `spool resume`")
+        tell("the spool is paused: no job starts until `spool resume`")
     if found.unserved:
-        tell("no dispatcher runs: what is shown is what the files say; `spool dispatch` starts one")
+        tell("no dispatcher is running: the list shows what the files say; `spool dispatch` starts one")
     elif found.stale_ns is not None:
-        tell(f"the dispatcher has been silent for {show_duration(found.stale_ns)}; the reasons are as old")
+        tell(f"no heartbeat from the dispatcher for {show_duration(found.stale_ns)}; the reasons are equally old")
     for problem in found.problems:
         tell(problem)

@@ -1,20 +1,20 @@
-"""Where `spool` begins: the quick way or the full one, and what becomes of errors.
+"""The entry point of `spool`: the fast path or the full one, and how errors end.
 
 An expected error is one line on stderr and the exit code of its class; only a bug prints a traceback.
 
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | it was tried and failed |
-| 2 | the command was called wrongly |
-| 3 | there is no such job |
+| 1 | the attempt failed |
+| 2 | wrong usage |
+| 3 | no such job |
 | 4 | a job file, reservation or configuration is not valid |
-| 5 | the spool cannot be used: not there, not ours, damaged, the disk is full |
+| 5 | the spool cannot be used: missing, not ours, damaged, or the disk is full |
 | 6 | another dispatcher holds the lock |
 | 130 | interrupted with Ctrl-C |
 
-A command for several jobs goes on after a bad one and exits with the highest code. `wait`, `run` and
-`submit --wait` stand for the job and exit as it did:
+A command for several jobs continues after a failure and exits with the highest code. `wait`, `run` and `submit --wait`
+exit like the job:
 
 | outcome | code |
 |---|---|
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_missing() -> None:
-    """Put /dev/null in the place of each standard descriptor that is closed, as after `>&-`."""
+    """Open /dev/null for each closed standard descriptor, as after `>&-`."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            fd = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, so this one
             if fd == number:
                 os.set_inheritable(fd, True)
             setattr(sys, name, open(fd, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
@@ -80,8 +80,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _without_reader() -> int:
-    """Return what to exit with when nobody reads our output any more, as `spool ls | head` does it: quietly."""
+    """Return the exit code for when nobody reads our output any more, as in `spool ls | head`: no message."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)  # or the interpreter complains when it flushes at its end
+    os.dup2(null, 1)  # or the interpreter complains when it flushes at exit
     os.close(null)
     return 141  # what a shell reports for SIGPIPE

@@ -1,7 +1,7 @@
-"""The manual pages, made of the help of the verbs and of the tables of keys.
+"""The manual pages, generated from the help of the verbs and the tables of keys.
 
-`python -m spool.cli.manpages --write` puts them into the checkout in which it is run, in docs/man, from where the wheel
-takes them. Run it after a change of a help text or of a key. `python -m spool.cli.manpages submit` prints one.
+`python -m spool.cli.manpages --write` writes them to docs/man of the current checkout, where the wheel takes them from.
+Run it after a change of a help text or of a key. `python -m spool.cli.manpages submit` prints one.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _head(name: str, section: int, about: str) -> list[str]:
 
 
 def _phrase(sentence: str) -> str:
-    """Return a sentence as what stands after the name of a page."""
+    """Return a sentence in the form that follows the name of a page."""
     return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
@@ -142,7 +142,7 @@ def _options(ctx: click.Context) -> Iterator[str]:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """Yield paragraphs of a help; those with the mark of click stand as they are."""
+    """Yield paragraphs of a help; those with click's mark stay unchanged."""
     for at, paragraph in enumerate(text.split("\n\n")):
         if at:
             yield ".PP"
@@ -190,7 +190,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Put all pages into a *checkout* of the project, and take away those of verbs that are gone."""
+    """Write all pages to a *checkout* of the project, and remove those of verbs that are gone."""
     made = pages()
     for folder in ("man1", "man5"):
         where = os.path.join(checkout, "docs", "man", folder)

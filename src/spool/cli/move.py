@@ -15,9 +15,9 @@ from spool.query.selection import priorities_to_move
 
 @click.command(cls=Verb)
 @names_argument
-@click.option("--first", "where", flag_value="first", help="Before the other waiting jobs of its user.")
-@click.option("--last", "where", flag_value="last", help="After them.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
+@click.option("--first", "where", flag_value="first", help="Move it before the user's other waiting jobs.")
+@click.option("--last", "where", flag_value="last", help="Move it after them.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.pass_obj
 def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bool) -> int:
     """Put a waiting job before your other jobs, or after them.
@@ -32,7 +32,7 @@ def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bo
     By hand: set priority = 11 in queued/train.toml
     """
     if where is None or not names:
-        raise click.UsageError("name jobs, and say --first or --last")
+        raise click.UsageError("name jobs, and give --first or --last")
     spool = opened(root)
     requests = Requests(spool, this_user())
     chosen = named(spool, names, (QUEUED,))
@@ -42,14 +42,16 @@ def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bo
         text = spool.job_text(QUEUED, name)
         if text is None:
             if not spool.places(name) and not spool.runs(name):
-                raise NoSuchJob(cannot("move", f"job {name}", "no job of that name is in the spool"))
-            raise SpoolError(cannot("move", f"job {name}", "it does not wait", remedy=f"`spool show {name}` says more"))
+                raise NoSuchJob(cannot("move", f"job {name}", "the spool has no job of that name"))
+            raise SpoolError(
+                cannot("move", f"job {name}", "it is not waiting", remedy=f"`spool show {name}` says more")
+            )
         priority = moved.get(name)
         if priority is None:
             raise SpoolError(cannot("move", f"job {name}", "its file is not valid", remedy=f"`spool edit {name}`"))
         new = jobfile.edited(text, {"priority": priority}, name=name)
         if new == text:
-            return f"{name} is {where} already: priority {priority}"
+            return f"{name} is already {where}: priority {priority}"
         if dry_run:
             return f"{name} would go {where}: priority {priority}"
         requests.replace(name, QUEUED, text, new)

@@ -1,7 +1,7 @@
-"""A timeline as a picture: with characters for a terminal, or by matplotlib for a file.
+"""A timeline as a picture: characters for a terminal, matplotlib for a file.
 
-On a terminal with colours a group has a colour, and how dark a cell is says how much of it was in use. Without colours
-a group has a letter: a capital where at least half of the cell was in use.
+On a colour terminal each group has a colour, and a cell's shade shows how much of it was in use. Without colours each
+group has a letter: a capital if at least half of the cell was in use.
 """
 
 from __future__ import annotations
@@ -99,17 +99,17 @@ def gpu_words(found: Timeline) -> str:
 def wait_words(waits: WaitTimes | None) -> str:
     """Return how long runs waited before they started."""
     if waits is None:
-        return "waits: none known"
+        return "waits: unknown"
     median, p90, longest = map(show_duration, (waits.median_ns, waits.p90_ns, waits.longest_ns))
     return f"waits: median {median}, 90% within {p90}, longest {longest}"
 
 
 def memory_words(found: Timeline) -> str:
-    """Return how much memory was asked for and used."""
+    """Return how much memory was requested and used."""
     if not _highest_memory(found):
-        return "memory: none asked for, and nothing known of its use"
+        return "memory: none requested, use unknown"
     asked, used = show_size(found.memory_asked.highest), show_size(found.memory_used.highest)
-    return f"memory: at most {asked} asked for and {used} used, of {show_size(found.memory_bytes)}"
+    return f"memory: at most {asked} requested and {used} used, of {show_size(found.memory_bytes)}"
 
 
 def _highest_memory(found: Timeline) -> int:
@@ -194,7 +194,7 @@ class TerminalPicture:
         return _labelled("", charts.axis(ticks, found.since_at_ns, found.step_ns, len(found.waits)))
 
     def _use(self, found: Timeline) -> list[str]:
-        lines = ["in use, of all there are"]
+        lines = ["in use, of all"]
         for name, used, there_are in _in_use(found):
             lines += self._curve(f"{name} {there_are}", used.columns, there_are)
         return [*lines, self._axis(found)]
@@ -215,7 +215,7 @@ class TerminalPicture:
         lines = self._wrapped(memory_words(found))
         if not highest:
             return lines
-        lines += self._curve("asked for", found.memory_asked.columns, highest)
+        lines += self._curve("requested", found.memory_asked.columns, highest)
         lines += self._curve("used", found.memory_used.columns, highest)
         return [*lines, self._axis(found)]
 
@@ -328,7 +328,7 @@ class FilePicture:
             self._stairs(axes, found, [100 * each / there_are for each in used.columns], name, colour)
         axes.set_ylim(0, 103)
         self._key(axes)
-        self._head(axes, "in use, % of all there are")
+        self._head(axes, "in use, % of all")
 
     def _stairs(self, axes: Any, found: Timeline, values: Sequence[float], name: str, colour: str) -> None:
         step = found.step_ns / SECOND_NS
@@ -354,7 +354,7 @@ class FilePicture:
             if each is not None
         ]
         at, median, p90 = ([each[part] for each in known] for part in range(3))
-        axes.vlines(at, median, p90, color=_GROUP_COLOURS[4], linewidth=1, alpha=0.5, label="90% waited no longer")
+        axes.vlines(at, median, p90, color=_GROUP_COLOURS[4], linewidth=1, alpha=0.5, label="90% waited at most")
         axes.plot(at, median, ".", color=_GROUP_COLOURS[4], markersize=3, label="median")
         axes.set_yscale("symlog", linthresh=1)
         longest = max((*p90, 10))
@@ -369,7 +369,7 @@ class FilePicture:
         highest = _highest_memory(found)
         unit, factor = ("GiB", 1 << 30) if highest >= 1 << 30 else ("MiB", 1 << 20)
         for name, used, colour in (
-            ("asked for", found.memory_asked, _GROUP_COLOURS[1]),
+            ("requested", found.memory_asked, _GROUP_COLOURS[1]),
             ("used", found.memory_used, _GROUP_COLOURS[2]),
         ):
             self._stairs(axes, found, [each / factor for each in used.columns], name, colour)
@@ -398,7 +398,7 @@ class FilePicture:
 
 
 def _joined(rows: Sequence[TimelineRow]) -> list[tuple[LaneBar, int, int]]:
-    """Return all bars, those of one run in neighbouring rows as one: from the top of which row to that of which."""
+    """Return all bars, those of one run in neighbouring rows joined: with their first and last row."""
     found: list[tuple[LaneBar, int, int]] = []
     open_: dict[tuple[int, int, int, bool], int] = {}
     for at, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""`spool plan`: what would start now, and what waits and why."""
+"""`spool plan`: what would start now, what waits, and why."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ _COLUMNS = (
 @json_option
 @click.pass_obj
 def command(root: str, as_json: bool) -> int:
-    """Show what would start now, and what waits, why, and until when. Nothing is started.
+    """Show what would start now, what waits, why, and until when. Nothing is started.
 
-    In the order of the queue. It is the scheduler itself that answers, from a fresh look at the files and the machine;
-    no dispatcher is needed. START is the earliest time at which a job could start if every time limit holds and no
-    other job that waits is first; RUNS is how long it may run. With a ~ they rest on a guess, learnt from earlier runs;
-    `spool why` says from which.
+    Jobs are in queue order. The scheduler itself answers, from a fresh look at the files and the machine; no dispatcher
+    is needed. START is the earliest time at which a job could start if every time limit holds and no other waiting job
+    goes first; RUNS is how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which.
 
       spool plan
       spool plan --json | jq -r '.starts[].name'
@@ -50,7 +49,7 @@ def _print(found: Preview) -> None:
     if found.config_problem is not None:
         tell(found.config_problem)
     if found.paused:
-        tell("the spool is paused: nothing starts until `spool resume`")
+        tell("the spool is paused: no job starts until `spool resume`")
     rows = [
         (
             each.place,
@@ -74,17 +73,17 @@ def _print(found: Preview) -> None:
         render.prose(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
     for name, why in sorted(found.left_out.items()):
         render.prose(f"{name}: left out: {why}")
-    others = [count_of(found.running, "run") + " going on" if found.running else "", f"{found.held} held"]
-    told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} wait", *others]))
-    render.prose(told if rows or found.ends or found.left_out else f"nothing waits ({told})")
+    others = [count_of(found.running, "run") + " already running" if found.running else "", f"{found.held} held"]
+    told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} waiting", *others]))
+    render.prose(told if rows or found.ends or found.left_out else f"no waiting jobs ({told})")
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:
             about = "about " if found.protected_by_guess else ""
             until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
-        render.prose(f"room is left for {found.protected}{until}")
+        render.prose(f"resources are kept free for {found.protected}{until}")
     if not found.dispatcher:
-        render.prose("no dispatcher runs: nothing starts until one does; `spool dispatch` is one")
+        render.prose("no dispatcher is running: no job starts until you run `spool dispatch`")
 
 
 def _start(each: WaitingJob, found: Preview) -> str:

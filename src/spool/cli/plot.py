@@ -1,4 +1,4 @@
-"""`spool plot`: what ran when and where, what was in use, how long jobs waited, as a picture."""
+"""`spool plot`: a picture of what ran when and where, what was in use, and how long jobs waited."""
 
 from __future__ import annotations
 
@@ -25,24 +25,28 @@ def _panels(ctx: click.Context, parameter: click.Parameter, text: str | None) ->
     """Return the panels that --show names, in the order of the picture."""
     words = {word.strip().lower() for word in (text or "").split(",") if word.strip()}
     for word in sorted(words - {*PANELS}):
-        raise click.UsageError(f"there is no panel {word!r}; the panels are {', '.join(PANELS)}")
+        raise click.UsageError(f"unknown panel {word!r}; the panels are {', '.join(PANELS)}")
     if text is not None and not words:
-        raise click.UsageError(f"--show names no panel; the panels are {', '.join(PANELS)}")
+        raise click.UsageError(f"--show is empty; the panels are {', '.join(PANELS)}")
     return tuple(panel for panel in PANELS if text is None or panel in words)
 
 
 @click.command(cls=Verb)
-@click.option("-o", "--output", metavar="FILE", help="Draw into a .svg or .png file; needs matplotlib.")
-@click.option("--since", metavar="TIME", help='From then on: "7d" (ago), "today", a date, a time. Default: a day.')
-@click.option("--until", metavar="TIME", help="Up to then. Default: now.")
+@click.option("-o", "--output", metavar="FILE", help="Write a .svg or .png file; needs matplotlib.")
+@click.option("--since", metavar="TIME", help='Start: "7d" (ago), "today", a date, a time. Default: a day ago.')
+@click.option("--until", metavar="TIME", help="End. Default: now.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
-@click.option("-p", "--project", metavar="NAME", help="Only runs of this project.")
+@click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")
 @click.option("--tag", metavar="TAG", help="Only runs of jobs with this tag.")
 @click.option(
-    "--by", type=click.Choice([each.value for each in GROUPINGS]), help="What colours mean. Default: user, or state."
+    "--by",
+    type=click.Choice([each.value for each in GROUPINGS]),
+    help="What the colours stand for. Default: user, or state.",
 )
-@click.option("--show", "panels", metavar="PANEL,...", callback=_panels, help=f"Only these, of {', '.join(PANELS)}.")
-@click.option("--dark", is_flag=True, help="Draw the file on a dark ground.")
+@click.option(
+    "--show", "panels", metavar="PANEL,...", callback=_panels, help=f"Only these panels: {', '.join(PANELS)}."
+)
+@click.option("--dark", is_flag=True, help="Use a dark background for the file.")
 @json_option
 @click.pass_obj
 def command(
@@ -58,11 +62,11 @@ def command(
     dark: bool,
     as_json: bool,
 ) -> int:
-    """Draw what ran when and where, in the terminal or into a file.
+    """Plot what ran when and where, in the terminal or to a file.
 
-    The picture has a row for each GPU and each CPU with the runs that had it, how much was in use, how long runs had
-    waited when they started, and how much memory they asked for and used. The rows of CPUs are no particular CPUs.
-    Without --since it shows the last day, from its first run on.
+    The picture has a row for each GPU and each CPU with its runs, and shows how much was in use, how long runs waited
+    before they started, and how much memory they requested and used. CPU rows do not stand for particular CPUs. Without
+    --since it shows the last day, from its first run on.
 
       spool plot
       spool plot --since 7d --by project -o week.svg
@@ -70,9 +74,9 @@ def command(
     """
     now_ns = time.time_ns()
     if output is not None and as_json:
-        raise UsageError("cannot draw runs: --output and --json contradict each other; give one of the two")
+        raise UsageError("cannot plot runs: --output and --json cannot be combined; give one of them")
     if dark and output is None:
-        raise UsageError("cannot draw runs: --dark is for files; give --output FILE, too")
+        raise UsageError("cannot plot runs: --dark is for files; also give --output FILE")
     file = FilePicture(output, dark=dark) if output is not None else None
     screen = TerminalPicture(render.terminal_width() or shutil.get_terminal_size((80, 24)).columns)
     wanted = RunFilter(moment_of("--since", since, now_ns), moment_of("--until", until, now_ns), user, project, tag)
@@ -96,7 +100,7 @@ def command(
 
 
 def _remark(found: Timeline) -> None:
-    """Say on stderr what was left out."""
+    """Report on stderr what was left out."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
     for problem in found.problems:

@@ -1,6 +1,6 @@
-"""Values to what is seen: a table on a terminal, aligned text in a pipe, JSON for programs. Nothing is computed here.
+"""Values as text: a table on a terminal, aligned text in a pipe, JSON for programs. Nothing is computed here.
 
-Numbers and instants arrive as integers with their unit in the name; here they become words.
+Numbers and instants arrive as integers with their unit in the name; this module formats them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from spool.formats.timestamps import render_instant
 
 GAP = "  "
 """What stands between two columns."""
-_COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells that a column has before others are left out
+_COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells; narrower columns make others drop
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
 _REDRAWN_NS = 100_000_000  # how often at most
-_NARROW = 5  # cells: no column is made narrower than that
+_NARROW = 5  # cells: no column becomes narrower than this
 
 STATE_STYLES = {
     State.RUNNING: "green",
@@ -47,7 +47,7 @@ STATE_STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table, and what a terminal without room for it does.
+    """One column of a table, and what happens when a terminal is too narrow for it.
 
     *cut*: it is shortened in the "middle" or at its "end", or goes on below, broken between "words". *drop*: columns
     with a higher number are left out first; those with 0 stay, and those below 0 unless what stays would become
@@ -61,21 +61,21 @@ class Column:
     least: int = _NARROW
 
     def floor(self, natural: int) -> int:
-        """Return how narrow it may become if its texts have *natural* cells at most."""
+        """Return its smallest width if its texts have at most *natural* cells."""
         return min(natural, self.least) if self.cut else natural
 
     def comfort(self, natural: int) -> int:
-        """Return how many cells it has at least while others can be left out; a moment may always take two lines."""
+        """Return its smallest width while other columns can be dropped; a time may always take two lines."""
         return min(natural, max(self.least, _COMFORT[self.cut]) if self.least != DATE else DATE)
 
 
 def say(line: str = "", *, drawn: str = "", at_once: bool = False) -> None:
-    """Print *line* on stdout; *drawn* are signs and colours of our own before it."""
+    """Print *line* on stdout, after our own symbols and colours in *drawn*."""
     print(f"{drawn}{shown(line)}", flush=at_once)
 
 
 def say_text(text: str) -> None:
-    """Print a text of several lines as it stands, but for what would reach the terminal as a control."""
+    """Print a text of several lines unchanged, except for control characters."""
     sys.stdout.write(shown(text, "\n\t"))
 
 
@@ -86,7 +86,7 @@ def _columns() -> int:
 
 
 def terminal_width() -> int | None:
-    """Return how many cells a line of the terminal has that stdout is; None if it is none."""
+    """Return the width of stdout's terminal in cells; None if it is not a terminal."""
     return _columns() if sys.stdout.isatty() else None
 
 
@@ -150,7 +150,7 @@ def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
-    """Return which columns there is room for: empty ones go first, then the least important."""
+    """Return which columns fit: empty ones are dropped first, then the least important."""
     kept = list(range(len(columns)))
 
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
@@ -166,7 +166,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], w
 
 
 def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
-    """Return how wide the columns become that are kept: a name up to a third of the line, then the text, then names."""
+    """Return the widths of the remaining columns: a name up to a third of the line, then the text, then names."""
     widths = [column.comfort(cells) for cells, column in zip(natural, columns, strict=True)]
     room = width - sum(widths) - len(GAP) * (len(widths) - 1)
     names = [at for at, column in enumerate(columns) if column.cut == "middle"]
@@ -194,7 +194,7 @@ def cell(text: str, column: Column, width: int) -> str:
 
 
 def short(text: str, width: int, *, middle: bool = False) -> str:
-    """Return *text* in at most *width* cells, with … for what is left out at its end, or in its *middle*."""
+    """Return *text* in at most *width* cells, with … where its end, or its *middle*, is cut."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= width:
@@ -207,7 +207,7 @@ def short(text: str, width: int, *, middle: bool = False) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return *text* in lines of at most *width* cells, broken between words; a longer word has a line of its own."""
+    """Return *text* in lines of at most *width* cells, broken between words; a longer word gets its own line."""
     from rich.cells import cell_len
 
     if cell_len(text) <= width:
@@ -222,7 +222,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
-    """Write the lines of a table with the colours that the terminal has."""
+    """Write the lines of a table in the terminal's colours."""
     coloured = painter()
     head, *rows = lines
     text = [coloured("bold", line) for line in head]
@@ -257,7 +257,7 @@ def has_colours() -> bool:
 
 
 def prose(line: str, indent: str = "  ") -> None:
-    """Print a sentence; on a terminal broken between words, what goes on after *indent*."""
+    """Print a sentence; on a terminal wrapped at words, with *indent* before further lines."""
     width = terminal_width()
     text = shown(line)
     if width is None:
@@ -270,24 +270,24 @@ def prose(line: str, indent: str = "  ") -> None:
 
 
 def clear() -> None:
-    """Begin anew at the top of the terminal; on one that cannot do that, after an empty line."""
+    """Clear the terminal; print an empty line on one that cannot."""
     sys.stdout.write("\x1b[H\x1b[2J\x1b[3J" if os.environ.get("TERM") != "dumb" else "\n")
 
 
 def lively(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal on which a line may be drawn again, by somebody who wants that."""
+    """Whether *stream* is a terminal that can redraw a line, and the user wants that."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 class StatusLine:
-    """A line at the bottom of the terminal that stderr is, drawn again and again; nothing of it is seen elsewhere."""
+    """A status line at the bottom of stderr's terminal, redrawn in place; elsewhere nothing is printed."""
 
     def __init__(self) -> None:
         self.lively = lively(sys.stderr)
         self._drawn = ""
 
     def draw(self, text: str, *, part: float | None = None) -> None:
-        """Show *text*, a bar before it of which that *part* is full; the line that was there goes."""
+        """Show *text* after a bar filled up to *part*, in place of the previous line."""
         if not self.lively:
             return
         width = _columns() - 1
@@ -302,7 +302,7 @@ class StatusLine:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away, so that something else may be written."""
+        """Remove the line so that other output can follow."""
         if self._drawn:
             self._drawn = ""
             sys.stderr.write("\r\x1b[K")
@@ -311,7 +311,7 @@ class StatusLine:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on the terminal that stderr is, if it is one, how much of something is done; it goes when that is over."""
+    """Show progress on stderr if it is a terminal; the line disappears at the end."""
     line = StatusLine()
     drawn_ns = 0
 
@@ -329,7 +329,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair a line, the values below each other; longer ones are indented."""
+    """Print names and values, one pair per line, the values aligned; longer ones are indented."""
     listed = list(lines)
     width = max((len(name) for name, _ in listed), default=0)
     room = terminal_width()
@@ -344,7 +344,7 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, what is unknown as null."""
+    """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, unknown values as null."""
     found = plain(value)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
@@ -355,7 +355,7 @@ _TABLES = frozenset({"resources", "resource_indices"})
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as what JSON has."""
+    """Return *value* as JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in fields(value):
@@ -389,7 +389,7 @@ def duration(duration_ns: int | None) -> str:
 
 
 def cpu_time(duration_ns: int | None) -> str:
-    """Return a time that may be very short."""
+    """Return a duration that may be very short."""
     if duration_ns is None:
         return ""
     return f"{duration_ns / 1e9:.3f} s" if duration_ns < 10_000_000_000 else show_duration(duration_ns)
@@ -401,14 +401,14 @@ def count(number: int | None) -> str:
 
 
 def ratio(number: float | None) -> str:
-    """Return a number for a table's cell, a small one with its decimals."""
+    """Return a number for a table's cell, a small one with decimals."""
     if number is None:
         return ""
     return f"{number:.0f}" if number >= 1000 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
 def percent(part: float | None) -> str:
-    """Return a part of one as a percentage."""
+    """Return a fraction as a percentage."""
     return "" if part is None else f"{100 * part:.1f}%"
 
 
@@ -422,7 +422,7 @@ def gpu_use(use: GpuUse) -> str:
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:
-    """Return an instant as this machine's clock shows it, and how long ago it was."""
+    """Return an instant in local time, and how long ago it was."""
     if at_ns is None:
         return ""
     from datetime import datetime

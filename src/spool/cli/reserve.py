@@ -1,4 +1,4 @@
-"""`spool reserve`: keep GPUs for somebody, for a time."""
+"""`spool reserve`: reserve GPUs for a user or project."""
 
 from __future__ import annotations
 
@@ -34,36 +34,40 @@ _COLUMNS = (
 _STYLES = {"active": "green", "pending": "", "completed": "dim", "cancelled": "dim", "invalid": "red"}
 
 _HELP = unfilled("""\
-Keep GPUs for somebody, for a time.
+Reserve GPUs for a user or project.
 
-While a reservation holds, others cannot start jobs on its GPUs, and shortly before it begins none that would run into
-it. No running job is stopped for one.
+While a reservation is active, others cannot start jobs on its GPUs; before it begins, they cannot start jobs that
+would run into it. Reservations never stop running jobs.
 
   spool reserve create demo --gpus 2 --duration 2h
   spool reserve list
   spool reserve cancel demo
 
-By hand: a file in reservations/, rm to cancel
+By hand: a file in reservations/; rm cancels it
 """)
 
 
-@click.group(help=_HELP, short_help="Keep GPUs for somebody, for a time.")
+@click.group(help=_HELP, short_help="Reserve GPUs for a user or project.")
 def command() -> None:
-    """Be the verb; its parts do the work."""
+    """Do nothing: the subcommands do the work."""
 
 
-@command.command("create", cls=Verb, short_help="Make a reservation.")
+@command.command("create", cls=Verb, short_help="Create a reservation.")
 @click.argument("name")
-@click.option("--gpus", required=True, metavar="N|I,J", help='How many, "2", or which, "0,2" (one alone: "0,").')
-@click.option("--user", metavar="USER", help="For this user's jobs. Default: for yours.")
-@click.option("--project", metavar="NAME", help="For the jobs of this project.")
-@click.option("--nobody", is_flag=True, help="For no job: keep them free for interactive work.")
+@click.option("--gpus", required=True, metavar="N|I,J", help='How many, "2", or which, "0,2" (a single one: "0,").')
+@click.option("--user", metavar="USER", help="For this user's jobs. Default: yours.")
+@click.option("--project", metavar="NAME", help="For this project's jobs.")
+@click.option("--nobody", is_flag=True, help="For no jobs: keep the GPUs free for interactive work.")
 @click.option(
-    "--start", default="now", show_default=True, metavar="TIME", help="16:00, 'tomorrow 8:00', +2h, or a date and time."
+    "--start",
+    default="now",
+    show_default=True,
+    metavar="TIME",
+    help="Start: 16:00, 'tomorrow 8:00', +2h, or a date and time.",
 )
-@click.option("--duration", metavar="TIME", help='For how long: "2h".')
-@click.option("--end", metavar="TIME", help="Until when, instead, written like --start.")
-@click.option("--comment", metavar="TEXT", help="For people.")
+@click.option("--duration", metavar="TIME", help='Duration: "2h".')
+@click.option("--end", metavar="TIME", help="End time instead of a duration, written like --start.")
+@click.option("--comment", metavar="TEXT", help="Free-text comment.")
 @click.pass_obj
 def create(
     root: str,
@@ -77,7 +81,7 @@ def create(
     end: str | None,
     comment: str | None,
 ) -> int:
-    r"""Make a reservation, if it can stand beside those that there are.
+    r"""Create a reservation, unless it conflicts with an existing one.
 
       spool reserve create demo --gpus 2 --duration 2h
       spool reserve create course --project ml101 --gpus 0,2 \
@@ -89,9 +93,9 @@ def create(
       mv .tmp/demo reservations/demo.toml
     """
     if (user is not None) + (project is not None) + nobody > 1:
-        raise UsageError("cannot combine --user, --project and --nobody; give one of them")
+        raise UsageError("--user, --project and --nobody cannot be combined; give one of them")
     if (duration is None) == (end is None):
-        raise UsageError(cannot("make", f"reservation {name}", "give --duration or --end, one of the two"))
+        raise UsageError(cannot("make", f"reservation {name}", "give either --duration or --end"))
     if project is None and user is None:
         user = NOBODY if nobody else this_user()
     name = name.removesuffix(layout.JOB_SUFFIX)
@@ -105,15 +109,15 @@ def create(
     return 0
 
 
-@command.command("list", cls=Verb, short_help="List the reservations, with a picture of them over time.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also those that are over or cancelled.")
+@command.command("list", cls=Verb, short_help="List reservations, with a timeline.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include past and cancelled ones.")
 @json_option
 @click.pass_obj
 def list_(root: str, everything: bool, as_json: bool) -> int:
-    """List the reservations, with a picture of them over time.
+    """List reservations, with a timeline.
 
-    A state is pending, active, completed or cancelled. An invalid one has no effect, because of a mistake or because it
-    conflicts with one whose file is older.
+    STATE is pending, active, completed, cancelled or invalid; an invalid reservation has an error, or conflicts with
+    one whose file is older, and has no effect.
 
     By hand: head reservations/*
     """
@@ -123,7 +127,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
         return 0
     if not found.rows:
-        tell("nothing is reserved")
+        tell("no reservations")
         return 0
     rows_of_text = [_row(one) for one in found.rows]
     render.table(_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
@@ -133,7 +137,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
         for line in charts.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
             render.say(line)
     if found.gpu_problem is not None:
-        tell(f"what the machine has is unknown: {found.gpu_problem}")
+        tell(f"the machine's GPUs are unknown: {found.gpu_problem}")
     return 0
 
 
@@ -141,7 +145,7 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def cancel(root: str, names: tuple[str, ...]) -> int:
-    """Cancel reservations, whether they hold already or not. NAME may be a glob.
+    """Cancel pending or active reservations. NAME may be a glob.
 
     By hand: rm reservations/demo.toml
     """
@@ -151,7 +155,7 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
     for pattern in names:
         matches = _matching(spool, pattern.removesuffix(layout.JOB_SUFFIX))
         if not matches:
-            tell(str(NoSuchJob(cannot("find", "a reservation", f"none matches {pattern!r}"))))
+            tell(str(NoSuchJob(cannot("find", "a reservation", f"no reservation matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)
         wanted += matches
     return max(code, for_each(dict.fromkeys(wanted), lambda name: reserve.cancel(spool, name)))
@@ -195,7 +199,7 @@ def _row(one: ReservationStatus) -> list[str]:
 
 
 def _lines(found: ReservationList) -> Sequence[charts.Line]:
-    """Return a row for each reservation that stands, and one for each GPU that one of them names."""
+    """Return a row for each valid reservation, and one for each GPU that one of them names."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
     lines = [
         charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing

@@ -42,7 +42,7 @@ from spool.store.spool import Spool
     cls=SpelledOption,
     section=COMMON_TITLE,
     is_flag=True,
-    help="Print nothing but the job's output.",
+    help="Print only the job's output.",
 )
 @key_options
 @export_option
@@ -65,12 +65,12 @@ def command(
 ) -> int:
     """Submit a job, follow its output and exit with its code.
 
-    Its output comes on stdout, its error output on stderr; where both are the same (a terminal) it is one log. Its
-    stdin is empty, as that of every job: it may run again when nobody is here.
+    The job's output goes to stdout and its error output to stderr; if both are the same (a terminal), there is one log.
+    Its stdin is empty, like that of every job, because it may run again when nobody is there.
 
-    Ctrl-C cancels the job; a second one leaves at once and the job is being stopped without us. If the job is held,
-    by somebody or by a hook's no, that is said, and it is waited for until it is released. The exit codes are those of
-    `spool wait`. Of an array each task's output is shown once it has ended.
+    Ctrl-C cancels the job; a second Ctrl-C exits at once while the job is being stopped. If the job is held, by a user
+    or by a hook's veto, a message says so, and the command waits until it is released. The exit codes are those of
+    `spool wait`. For an array, each task's output is shown once the task has ended.
 
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
@@ -84,7 +84,7 @@ def command(
     if not quiet:
         tell(f"job {job}")
     if not quiet and _has_input():
-        tell("the job does not read this stdin: its own is empty; have it read a file, as in -c 'sort < words'")
+        tell("the job does not read this stdin: its own is empty; let it read a file, as in -c 'sort < words'")
     return _Session(spool, job, before, quiet=quiet).follow()
 
 
@@ -97,7 +97,7 @@ def _one_output() -> bool:
 
 
 def _has_input() -> bool:
-    """Whether something waits to be read on our stdin that the job might have been meant to read."""
+    """Whether our stdin has input that was probably meant for the job."""
     try:
         status = os.fstat(0)
         if stat.S_ISREG(status.st_mode):
@@ -110,7 +110,7 @@ def _has_input() -> bool:
 
 
 class _Session:
-    """One job that is followed in the foreground."""
+    """A job followed in the foreground."""
 
     def __init__(self, spool: Spool, job: str, before: int | None, *, quiet: bool) -> None:
         self._spool = spool
@@ -130,7 +130,7 @@ class _Session:
                     cancelled = True
                     self._cancel()
                 if self._interrupts > 1:
-                    tell(f"job {self._job} is being stopped; leaving it")
+                    tell(f"exiting; job {self._job} is being stopped")
                     return 130
                 self._show(piece)
         finally:
@@ -147,7 +147,7 @@ class _Session:
         self._interrupts += 1
 
     def _cancel(self) -> None:
-        tell(f"cancelling job {self._job} (Ctrl-C again leaves at once)")
+        tell(f"cancelling job {self._job} (Ctrl-C again to exit at once)")
         try:
             Requests(self._spool, this_user()).cancel(self._job, "interrupted")
         except SpoolError:

@@ -1,7 +1,7 @@
-"""Scripts that are submitted: the text that is captured, how it is run, and the options that it carries itself.
+"""Submitted scripts: the captured text, how it runs, and the options in its own lines.
 
-A script is captured: the job file holds its text of that moment, and nobody needs the file any more. The kernel runs
-the copy by its `#!` line, so a script without one is refused, as `sbatch` refuses it.
+A script is captured: the job file holds its current text, and the script's file is no longer needed. The kernel runs
+the copy by its `#!` line, so a script without one is refused, as `sbatch` does.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _OWN_OPTIONS = {"-n": ("name", True), "--name": ("name", True), "--hold": ("hold
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a script comes to: keys of the job file, options from its own lines, and what to call the job."""
+    """What a script yields: keys of the job file, options from its own lines, and a name for the job."""
 
     keys: dict[str, object]
     values: joboptions.Values = field(default_factory=dict)
     stem: str | None = None
-    module_path: str | None = None  # where Python is to look for what lies beside the script
+    module_path: str | None = None  # where Python finds the modules beside the script
 
 
 def is_job_file(words: Sequence[str]) -> bool:
-    """Whether the first of *words* is a job file and no script."""
+    """Whether the first of *words* is a job file rather than a script."""
     return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the command line says of a script. `keys` are those of the job file that it states itself."""
+    """What the command line says about a script. `keys` are the job file keys that it sets."""
 
     capture: bool | None = None
     ignore_directives: bool = False
@@ -69,9 +69,9 @@ def read(words: Sequence[str], said: Said) -> Script:
 
         if "/" not in first and which(first) is not None:
             return Script({"command": list(words)})
-        why = "no such file" if status is None else "it is not a file"
+        why = "no such file" if status is None else "not a file"
         raise UsageError(
-            cannot("submit", f"script {first}", why, remedy=f"for a command write `spool submit -- {first} …`")
+            cannot("submit", f"script {first}", why, remedy=f"to run a command, write `spool submit -- {first} …`")
         )
     try:
         with open(first, "rb") as script:
@@ -103,7 +103,7 @@ def _of_stdin(rest: Sequence[str], said: Said) -> Script:
         _check_runs(data, "on stdin")
         return Script({"command": ["stdin", *rest], "script": text}, values, "stdin")
     if rest:
-        why = "arguments need a script that begins with a line such as `#!/bin/sh`"
+        why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
         raise UsageError(cannot("submit", "the script on stdin", why))
     if line.startswith("#!"):
         values = {"shell": [shell], **values}
@@ -115,9 +115,9 @@ def _captured(data: bytes, what: str) -> str:
     by_path = "" if what == "on stdin" else "--no-capture runs it by its path"
     why = ""
     if len(data) > MAX_BYTES // 2:
-        why = f"it has more than {MAX_BYTES >> 11} KiB, and a job file holds no more"
+        why = f"it is larger than {MAX_BYTES >> 11} KiB, the most that a job file holds"
     elif b"\0" in data:
-        why = "it holds NUL bytes"
+        why = "it contains NUL bytes"
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -126,7 +126,7 @@ def _captured(data: bytes, what: str) -> str:
         raise UsageError(cannot("capture", f"script {what}", why, remedy=by_path))
     if by_path and (match := _ASKS_WHERE_IT_LIES.search(text)) is not None:
         line = text.count("\n", 0, match.start()) + 1
-        tell(f"{what}: line {line} asks where the script lies, and the copy that runs lies in the spool; {by_path}")
+        tell(f"{what}: line {line} uses the script's own path, but the copy that runs is in the spool; {by_path}")
     return text
 
 
@@ -138,25 +138,25 @@ def _check_runs(data: bytes, what: str) -> None:
         if not line[2:].strip():
             raise UsageError(cannot("submit", thing, "its first line names no interpreter after `#!`"))
         if line.endswith(b"\r"):
-            why = "it has Windows line ends, and its interpreter would not be found"
-            raise UsageError(cannot("submit", thing, why, remedy=f"`sed -i 's/\\r$//' {shlex.quote(what)}` mends it"))
+            why = "it has Windows line endings, so its interpreter would not be found"
+            raise UsageError(cannot("submit", thing, why, remedy=f"`sed -i 's/\\r$//' {shlex.quote(what)}` fixes it"))
         return
     if b"\0" in data[:1024]:
         if os.access(what, os.X_OK):
             return
-        raise UsageError(cannot("submit", thing, "it is not a text and may not be executed"))
+        raise UsageError(cannot("submit", thing, "it is neither a text nor executable"))
     program = _RUN_BY.get(what.rpartition(".")[2], "sh")
     line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):
-        why, other = "its `#!` is not the very first thing in it", "take away what stands before it"
+        why, other = "its `#!` is not at the very beginning", "remove what comes before it"
     else:
-        why, other = "it has no `#!` line that says what runs it", f"begin it with `{line_one}`"
-    remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as it is, or {other}"
+        why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
+    remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as is, or {other}"
     raise UsageError(cannot("submit", thing, why, remedy=remedy))
 
 
 def _module_path(text: str, path: str) -> str | None:
-    """Return the folder of a Python script: what it imports from there is to be found beside the copy, too."""
+    """Return the folder of a Python script, so that the copy can import modules from there."""
     words = text.split("\n", 1)[0][2:].split()
     programs = [word for word in words if not word.startswith("-") and os.path.basename(word) != "env"]
     return os.path.dirname(path) if programs and os.path.basename(programs[0]).startswith("python") else None
@@ -175,14 +175,14 @@ def _shell_of(words: Sequence[str]) -> str | None:
 
 
 def _interpreter(data: bytes, path: str) -> list[str]:
-    """Return what has to stand before a script that cannot be executed itself: its `#!` line."""
+    """Return the command for a script that is not executable itself: its `#!` line."""
     if os.access(path, os.X_OK):
         return []
     return data.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
 
 
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
-    """Return the options that a script carries itself; those of its #SPOOL lines before those for other schedulers."""
+    """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
     own = _own_options(script, what)
     if said.ignore_directives:
         ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
@@ -213,7 +213,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     if "array" in {*values, *stated}:
         values.setdefault("env", []).extend(f"{name}={{index}}" for name in foreign.indices_used(text))
     for number, name, here in foreign.strangers(text):
-        tell(f"{what}: line {number}: {name} is not there in a job of spool{f'; use {here}' if here else ''}")
+        tell(f"{what}: line {number}: {name} does not exist in a spool job{f'; use {here}' if here else ''}")
     return {**values, **own, **_both(values, own)}
 
 
@@ -223,13 +223,13 @@ def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Value
 
 
 def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
-    """Yield the options for other schedulers: those of the head, and of gflow, which reads on, all."""
+    """Yield the options for other schedulers: those in the head; for gflow, which reads further, all."""
     head = dict(_head_lines(script))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r")
         if number not in head and foreign.is_line(line) and not line.startswith("# GFLOW"):
-            tell(f"{what}: line {number}: this line stands after the first command and is not read: {line.strip()}")
+            tell(f"{what}: line {number}: this line comes after the first command and is ignored: {line.strip()}")
             continue
         try:
             yield from foreign.directives(number, line)
@@ -248,12 +248,12 @@ def _own_options(script: bytes, what: str) -> joboptions.Values:
     if rest:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
     for line in late_lines(script):
-        tell(f"{what}: line {line}: this #SPOOL line stands after the first command and is not read")
+        tell(f"{what}: line {line}: this #SPOOL line comes after the first command and is ignored")
     return values
 
 
 def spool_lines(script: bytes, what: str) -> list[str]:
-    """Return the options that stand in a script itself, as words in their order; *what* names the script in errors.
+    """Return the options in a script's own lines, as words in order; *what* names the script in errors.
 
         #!/bin/sh
         # Trains the small model.
@@ -281,7 +281,7 @@ def spool_lines(script: bytes, what: str) -> list[str]:
 
 
 def late_lines(script: bytes) -> list[int]:
-    """Return the numbers of `#SPOOL` lines that stand too late to be read, for a warning."""
+    """Return the numbers of `#SPOOL` lines that come too late to be read, for a warning."""
     last = len(list(_head_lines(script)))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
     return [

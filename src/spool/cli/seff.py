@@ -1,4 +1,4 @@
-"""`spool seff`: what a job asked for, what it used, and what to ask for next time."""
+"""`spool seff`: what a job requested, what it used, and what to request next time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ _UNKNOWN = "unknown"
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("--run", type=click.IntRange(1), metavar="N", help="This run. Default: the newest.")
+@click.option("--run", type=click.IntRange(1), metavar="N", help="The run to show. Default: the newest.")
 @json_option
 @click.pass_obj
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
-    """Compare what a job asked for with what it used, and say what to ask for next time.
+    """Compare what a job requested with what it used, and suggest what to request next time.
 
-    Of an array, all its tasks together. A job that still runs is shown as far as it has come. What is not known is
-    said to be unknown: CPU time of a run that outlived its dispatcher, peak memory of one that was smaller than the
-    dispatcher itself, the use of GPUs that NVML does not tell or that nobody looked at in time.
+    For an array, all of its tasks together. A running job is shown so far. Some values may be unknown: the CPU time of
+    a run that outlived its dispatcher, the peak memory of a run that was smaller than the dispatcher itself, and GPU
+    use that NVML does not report or that was not sampled in time.
 
-    The last line is for the next job file: the peak of the memory and a fifth, as many CPUs as were busy, the run time
-    and a half.
+    The last line is for the next job file: peak memory plus 20%, as many CPUs as were busy, and 1.5 times the run time.
 
       spool seff train
       spool seff train --run 2
@@ -156,5 +155,5 @@ def _gpu_hours(whole: Summary) -> str:
 def _spread(what: str, spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:
     if spread.median is None or spread.most is None:
         return f"{what} {_UNKNOWN}"
-    of = f" (of the {spread.known} of {ended.known} of which it is known)" if spread.known < ended.known else ""
+    of = f" (known for {spread.known} of {ended.known})" if spread.known < ended.known else ""
     return f"median {show(spread.median)}, {show(spread.most)} at most{of}"

@@ -1,4 +1,4 @@
-"""`spool service`: have systemd keep the dispatcher running."""
+"""`spool service`: keep the dispatcher running with systemd."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from spool.client.service import ONCE, RESIDENT, UnitState
 from spool.core.errors import ExitCode
 
 _HELP = unfilled("""
-Have systemd keep the dispatcher running.
+Keep the dispatcher running with systemd.
 
-User units, so nobody has to be root. The dispatcher starts with your first login, comes back if it crashes, and
-`spool submit` uses it. Turn lingering on, or your jobs end when you log out: `loginctl enable-linger`.
+It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash, and
+`spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
 
   spool service install
   spool service status
@@ -27,20 +27,22 @@ By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
 """)
 
 
-@click.group(help=_HELP, short_help="Have systemd keep the dispatcher running.")
+@click.group(help=_HELP, short_help="Keep the dispatcher running with systemd.")
 def command() -> None:
-    """Be the verb; its parts do the work."""
+    """Do nothing: the subcommands do the work."""
 
 
 @command.command("install", cls=Verb, short_help="Write, enable and start the units.")
-@click.option("--once", is_flag=True, help="No resident dispatcher: a pass when a file is dropped, and each minute.")
+@click.option(
+    "--once", is_flag=True, help="No permanent dispatcher: one pass when a file is dropped, and one per minute."
+)
 @click.option("--force", is_flag=True, help="Overwrite units that you edited or wrote yourself.")
-@click.option("--dry-run", is_flag=True, help="Print what would be written and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and change nothing.")
 @click.pass_obj
 def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
-    """Write the units, enable and start them. Doing it again updates them.
+    """Write, enable and start the units. Running it again updates them.
 
-    They start this very program for this very spool. Units that you edited stay as they are unless you say --force.
+    They start this installation of spool for this spool. Units that you edited stay unchanged without --force.
 
       spool service install --dry-run
       spool --spool /data/spool service install
@@ -61,12 +63,12 @@ def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
     done = service.install(made(root).root, wanted, force=force)
     for path, what in done:
         render.say(f"{path} {what}")
-    render.say("a pass runs when a file is dropped, and each minute" if once else "the dispatcher runs")
+    render.say("a pass runs when a file is dropped, and once per minute" if once else "the dispatcher is running")
     _advise_lingering()
     return 0
 
 
-@command.command("status", cls=Verb, short_help="Show whether the units are installed and run.")
+@command.command("status", cls=Verb, short_help="Show whether the units are installed and running.")
 @json_option
 @click.pass_obj
 def status(root: str, as_json: bool) -> int:
@@ -92,9 +94,9 @@ def status(root: str, as_json: bool) -> int:
 @click.option("--force", is_flag=True, help="Also remove units that you edited.")
 @click.pass_obj
 def remove(root: str, force: bool) -> int:
-    """Stop the dispatcher, disable and delete the units. Jobs that run go on.
+    """Stop the dispatcher, disable and delete the units. Running jobs continue.
 
-    Only units that `spool service install` wrote are removed, and those that you edited only with --force.
+    It removes only units that `spool service install` wrote; edited ones only with --force.
     """
     gone, left = service.remove(root, force=force)
     for path in gone:
@@ -107,10 +109,13 @@ def remove(root: str, force: bool) -> int:
 
 
 def _is_usual(root: str) -> bool:
-    """Whether *root* is the spool of a user who says nothing, as the service manager does."""
+    """Whether *root* is the default spool, which the service manager uses too."""
     return os.path.realpath(root) == os.path.realpath(os.path.expanduser("~/.spool"))
 
 
 def _advise_lingering() -> None:
     if not service.lingers(this_user()):
-        tell("lingering is off: when you log out systemd ends the dispatcher and your jobs; `loginctl enable-linger`")
+        tell(
+            "lingering is off: when you log out, systemd ends the dispatcher and your jobs; run `loginctl "
+            "enable-linger`"
+        )

@@ -26,15 +26,16 @@ _TASK_COLUMNS = (
 
 @click.command(cls=Verb)
 @name_argument
-@click.option("--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in a line.")
+@click.option(
+    "--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in one line each."
+)
 @json_option
 @click.pass_obj
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     """Show everything about a job.
 
-    Where it is, what it does and why; its file, and what `[defaults]` of the configuration add to it; each of its runs
-    with the outcome, the times, what it was given, and where its output is; of an array its tasks, and which of them
-    failed.
+    Shows where the job is, its state and the reason; its file, and what `[defaults]` in the configuration add; each run
+    with its outcome, times, grant and output path; for an array its tasks, and which of them failed.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -68,11 +69,11 @@ def _print(found: JobDetails) -> None:
     ]
     render.pairs((key, value) for key, value in lines if value)
     if found.problem:
-        _say_indented("what is wrong with the file", found.problem)
+        _say_indented("problems in the file", found.problem)
     if found.file is not None:
         _say_indented("the file", found.file)
     if found.defaults:
-        _say_indented("from [defaults] of the configuration, because the file does not say", found.defaults)
+        _say_indented("from [defaults] in the configuration, not set in the file", found.defaults)
     for other in found.others:
         render.say()
         render.prose(f"another job of this name, {other.row.state}: {other.path}")
@@ -92,7 +93,7 @@ def _print(found: JobDetails) -> None:
 
 
 def _print_tasks(tasks: Sequence[ListedJob]) -> None:
-    """Print the tasks of an array; those that wait or have finished alike have one line."""
+    """Print the tasks of an array; waiting or finished tasks that are alike share one line."""
     if not tasks:
         return
     now_ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""`spool signal`: send a signal to what jobs run."""
+"""`spool signal`: send a signal to the processes of running jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _SignalVerb(Verb):
     """A verb whose first word may be written as for kill(1): -USR1."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the dash away from a signal."""
+        """Remove the dash from a signal."""
         first = args[0].upper() if args else ""
         if re.fullmatch(r"-(SIG)?[A-Z0-9]+", first) and first.removeprefix("-").removeprefix("SIG") in _KNOWN:
             args = [first[1:], *args[1:]]
@@ -69,9 +69,9 @@ def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
     if found is None:
         last = names[-1].upper().removeprefix("SIG") if names else ""
         remedy = f"write `spool signal {last} {text}`" if last in _KNOWN else "`kill -l` lists the signals"
-        raise UsageError(cannot("send", f"a signal {text!r}", "there is none of that name", remedy=remedy))
+        raise UsageError(cannot("send", f"a signal {text!r}", "no such signal", remedy=remedy))
     if found is signal.SIGSTOP:
-        why = "the time limit would go on"
+        why = "the time limit would keep counting"
         raise UsageError(cannot("send", "STOP", why, remedy="`spool suspend` stops a job and its clock"))
     return found
 
@@ -85,16 +85,16 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
     run = spool.latest_run(name)
     if RUNNING not in spool.places(name) or run is None:
         if not spool.places(name) and not spool.runs(name):
-            raise NoSuchJob(cannot(*what, "no job of that name is in the spool"))
-        raise SpoolError(cannot(*what, "it does not run", remedy=f"`spool show {name}` says what it does"))
+            raise NoSuchJob(cannot(*what, "the spool has no job of that name"))
+        raise SpoolError(cannot(*what, "it is not running", remedy=f"`spool show {name}` shows its state"))
     if spool.array(name, run) is not None:
-        raise SpoolError(cannot(*what, "it is an array, and none of its tasks runs now"))
+        raise SpoolError(cannot(*what, "it is an array, and none of its tasks is running"))
     suspended = spool.suspend_order(name) is not None
     if suspended and number is signal.SIGCONT:
-        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` lets it go on"))
+        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
     grant, jid, spec = spool.grant(name, run), spool.jid(name, run), spool.spec(name, run)
     if grant is None or not isinstance(jid, Jid):
-        raise SpoolError(cannot(*what, "it is just starting", remedy="try again in a moment"))
+        raise SpoolError(cannot(*what, "it is still starting", remedy="try again in a moment"))
     handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
@@ -103,6 +103,6 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
     spare = not shell and spec is not None and isinstance(spec.command, str)
     told = handle.signal(word, spare_shell=spare)
     if not told:
-        raise SpoolError(cannot(*what, "no process of it was found that may be signalled"))
-    later = "; it takes effect when the job goes on" if suspended and number is not signal.SIGKILL else ""
+        raise SpoolError(cannot(*what, "it has no process that can be signalled"))
+    later = "; it takes effect when the job is resumed" if suspended and number is not signal.SIGKILL else ""
     return f"{name}: {word} sent to {told} process{'' if told == 1 else 'es'}{later}"

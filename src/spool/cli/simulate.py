@@ -1,4 +1,4 @@
-"""`spool simulate`: what a policy would make of a trace, or of this spool's own history, on an imagined machine."""
+"""`spool simulate`: how a policy would schedule a trace, or this spool's own history, on an imaginary machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from spool.store.spool import Spool
 
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
-_FEW = 5  # users, unless all are asked for
-_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # what a narrow terminal does not show of a group
+_FEW = 5  # users, without --all-users
+_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # columns that a narrow terminal does not show
 _Told = tuple[str, Callable[[WaitSummary], str]]
 _WAITS: tuple[_Told, ...] = (
     ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
@@ -51,7 +51,7 @@ _WAITS: tuple[_Told, ...] = (
     ("CPU", lambda each: render.percent(each.utilisation)),
     ("GPU", lambda each: render.percent(each.gpu_utilisation)),
 )
-# A row for each, for side by side they are wider than a terminal.
+# One row each, because side by side they are wider than a terminal.
 _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     ("longest queue", lambda each: str(each.figures.max_queue)),
     ("mean queue", lambda each: render.ratio(each.figures.mean_queue)),
@@ -62,25 +62,25 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
 
 @click.command(cls=Verb)
 @click.argument("trace", required=False, type=click.Path())
-@click.option("--history", is_flag=True, help="Take the runs of this spool's own history instead of a trace.")
+@click.option("--history", is_flag=True, help="Use the runs of this spool's own history instead of a trace.")
 @click.option(
-    "--cpus", type=click.IntRange(1), metavar="N", help="Processors. Default: the trace's, or this machine's."
+    "--cpus", type=click.IntRange(1), metavar="N", help="CPUs. Default: those of the trace, or of this machine."
 )
-@click.option("--memory", metavar="SIZE", help="Memory. Default for a trace: it is not counted.")
+@click.option("--memory", metavar="SIZE", help="Memory. Default for a trace: not counted.")
 @click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs. Default: none.")
-@click.option("--policy", default="fifo,easy,spool", show_default=True, metavar="NAME,...", help="What to compare.")
+@click.option("--policy", default="fifo,easy,spool", show_default=True, metavar="NAME,...", help="Policies to compare.")
 @click.option(
-    "--limits", type=click.FloatRange(0, 1), metavar="SHARE", help="Only this part of the users states time limits."
+    "--limits", type=click.FloatRange(0, 1), metavar="SHARE", help="Only this share of users states time limits."
 )
-@click.option("--no-limits", is_flag=True, help="Nobody states a time limit.")
+@click.option("--no-limits", is_flag=True, help="No job states a time limit.")
 @click.option(
     "--scale-load",
     type=click.FloatRange(0, min_open=True),
     metavar="PERCENT",
-    help="Compress or stretch the arrivals so that the machine's load becomes this.",
+    help="Compress or stretch the arrivals to this load of the machine.",
 )
 @click.option("--all-users", is_flag=True, help=f"List all users, not only the {_FEW} heaviest.")
-@click.option("--plot", metavar="FILE", help="Draw it into a .png or .svg; needs matplotlib.")
+@click.option("--plot", metavar="FILE", help="Draw the result as a .png or .svg; needs matplotlib.")
 @json_option
 @click.pass_obj
 def command(
@@ -98,22 +98,22 @@ def command(
     plot: str | None,
     as_json: bool,
 ) -> int:
-    """Simulate a workload on an imagined machine, and compare policies.
+    """Simulate a workload on an imaginary machine and compare policies.
 
-    TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as the Parallel Workloads Archive has them, a CSV
-    with a header (submit, run_time, cpus, gpus, memory, time_limit, user, name), or the history.jsonl of a spool. It is
-    the real planner that decides, with the configuration of the spool; nothing is started. The policies:
+    TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as in the Parallel Workloads Archive, a CSV with a
+    header (submit, run_time, cpus, gpus, memory, time_limit, user, name), or the history.jsonl of a spool. The real
+    planner decides, with the configuration of the spool; nothing is started. The policies:
 
-      fifo   first come, first served, nobody overtakes
-      skip   as fifo, but who fits may overtake
-      easy   as fifo, but who does not delay the first may overtake (backfilling)
+      fifo   first come, first served, no overtaking
+      skip   like fifo, but a job that fits may overtake
+      easy   like fifo, with overtaking that does not delay the first (backfill)
       sjf    shortest job first, with the same backfilling
-      lxf    largest expansion factor first: who has waited longest for its size
+      lxf    largest expansion factor first: the longest wait for the job's size
       spool  as this spool is configured
 
-    The slowdown is the mean bounded one: (wait + run time) / run time, no run time taken for shorter than 10 s. CPU is
-    the part of the processors that was in use from the first submission to the last end. 99 % wait is what 99 of 100
-    jobs did not exceed.
+    SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, counting run times below 10 s as 10 s. CPU is
+    the share of CPUs in use from the first submission to the last end. 99 % WAIT is the wait that 99 of 100 jobs did
+    not exceed.
 
       spool simulate lublin_256.swf --cpus 128 --policy easy,spool
       spool simulate kth.swf.gz --no-limits --scale-load 85
@@ -121,9 +121,9 @@ def command(
     """
     disciplines = _disciplines(policy)
     if history == (trace is not None):
-        raise UsageError("cannot simulate: give a trace, or --history, one of the two")
+        raise UsageError("cannot simulate: give either a trace or --history")
     if no_limits and limits is not None:
-        raise UsageError("cannot simulate: --no-limits and --limits contradict each other; give one of the two")
+        raise UsageError("cannot simulate: --no-limits and --limits cannot be combined; give one of them")
     figure = charts.figure_for(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
@@ -133,7 +133,7 @@ def command(
     machine = imagined_machine(workload, cpus, parse_size(memory) if memory is not None else None, gpus)
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
-    # Which of the real GPUs may be given says nothing of imagined ones.
+    # gpu.use of the real machine does not apply to imaginary GPUs.
     rules = replace(config.policy, gpu_use=None)
     setup = prepare(workload, replace(machine, resources=config.resources), rules, scenario)
     if not setup.coming:
@@ -168,9 +168,9 @@ def _disciplines(text: str) -> list[SimulatedPolicy]:
     known = {each.value: each for each in SimulatedPolicy}
     for word in words:
         if word not in known:
-            raise UsageError(cannot("simulate", f"policy {word!r}", f"there are {', '.join(known)}"))
+            raise UsageError(cannot("simulate", f"policy {word!r}", f"the policies are {', '.join(known)}"))
     if not words:
-        raise UsageError(f"cannot simulate: --policy names none; there are {', '.join(known)}")
+        raise UsageError(f"cannot simulate: --policy is empty; the policies are {', '.join(known)}")
     return list(dict.fromkeys(known[word] for word in words))
 
 

@@ -1,4 +1,4 @@
-"""`spool stats`: what the runs that have ended waited, took and used."""
+"""`spool stats`: wait times, run times and usage of ended runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NONE = "-"
 
 
 @click.command(cls=Verb)
-@click.option("--by", type=click.Choice([each.value for each in By]), help="A row for each of these.")
-@click.option("--since", metavar="TIME", help='Only runs that ended since then: "7d" (ago), "today", a date, a time.')
-@click.option("--until", metavar="TIME", help="Only runs that ended before then.")
+@click.option("--by", type=click.Choice([each.value for each in By]), help="Print one row for each.")
+@click.option("--since", metavar="TIME", help='Only runs that ended since: "7d" (ago), "today", a date, a time.')
+@click.option("--until", metavar="TIME", help="Only runs that ended before this time.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
-@click.option("-p", "--project", metavar="NAME", help="Only runs of this project.")
+@click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")
 @click.option("--tag", metavar="TAG", help="Only runs of jobs with this tag.")
 @json_option
 @click.pass_obj
@@ -41,7 +41,7 @@ def command(
     tag: str | None,
     as_json: bool,
 ) -> int:
-    """Show what the runs that have ended waited, took and used.
+    """Show wait times, run times and usage of ended runs.
 
     A run belongs to the period in which it ended; hours and peaks are of what was given within the period. CPU-H and
     GPU-H are hours times what was given. USED is CPU time of what was given, BUSY in how much of the time the GPUs that
@@ -74,14 +74,14 @@ def command(
 
 
 def _remark(found: AccountingReport) -> None:
-    """Say on stderr what was left out."""
+    """Report on stderr what was left out."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
     if found.statistics.duplicates:
-        tell(f"{count_of(found.statistics.duplicates, 'run')} stood in the history more than once and counted once")
+        tell(f"{count_of(found.statistics.duplicates, 'run')} recorded more than once in the history; each counts once")
     if found.statistics.clock_set:
         runs = count_of(found.statistics.clock_set, "run")
-        tell(f"{runs} ended before beginning, or centuries after it: the clock was set; not timed")
+        tell(f"{runs} ended before the start, or centuries later, because the clock was set; their times do not count")
     for problem in found.problems:
         tell(problem)
 
@@ -147,9 +147,9 @@ def _hours(hours: float) -> str:
 def _cpu_hours(total: Totals) -> str:
     given = f"{_hours(total.cpu_hours)} given"
     if total.cpu_used_hours is None:
-        return f"{given}; how much of it was used is unknown" if total.cpu_hours else ""
+        return f"{given}; use unknown" if total.cpu_hours else ""
     known, timed = total.cpu_used_runs, total.timed_runs
-    of = f" by the {known} of {timed} runs of which it is known" if known < timed else ""
+    of = f" by {known} of {timed} runs; unknown for the others" if known < timed else ""
     part = f" ({render.percent(total.cpu_efficiency)})" if total.cpu_efficiency is not None else ""
     return f"{given}, {_hours(total.cpu_used_hours)} used{of}{part}"
 
@@ -157,9 +157,9 @@ def _cpu_hours(total: Totals) -> str:
 def _gpu_hours(total: Totals) -> str:
     given = f"{_hours(total.gpu_hours)} given"
     if total.gpu_used_hours is None:
-        return f"{given}; how much of it was used is unknown"
+        return f"{given}; use unknown"
     part = f" ({render.percent(total.gpu_efficiency)})" if total.gpu_efficiency is not None else ""
-    known = f"in the {count_of(total.gpu_used_runs, 'run')} of which it is known"
+    known = f"in {count_of(total.gpu_used_runs, 'run')} with known use"
     return f"{given}, {_hours(total.gpu_used_hours)} busy{part} {known}"
 
 
@@ -173,7 +173,7 @@ def _memory(total: Totals) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One column of the table; of two that do not fit the terminal the one of the lower weight is left out."""
+    """One column of the table; if the terminal is too narrow, columns with the lowest weight are dropped."""
 
     title: str
     weight: int
@@ -216,7 +216,7 @@ _CELLS = (
 
 
 def _print_table(statistics: Statistics, by: By) -> None:
-    """Print a row for each group and one for all, without columns that say nothing or do not fit a terminal."""
+    """Print a row for each group and one for all, without columns that are empty or do not fit the terminal."""
     keys = [key if key is not None else _NONE for key, _ in statistics.groups]
     rows = [totals for _, totals in statistics.groups]
     if len(rows) > 1:
@@ -235,7 +235,7 @@ def _print_table(statistics: Statistics, by: By) -> None:
 
 
 def _fitting(columns: Sequence[tuple[_Cell, list[str]]], first: int, width: int) -> list[tuple[_Cell, list[str]]]:
-    """Return the columns for which there is room, the weightiest first to stay."""
+    """Return the columns that fit, keeping those with the highest weight."""
     kept = list(columns)
     while len(kept) > 1 and first + sum(2 + max(map(len, (cell.title, *texts))) for cell, texts in kept) > width:
         kept.remove(min(kept, key=lambda each: each[0].weight))

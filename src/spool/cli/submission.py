@@ -1,4 +1,4 @@
-"""From what stands on the command line to a job file in the spool: shared by `submit` and `run`."""
+"""From the command line to a job file in the spool: shared by `submit` and `run`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from spool.store.stable_read import MAX_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks for. `plain` are the words after `--`, `loose` those without it before them.
+    """What the command line asks for. `plain` are the words after `--`, `loose` those given without `--`.
 
-    `capture` is what it says of capturing a script, None if nothing; `ignore_directives`, whether lines for other
-    schedulers are passed over.
+    `capture` says whether to capture a script, None if not given; `ignore_directives`, whether to skip lines for other
+    schedulers.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A job to be submitted: its name, the text of its file, and whether it asks itself to be held."""
+    """A job to submit: its name, the text of its file, and whether its script asks to be held."""
 
     name: str
     text: bytes
@@ -51,12 +51,12 @@ class Wanted:
 def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     """Return the job that is asked for, valid. Raises UsageError or InvalidJob.
 
-    *stderr_apart*: its error output goes to a file of its own in the metadir, if nobody says where an output goes.
+    *stderr_apart*: its error output goes to a separate file in the metadir, unless an output path is given.
     """
     if asked.shell_command is not None and (asked.plain or asked.loose):
         text = asked.shell_command
-        remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "leave the other words out"
-        raise UsageError(f"cannot submit a job: -c gives the command already; {remedy}")
+        remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "remove the other words"
+        raise UsageError(f"cannot submit a job: -c already gives the command; {remedy}")
     if scripts.is_job_file(asked.loose):
         return _job_file(asked, root)
     what = _what_to_run(asked)
@@ -76,7 +76,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
         given = joboptions.keys_of(values)
         keys: dict[str, object] = {"command": command, "workdir": given.get("workdir") or os.getcwd(), **given}
     except FileNotFoundError:
-        why = "the current directory was removed; give --workdir an absolute path"
+        why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
     exported = exports(root, asked.export)
     _tell_left_out(exported)
@@ -106,12 +106,12 @@ def _what_to_run(asked: Asked) -> scripts.Script:
 
 
 def _job_file(asked: Asked, root: str) -> Wanted:
-    """Return the job file that was given like a script."""
+    """Return the error for a job file that was given like a script."""
     path, *rest = asked.loose
     if asked.values or rest:
-        remedy = f"edit a copy of it, or submit it as it is: `spool submit -f {path}`"
+        remedy = f"edit a copy of it, or submit it unchanged: `spool submit -f {path}`"
         raise UsageError(
-            cannot("submit", f"{path} with options or arguments", "a job file says all itself", remedy=remedy)
+            cannot("submit", f"{path} with options", "a job file must be complete in itself", remedy=remedy)
         )
     return Wanted(*file_job(path, asked.name, root, asked.export))
 
@@ -161,7 +161,7 @@ def _table(value: object) -> dict[str, object]:
 
 
 def _placeholders(keys: Mapping[str, object]) -> set[str]:
-    """Return the keys of which an array with *keys* replaces `{key}`."""
+    """Return the keys whose `{key}` an array with *keys* replaces."""
     makers = [key for key in ("array", "matrix", "rows") if key in keys]
     if not makers:
         return set()
@@ -171,9 +171,9 @@ def _placeholders(keys: Mapping[str, object]) -> set[str]:
 
 
 def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> tuple[str, bytes]:
-    """Return the job in the file *path*, byte for byte, if it is valid; with *export* its `env` has more in it.
+    """Return the job in the file *path*, byte for byte, if it is valid; *export* adds to its `env`.
 
-    What is taken of our environment changes nothing that the file sets itself. Raises SpoolError.
+    Variables from our environment never replace those that the file sets. Raises SpoolError.
     """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
     try:
@@ -197,7 +197,10 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
 
 
 def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -> None:
-    """Warn of what will keep *jobs* from running, or from telling anybody. Raises SpoolError for that if *strict*."""
+    """Warn about what will keep *jobs* from running or their notifications from being sent.
+
+    Raises SpoolError if *strict*.
+    """
     from spool.query.foresight import doubts
 
     if not submit.is_spool(root):
@@ -208,7 +211,7 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")
     if found and strict:
-        raise SpoolError("cannot submit: --strict refuses what is doubtful: nothing was submitted")
+        raise SpoolError("nothing was submitted: --strict treats warnings as errors")
 
 
 def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace: bool) -> None:
@@ -241,7 +244,7 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
 
 def _taken(root: str, name: str, place: str) -> SpoolError:
     does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
-    takes = "has this one wait for its end" if place == layout.RUNNING else "takes its place"
+    takes = "queues this one behind it" if place == layout.RUNNING else "takes its place"
     free = fastsubmit.next_name(name, lambda name: submit.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))

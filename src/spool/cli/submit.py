@@ -1,4 +1,4 @@
-"""`spool submit`: put a job into the queue."""
+"""`spool submit`: submit a job to the queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ name_option = click.option(
     also=("-J", "--job-name"),
     section=COMMON_TITLE,
     metavar="NAME",
-    help="The job's name. Default: from the program, with a short suffix.",
+    help="Job name. Default: the program's name with a short suffix.",
 )
 shell_command_option = click.option(
     "-c",
@@ -31,10 +31,10 @@ shell_command_option = click.option(
     also=("--wrap",),
     section=COMMON_TITLE,
     metavar="TEXT",
-    help="The command as a text for the shell: -c 'sort a | uniq'.",
+    help="The command as a string for the shell: -c 'sort a | uniq'.",
 )
 replace_option = click.option(
-    "--replace", is_flag=True, help="Replace a job of that name that waits or is held; wait for one that runs."
+    "--replace", is_flag=True, help="Replace a waiting or held job of that name; queue behind a running one."
 )
 export_option = click.option(
     "--export",
@@ -42,13 +42,13 @@ export_option = click.option(
     section="Environment",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
-    help="Which variables of this environment go into the job's env: all, none, or these; a NAME may be a pattern. "
-    f"Default: {', '.join(EXPORTED)}, or what the configuration says.",
+    help="Environment variables to copy into the job's env: all, none, or these; NAME may be a pattern. "
+    f"Default: {', '.join(EXPORTED)}, or as configured.",
 )
 
 
 def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> submission.Asked:
-    """Return what a command line with `key_options` and `export_option` asks for."""
+    """Return the request of a command line with `key_options` and `export_option`."""
     dashes = ctx.meta.get("spool.dashes", False)
     return submission.Asked(
         values=values_of(ctx.params),
@@ -63,17 +63,19 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
 
 
 def script_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options that say how a script is taken."""
+    """Give a command the options for how to submit a script."""
     for option in (
         click.option(
-            "--ignore-directives", is_flag=True, help="Ignore the script's lines for other schedulers, such as #SBATCH."
+            "--ignore-directives",
+            is_flag=True,
+            help="Ignore the script's directives for other schedulers, such as #SBATCH.",
         ),
         click.option(
             "--capture/--no-capture",
             cls=SpelledOption,
             section="Environment",
             default=None,
-            help="Whether the job runs the script as it is now, or by its path, as it is then. Default: as it is now.",
+            help="Run a copy of the script as it is now, or run it by its path later. Default: a copy.",
         ),
     ):
         function = option(function)
@@ -99,7 +101,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     cls=SpelledOption,
     section=COMMON_TITLE,
     is_flag=True,
-    help="Wait until it has ended and exit with its code.",
+    help="Wait for the job to end, and exit with its code.",
 )
 @key_options
 @click.option(
@@ -108,13 +110,13 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     also=("-H",),
     section="When it runs",
     is_flag=True,
-    help="Submit it held: it does not run until `spool release`.",
+    help="Submit the job held: it does not start until `spool release`.",
 )
 @export_option
 @replace_option
 @strict_option
 @click.option(
-    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file and submit nothing."
+    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
 )
 @script_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
@@ -134,14 +136,14 @@ def command(
     words: tuple[str, ...],
     **_: Any,
 ) -> int:
-    """Put a job into the queue.
+    """Submit a job to the queue.
 
-    Prints the job's name. The job is on the disk when this returns. A dispatcher is started if none lives.
+    Prints the job's name once the job is safely on disk. Starts a dispatcher if none is running.
 
       spool submit -- python train.py --lr 0.1
       spool submit -g 1 -t 2h --name train -- ./train
       spool submit -c 'sort words | uniq -c > counts'
-      spool submit job.sh x y     the script as it is now; x and y are arguments,
+      spool submit job.sh x y     a copy of the script; x and y are arguments,
                                   and its `#SPOOL --gpus 1` lines are options
       spool submit -f train.toml  a job file, copied byte for byte
       spool submit --export NONE -- make  with the PATH of a login, not this one
@@ -153,12 +155,12 @@ def command(
     request = asked(ctx, words, name, shell_command)
     if files:
         if request.values or words or shell_command is not None:
-            raise UsageError("cannot submit a job file with other options: it says all itself; edit a copy of it")
+            raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
         if name is not None and len(files) > 1:
-            raise UsageError("cannot give one name to several job files; leave --name out")
+            raise UsageError("cannot give one name to several job files; remove --name")
         jobs = [submission.file_job(path, name, ctx.obj, export) for path in files]
         if len({job for job, _ in jobs}) < len(jobs):
-            raise UsageError("cannot submit two job files of the same name at once")
+            raise UsageError("cannot submit two job files with the same name at once")
     else:
         wanted = submission.job_of(request, ctx.obj)
         jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held

@@ -1,4 +1,4 @@
-"""`spool top`: the queue, the runs and the machine on a screen that stays open."""
+"""`spool top`: a live screen of the queue, the runs and the machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _THEMES = ("dark", "light", "ansi")
 
 
 @click.command(cls=Verb)
-@click.option("--theme", type=click.Choice(_THEMES), help="The colours; ansi are those of the terminal. Default: dark.")
+@click.option(
+    "--theme", type=click.Choice(_THEMES), help="Colour theme; ansi uses the terminal's colours. Default: dark."
+)
 @click.pass_obj
 def command(root: str, theme: str | None) -> int:
-    """Show the queue, the runs with their output, the GPUs and what has ended, and act on them.
+    """Watch the queue, runs with their output, GPUs and ended jobs, and manage them.
 
-    Keys and mouse: `?` lists the keys. The list follows what happens; at rest it costs next to nothing, so that it can
+    Use keys or the mouse; `?` lists the keys. The screen updates itself and costs almost nothing when idle, so it can
     stay open, over ssh too.
 
       spool top
@@ -32,10 +34,10 @@ def command(root: str, theme: str | None) -> int:
     spool = opened(root)
     what = ("show", "the screen")
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        raise SpoolError(cannot(*what, "there is no terminal here", remedy="`spool ls` prints the list"))
+        raise SpoolError(cannot(*what, "this is not a terminal", remedy="`spool ls` prints the list"))
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         why = "the terminal cannot move its cursor (TERM=dumb)"
-        raise SpoolError(cannot(*what, why, remedy="`spool ls --watch` needs no more"))
+        raise SpoolError(cannot(*what, why, remedy="`spool ls --watch` works there"))
     try:
         from spool.cli.tui.app import Top
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""`spool wait`: wait until jobs have ended, and exit as they did.
+"""`spool wait`: wait for jobs to end, and exit with their code.
 
-Who follows a job in other ways (`run`, `log`) says by the same words that it is held and how it ended.
+`run` and `log` use the same messages for a held job and for how a job ended.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from spool.query.tasks import WaitStatus, WaitWatch
 
 POLL_S = 0.025
-PATIENCE_NS = 3_000_000_000  # one that was just started in the background is there by then
-_BAR_AFTER_NS = 500_000_000  # what ends at once needs no bar
+PATIENCE_NS = 3_000_000_000  # by then a dispatcher that was just started in the background is running
+_BAR_AFTER_NS = 500_000_000  # no bar for what ends at once
 _BAR_EVERY_NS = 1_000_000_000
-TIMED_OUT = 124  # as coreutils' timeout says it
+TIMED_OUT = 124  # as coreutils' timeout
 
 _CODES = {
     State.FINISHED: 0,
@@ -52,7 +52,7 @@ def code_of(outcome: State, exit_code: int | None) -> int:
 
 
 def told(end: End) -> str:
-    """Return how a job ended as a line for people."""
+    """Return how a job ended as one line."""
     if end.outcome is State.INVALID:
         return end.reason
     if end.reason.startswith(end.outcome):  # "cancelled by alice"
@@ -61,7 +61,7 @@ def told(end: End) -> str:
 
 
 class HoldNotices:
-    """Says of jobs that are waited for that they are held, and why, each hold once: else the wait looks like a hang."""
+    """Reports once for each hold that an awaited job is held, and why: otherwise the wait looks like a hang."""
 
     def __init__(self, spool: Spool, say: Callable[[str], None] = tell) -> None:
         self._spool = spool
@@ -69,7 +69,7 @@ class HoldNotices:
         self._told: set[str] = set()
 
     def see(self, awaited: Awaited) -> None:
-        """Say on stderr that the job is held, if the last look has found it so and that is new."""
+        """Report on stderr that the job is held, if the last look found that and it is new."""
         name = awaited.name
         if not awaited.held:
             self._told.discard(name)
@@ -81,13 +81,13 @@ class HoldNotices:
     def _why(self, name: str) -> str:
         try:
             status = os.stat(self._spool.layout.job_file(HELD, name))
-        except OSError:  # it was released this very moment
+        except OSError:  # it has just been released
             return ""
         return self._spool.hold_reason(name, status.st_mtime_ns)
 
 
 class _Bar:
-    """Shows on a terminal how far the jobs are, and when the last of them is expected to end."""
+    """Shows the jobs' progress on a terminal, and when the last of them is expected to end."""
 
     def __init__(self, spool: Spool, names: Sequence[str]) -> None:
         self._line = render.StatusLine()
@@ -99,23 +99,23 @@ class _Bar:
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS
 
     def step(self) -> None:
-        """Look again, if it is time."""
+        """Refresh, if it is time."""
         begun = time.monotonic_ns()
         if self._watch is None or begun < self._after_ns:
             return
         now_ns = time.time_ns()
-        with suppress(OSError, SpoolError):  # the wait itself tells what cannot be read
+        with suppress(OSError, SpoolError):  # the wait itself reports what cannot be read
             self._draw(self._watch.look(now_ns), now_ns)
         now = time.monotonic_ns()
         self._after_ns = now + max(_BAR_EVERY_NS, 20 * (now - begun))
 
     def tell(self, message: str) -> None:
-        """Say something on stderr, without the bar in between."""
+        """Print a message on stderr without the bar in between."""
         self._line.clear()
         tell(message)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._line.clear()
 
     def _draw(self, status: WaitStatus, now_ns: int) -> None:
@@ -132,7 +132,7 @@ class _Bar:
 
 
 def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:
-    """Wait for all jobs, or with *first* for one of them; say how they ended, and return the exit code."""
+    """Wait for all jobs, or with *first* for one of them; report how they ended, and return the exit code."""
     spool = Spool.open(root)
     bar = _Bar(spool, names)
     try:
@@ -166,19 +166,19 @@ def _until_ended(spool: Spool, names: Sequence[str], bar: _Bar, *, first: bool, 
             break
         waited_ns = time.monotonic_ns() - begun
         if timeout_ns is not None and waited_ns >= timeout_ns:
-            bar.tell(f"waited in vain for {', '.join(awaited.name for awaited in waiting[:5])}: the time is over")
+            bar.tell(f"timed out waiting for {', '.join(awaited.name for awaited in waiting[:5])}")
             return TIMED_OUT
         if not warned and waited_ns > PATIENCE_NS:
             warned = True
             if not spool.dispatcher_lives():
-                bar.tell("no dispatcher runs, so nothing starts: `spool dispatch` is one")
+                bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
         bar.step()
         time.sleep(POLL_S)
     return next((codes[name] for name in names if codes.get(name)), 0)
 
 
 def _told(end: End, say: Callable[[str], None]) -> int:
-    """Say on stderr how a job ended, unless it finished, and return its exit code."""
+    """Report on stderr how a job ended, unless it finished, and return its exit code."""
     if end.outcome is not State.FINISHED:
         say(told(end))
     return code_of(end.outcome, end.exit_code)
@@ -187,33 +187,37 @@ def _told(end: End, say: Callable[[str], None]) -> int:
 @click.command(cls=Verb)
 @names_argument
 @click.option(
-    "--all", "wait_for_all", is_flag=True, help="Wait until all have ended: without names all that wait or run now."
+    "--all",
+    "wait_for_all",
+    is_flag=True,
+    help="Wait for all to end; without names, for all jobs that are waiting or running now.",
 )
-@click.option("--any", "wait_for_any", is_flag=True, help="Wait until one of them has ended.")
-@click.option("--timeout", metavar="TIME", help="Wait no longer than this; then exit with 124.")
+@click.option("--any", "wait_for_any", is_flag=True, help="Wait for one of them to end.")
+@click.option("--timeout", metavar="TIME", help="Wait at most this long, then exit with 124.")
 @click.pass_obj
 def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any: bool, timeout: str | None) -> int:
-    """Wait until jobs have ended, and exit with their code.
+    """Wait for jobs to end, and exit with their code.
 
-    0 if all finished, else the code of the first named that did not: its own for a job that failed, 124 for a time
-    limit, 125 lost, 130 cancelled, 137 out of memory, 75 unschedulable, 4 an invalid file, 3 no such job.
+    The exit code is 0 if all finished, otherwise that of the first named job that did not: its own code if it failed,
+    124 for a time limit, 125 lost, 130 cancelled, 137 out of memory, 75 unschedulable, 4 an invalid file, 3 no such
+    job.
 
       spool wait train && echo trained
       spool wait 'sweep_*' --timeout 2h
       spool wait --all
 
-    On a terminal a line shows how many have ended, and when the last is expected to.
+    On a terminal a line shows how many have ended, and when the last is expected to end.
 
-    Of jobs that are held, those that are named are waited for; that one is held, and why, is said once.
+    If a named job is held, a message says so and why, and the command keeps waiting.
 
     By hand:
       until [ -e done/train.toml ]; do sleep 1; done
       cat jobs/train/1/result.toml
     """
     if wait_for_all and wait_for_any:
-        raise click.UsageError("--all and --any exclude each other")
+        raise click.UsageError("--all and --any cannot be combined")
     if not names and not wait_for_all:
-        raise click.UsageError("missing argument 'NAME...', or --all for every job that waits or runs")
+        raise click.UsageError("missing argument 'NAME...', or --all for all waiting and running jobs")
     spool = opened(root)
     timeout_ns = parse_duration(timeout) if timeout is not None else None
     wanted = named(spool, names) if names else sorted({*spool.names(QUEUED), *spool.names(RUNNING)}, key=natural)

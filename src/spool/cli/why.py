@@ -1,4 +1,4 @@
-"""`spool why`: why a job does not run yet."""
+"""`spool why`: why a job is not running yet."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from spool.query.explain import Explanation, why
 @json_option
 @click.pass_obj
 def command(root: str, name: str, as_json: bool) -> int:
-    """Say why a job does not run yet.
+    """Explain why a job is not running yet.
 
-    Every reason, in the order in which the rules are asked; the first is the one that `spool ls` shows. Then what
-    would have to end, and when it could start if every limit holds. It is the scheduler itself that answers, from a
-    fresh look at the files.
+    Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows. Then it
+    prints which jobs must end first, and when the job could start if every limit holds. The scheduler itself answers,
+    from a fresh look at the files.
 
-    By hand: the last answer of the dispatcher stands in state.json
+    By hand: state.json has the dispatcher's last answer
     """
     spool = viewed(root)
     answer = why(spool, one_job(spool, name))
@@ -37,16 +37,16 @@ def command(root: str, name: str, as_json: bool) -> int:
 
 
 def sentences(answer: Explanation) -> Iterator[str]:
-    """Yield what there is to say of a job that waits, a sentence or a list at a time."""
+    """Yield the sentences and lists that explain why a job waits."""
     if not answer.reasons:
-        yield f"{answer.name}: nothing is in its way; it starts at the next pass of a dispatcher"
+        yield f"{answer.name}: nothing blocks it; it starts in the dispatcher's next pass"
     for at, reason in enumerate(answer.reasons):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         yield f"{head} {reason.text}"
     for place in answer.beside:
-        yield f"this is {answer.place}/{answer.name}.toml; another job of the name lies in {place}/"
+        yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
     if answer.must_end:
-        yield f"has to wait for the end of: {', '.join(answer.must_end)}"
+        yield f"must end first: {', '.join(answer.must_end)}"
     if answer.place == "held":
         yield f"could start: not before `spool release {answer.name}`"
     elif any(reason.code == "hook" for reason in answer.reasons):
@@ -54,9 +54,9 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.reasons and answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
-        on = "what runs ends as expected" if answer.start_is_guess else "the time limits hold"
+        on = "running jobs end as expected" if answer.start_is_guess else "the time limits hold"
         about = "about " if answer.start_is_guess and wait > 0 else ""
-        yield f"could start: {about}{when}, if {on} and nobody else is first"
+        yield f"could start: {about}{when}, if {on} and no other job goes first"
     if answer.expected:
         yield f"expected to run: {answer.expected}"
     if answer.standing and answer.place == "queued":
@@ -68,6 +68,6 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.ahead and answer.place == "queued":
         yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
-        yield f"the dispatcher last said: {answer.last_said}"
+        yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher:
-        yield "no dispatcher runs: nothing starts until one does; `spool dispatch` is one"
+        yield "no dispatcher is running: no job starts until you run `spool dispatch`"

@@ -1,7 +1,7 @@
-"""Starting a dispatcher in the background, for whoever submits or releases a job.
+"""Starting a dispatcher in the background, for commands that submit or release jobs.
 
-Where our systemd unit is installed for the user, systemd starts it and keeps it; elsewhere it is a process of its
-own session that outlives the terminal and leaves after ten idle minutes. Imports next to nothing.
+If our systemd unit is installed for the user, systemd starts and keeps it; otherwise it is a process in its own session
+that outlives the terminal and exits after ten idle minutes. Imports almost nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from spool.store.disk import Disk, read_file
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
 
-IDLE_EXIT = "10m"  # as the configuration has it where it says nothing
+IDLE_EXIT = "10m"  # the configuration's default
 UNIT = "spool.service"
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is an error, not a wait
-_STARTING = f"{layout.STAGING}/dispatcher.start"  # who was started last, while it does not hold the lock yet
+_STARTING = f"{layout.STAGING}/dispatcher.start"  # the dispatcher started last, until it holds the lock
 _PATIENCE_S = 5.0
 _UNIT_PLACES = ("{config}/systemd/user", "/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
 
 
 def ensure(root: str) -> str | None:
-    """See to it that a dispatcher serves the spool *root*. Return None, or a line for the user where none will.
+    """Make sure that a dispatcher serves the spool *root*. Return None, or a line for the user if none will.
 
-    Does not wait for it: what was submitted lies on the disk and is found by whoever comes.
+    Does not wait for it: the submission is on disk, and the next dispatcher finds it.
     """
     if dispatcher_lives(f"{root}/{layout.LOCK}") or is_starting(root):
         return None
@@ -34,19 +34,19 @@ def ensure(root: str) -> str | None:
     by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
     wanted, idle_exit = _wishes(root)
     if not wanted:
-        return f"no dispatcher runs, and autostart is off: {by_hand}"
+        return f"no dispatcher is running, and autostart is off: {by_hand}"
     unit = unit_for(root)
     try:
         if unit is not None and _run(["systemctl", "--user", "--no-block", "--quiet", "start", unit]):
             return None
         start(root, idle_exit)
     except OSError as error:
-        return f"no dispatcher runs, and none can be started ({error.strerror or error}): {by_hand}"
+        return f"no dispatcher is running, and starting one failed ({error.strerror or error}): {by_hand}"
     return None
 
 
 def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
-    """Start a dispatcher of its own session, its messages in `dispatcher.log`, and return its pid. Raises OSError."""
+    """Start a dispatcher in its own session, with messages in `dispatcher.log`, and return its pid. Raises OSError."""
     log = os.open(f"{root}/{layout.LOG}", _APPEND, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -69,12 +69,12 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
 
 
 def command(root: str, *words: str) -> list[str]:
-    """Return how a dispatcher of the spool *root* is started. `-P`: no module of the current directory is taken."""
+    """Return the command for a dispatcher of the spool *root*. `-P`: do not import from the current directory."""
     return [sys.executable, "-P", "-m", "spool", "--spool", root, "dispatch", *words]
 
 
 def environment() -> dict[str, str]:
-    """Return what a dispatcher is started with: ours, without the marks of a job that we may be part of."""
+    """Return a dispatcher's environment: ours, without the marks of a job that we may be part of."""
     found = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, as in a working copy
@@ -83,7 +83,7 @@ def environment() -> dict[str, str]:
 
 
 def is_starting(root: str) -> bool:
-    """Whether a dispatcher was started moments ago and lives: a loop of a hundred submissions must not start more."""
+    """Whether a dispatcher was started moments ago and is alive: a loop of submissions must not start more."""
     path = f"{root}/{_STARTING}"
     try:
         if not -1 < time.time() - os.stat(path).st_mtime < _PATIENCE_S:
@@ -96,7 +96,7 @@ def is_starting(root: str) -> bool:
 
 
 def _wishes(root: str) -> tuple[bool, str]:
-    """Return what the configuration says: whether to start dispatchers, and after how long without jobs they leave."""
+    """Return from the configuration whether to start dispatchers, and after how long without jobs they exit."""
     said = config_if(root, b"autostart", b"idle_exit")
     if said is None:  # if it is wrong the dispatcher will say so
         return True, IDLE_EXIT
@@ -123,7 +123,7 @@ def unit_for(root: str) -> str | None:
 
 
 def _root_of_unit(places: list[str]) -> str:
-    """Return the spool that the unit serves: where its files and drop-ins set SPOOL_DIR, there, else the usual one."""
+    """Return the spool that the unit serves: SPOOL_DIR from its files and drop-ins, or else the default."""
     home = os.path.expanduser("~")
     for place in places:
         drop_ins = f"{place}/{UNIT}.d"

@@ -1,6 +1,7 @@
-"""What a submission takes along of the caller's environment, so that the job finds the programs that the caller finds.
+"""What a submission copies from the caller's environment, so that the job finds the same programs as the caller.
 
-It goes into the job file's `env`, where everybody can see and edit it. Imports next to nothing: every submission asks.
+It goes into the job file's `env`, where it can be seen and edited. Imports almost nothing, because every submission
+uses it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from spool.formats.keys import EXPORTED
 from spool.store.glance import config_if
 
-# What spool sets itself, and what a shell or tmux says of itself alone.
+# What spool sets itself, and what describes only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
 _SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
@@ -42,7 +43,7 @@ class Exports:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                self.left_out.append(f"{name} is not passed on: it is not UTF-8, and a job file is")
+                self.left_out.append(f"{name} is not passed on: it is not UTF-8")
             else:
                 self.taken[name] = value
 
@@ -50,8 +51,8 @@ class Exports:
 def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
     """Return what the words of `--export` take of *environment*; without any, what the configuration of *root* says.
 
-    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. What is named and is not
-    there is in `left_out`.
+    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. Named variables that are not set
+    are in `left_out`.
     """
     found = Exports()
     if not asked:
@@ -67,27 +68,27 @@ def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str]
         elif name and name.upper() not in ("NONE", "NIL"):
             wanted.append(name)
             if not _is_pattern(name) and name not in environment:
-                found.left_out.append(f"{name} is not passed on: it is not set here")
+                found.left_out.append(f"{name} is not passed on: it is not set")
             elif not _is_pattern(name) and not may_go(name):
-                found.left_out.append(f"{name} is not passed on: it means something in this process alone")
+                found.left_out.append(f"{name} is not passed on: it only makes sense in this process")
     names = {name for name in environment if may_go(name)} if everything else set()
     found.take(names | _matching(wanted, environment), environment)
     return found
 
 
 def may_go(name: str) -> bool:
-    """Whether a variable of that name can stand in a job file, and says something that is true elsewhere."""
+    """Whether a variable of that name can be in a job file and makes sense elsewhere."""
     return name.isascii() and name.isidentifier() and name not in _NEVER and not name.startswith(_NEVER_BEGIN)
 
 
 def _matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
-    """Return the names of *environment* that fit. What may be a secret goes only where its full name stands."""
+    """Return the names in *environment* that match. Possible secrets match full names only."""
     found = set()
     for pattern in patterns:
         if not _is_pattern(pattern):
             found |= {pattern} & environment.keys()
         elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
-            from fnmatch import fnmatchcase  # here, for most need it not
+            from fnmatch import fnmatchcase  # here, because most callers do not need it
 
             found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
         else:
@@ -105,6 +106,6 @@ def _may_be_secret(name: str) -> bool:
 
 
 def patterns(root: str) -> Sequence[str]:
-    """Return which variables go along by themselves: what the configuration of *root* says, else the usual."""
+    """Return which variables are copied by default: from the configuration of *root*, or the built-in list."""
     said = config_if(root, b"export")
     return EXPORTED if said is None else said.export

@@ -1,11 +1,11 @@
 """Garbage collection: the metadirs of old runs, and the records in `done/` of jobs that have nothing else left.
 
-Safe while a dispatcher lives. Only jobs are touched that have no file but in `done/`, whose newest run has ended for
-good, and that no waiting job depends on. A job's newest run goes last, and only when nothing else of it stays. Before
-that its number is written down, so that it is never used again.
+Safe while a dispatcher is running. It only touches jobs that have no file except in `done/`, whose newest run has
+finally ended, and that no waiting job depends on. A job's newest run goes last, and only if nothing else of the job
+stays. Before that its number is recorded, so that it is never used again.
 
-Nothing outside of the spool is removed: no link is followed, and each name is taken away as seen from the open
-directory that holds it. What cannot be looked into or removed costs the rest nothing, and is told.
+Nothing outside the spool is removed: no link is followed, and each name is removed relative to the open directory that
+holds it. What cannot be read or removed is reported, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from spool.store.disk import Disk, open_directory, walk
 from spool.store.spool import Spool, read_record
 
 _LOCK = "gc.lock"  # in the staging directory
-_LONG = 400  # of a path, for people
+_LONG = 400  # of a path in a message
 _RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
-Step = Callable[[int, int], object]  # is told how many of how many are done
+Step = Callable[[int, int], object]  # called with how many of how many are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RetentionPolicy:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing is a reason to remove anything."""
+        """Whether no limit is set."""
         return self.max_age_ns is None and self.max_runs is None and self.max_bytes is None
 
 
@@ -64,20 +64,20 @@ class Removal:
 
     runs: tuple[ExpiredRun, ...]
     jobs: tuple[tuple[str, int], ...]
-    problems: tuple[str, ...] = ()  # what could not be looked into, or removed: a line for each
+    problems: tuple[str, ...] = ()  # what could not be read or removed, one line each
 
     @property
     def size_bytes(self) -> int:
-        """How much room that makes."""
+        """How much space that frees."""
         return sum(run.size_bytes for run in self.runs)
 
 
 def _nothing(done: int, of: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = _nothing) -> Removal:
-    """Return what *keep* does not keep. Changes nothing."""
+    """Return what *keep* does not keep, without changes."""
     problems: list[str] = []
     wanted = _depended_on(spool, problems)
     chosen: dict[tuple[str, int], ExpiredRun] = {}
@@ -93,7 +93,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
                 may_go = wanted is not None and _may_go(spool, name, wanted)
                 found = planner.runs_of(name, may_go=may_go)
             except OSError as error:
-                problems.append(_cannot("look into", f"job {name}", error, spool.layout.runs(name)))
+                problems.append(_cannot("read", f"job {name}", error, spool.layout.runs(name)))
                 continue
             if found.runs or may_go:
                 runs_of[name] = found.runs
@@ -120,7 +120,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
 
 
 def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = _nothing) -> Removal:
-    """Remove what *removal* says and is still so; return what went, and all that went wrong.
+    """Carry out *removal* as far as it still holds; return what was removed, and all errors.
 
     Raises SpoolError while another does the same.
     """
@@ -204,7 +204,7 @@ class _Collector:
             for old in runs:
                 if (stays and whole and old is runs[-1]) or self._goes_on(name):
                     return
-                # By one rename first, so that nobody ever sees half of one.
+                # By one rename first, so that no one ever sees half a run.
                 aside = f"{os.getpid()}.gc.{name}.{old.run}"
                 try:
                     self._disk.rename(str(old.run), aside, at, self._at[STAGING])
@@ -233,7 +233,7 @@ class _Collector:
             where = self._spool.layout.job_file(DONE, name)
             self.problems.append(_cannot("remove", f"the record of job {name}", error, where))
             return False
-        with suppress(OSError):  # a run has begun meanwhile, or somebody keeps something there
+        with suppress(OSError):  # a run has begun meanwhile, or a user keeps something there
             self._disk.rmdir(name, self._at[JOBS])
         return True
 
@@ -264,7 +264,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
                     at[name] = open_directory(name, root)
             if missing := [name for name in (JOBS, DONE) if name not in at]:
                 raise SpoolUnusable(
-                    cannot("clean up", spool.root, f"{missing[0]} is missing", remedy="`spool init` makes it")
+                    cannot("clean up", spool.root, f"{missing[0]} is missing", remedy="`spool init` creates it")
                 )
         except OSError as error:
             raise SpoolUnusable(_cannot("clean up", spool.root, error, path)) from None
@@ -276,7 +276,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
 
 
 def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
-    """Return a line about what an error has kept from being done. Jobs may have called their files anything."""
+    """Return a line about what an error prevented. Jobs may have given their files any name."""
     why, remedy = error.strerror or str(error), None
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(where):
         why, remedy = "it is a link", "remove or replace it by hand"
@@ -292,7 +292,7 @@ class _JobRuns:
 
     runs: list[int]
     chosen: list[ExpiredRun]  # too old, or too many
-    left: list[ExpiredRun]  # these may go too, where room is wanted; the sizes are told where that matters
+    left: list[ExpiredRun]  # these may go too if space is needed; sizes only if that matters
     stays_bytes: int
 
 
@@ -349,7 +349,7 @@ def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
 
 
 def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
-    """Whether a job has ended for good and nobody waits for it."""
+    """Whether a job has finally ended and no job waits for it."""
     if any(place != DONE for place in spool.places(name)):
         return False
     if name in wanted or any(name[:at] in wanted for at, char in enumerate(name) if char == "_"):
@@ -374,7 +374,7 @@ def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) 
 def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
     """Return the names that jobs which wait or are held depend on, and the arrays in progress.
 
-    None where one of those jobs cannot be read: it may depend on anything, so that nothing may go.
+    None where one of those jobs cannot be read: it may depend on anything, so nothing may go.
     """
     names: set[str] = set()
     complete = True
@@ -420,14 +420,14 @@ def _alone(spool: Spool, staging: int) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SpoolError(cannot("clean up", spool.root, "another `spool gc` is at it")) from None
+            raise SpoolError(cannot("clean up", spool.root, "another `spool gc` is running")) from None
         yield
     finally:
         os.close(fd)
 
 
 def _size(name: str, at: int) -> int:
-    """Return how much room something in the directory *at* takes on the disk."""
+    """Return how much disk space something in the directory *at* takes."""
     size = 0
     with suppress(OSError):
         for found in walk(name, at):

@@ -26,7 +26,7 @@ class Stream(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """Some output of a run. Empty at the beginning of one that is looked at from now on."""
+    """Some output of a run. Empty when a run's output begins."""
 
     run: int
     stream: Stream
@@ -34,7 +34,7 @@ class OutputPiece:
 
 
 class Tail:
-    """One file that grows; and that may be cut short, replaced, or not there yet."""
+    """A growing file that may be truncated, replaced, or not there yet."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Tail:
         self._at = 0
 
     def skip_to_last(self, lines: int) -> None:
-        """Pass over all but the last *lines* lines of what is there now."""
+        """Skip all but the last *lines* lines of the present content."""
         if not self._opened():
             return
         assert self._fd is not None
@@ -63,7 +63,7 @@ class Tail:
         self._at = at
 
     def read(self) -> bytes:
-        """Return what is new, at most some of it; empty if nothing is."""
+        """Return new output, possibly not all of it; empty if there is none."""
         if not self._opened():
             return b""
         assert self._fd is not None
@@ -72,7 +72,7 @@ class Tail:
             self._at += len(data)
             return data
         if os.fstat(self._fd).st_size < self._at:
-            self._at = 0  # it was cut short, and begins anew
+            self._at = 0  # it was truncated and starts over
             return self.read()
         if self._replaced():
             self.close()
@@ -95,7 +95,7 @@ class Tail:
         return True
 
     def _replaced(self) -> bool:
-        """Whether another file has the name now. One that was only removed is read to its end."""
+        """Whether another file now has the name. A file that was only removed is read to its end."""
         assert self._fd is not None
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
@@ -114,7 +114,7 @@ def outputs(spool: Spool, name: str, run: int) -> Outputs:
 
 
 def run_of(spool: Spool, name: str, run: int | None = None) -> int:
-    """Return the run whose output is meant: *run*, else the newest. Raises NoSuchJob, SpoolError before the first."""
+    """Return the selected run: *run*, or the newest. Raises NoSuchJob, SpoolError before the first."""
     runs = spool.runs(name)
     if run is not None:
         if run not in runs:
@@ -124,7 +124,7 @@ def run_of(spool: Spool, name: str, run: int | None = None) -> int:
     newest = spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise NoSuchJob(cannot("show", f"the output of job {name}", "no job of that name is in the spool"))
+            raise NoSuchJob(cannot("show", f"the output of job {name}", "the spool has no job of that name"))
         raise SpoolError(cannot("show", f"the output of job {name}", "it has not run yet", remedy="-f waits for it"))
     return newest
 
@@ -144,7 +144,7 @@ def _path_of(spool: Spool, name: str, run: int, stream: Stream) -> str:
     where = outputs(spool, name, run)
     path = where.stderr if stream is Stream.ERR else where.stdout
     if path is None:
-        raise SpoolError(cannot("show", f"the error output of job {name}", "it goes together with the output"))
+        raise SpoolError(cannot("show", f"the error output of job {name}", "it goes to the same file as the output"))
     return path
 
 
@@ -153,7 +153,7 @@ def read_output(
 ) -> Iterator[bytes]:
     """Yield the output of a run so far; of an array that of each task, under its name. *lines*: only the last of each.
 
-    Raises SpoolError where a run that has ended has left no such file.
+    Raises SpoolError if an ended run has left no such file.
     """
     if spool.array(name, run) is not None:
         tasks = ArrayOutput(spool, name, run, lines=lines)
@@ -173,7 +173,7 @@ def read_output(
 
 
 class ArrayOutput:
-    """The outputs of the tasks of one expanded array: of each its newest run, whole, under its name.
+    """The outputs of the tasks of one expanded array: of each its newest run in full, under its name.
 
     *lines*: only the last lines of each.
     """
@@ -184,14 +184,14 @@ class ArrayOutput:
         record = spool.array(name, run)
         self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
         self._left = dict.fromkeys(task_names(spool, name, run, record))
-        # The end of a task is a line there: to look at every task again and again would take long for thousands.
+        # The end of a task is a line there: checking thousands of tasks again and again would take too long.
         self._history = Tail(spool.layout.at(layout.HISTORY))
         self._history.skip_to_last(0)
         self._torn = b""
         self._looked = False
 
     def tasks(self) -> Iterator[tuple[str, int]]:
-        """Yield each task that has begun, in their order, and its newest run."""
+        """Yield each task that has begun, in order, with its newest run."""
         for task in self._left:
             run = self._spool.latest_run(task)
             if run is None:
@@ -281,7 +281,10 @@ class Follower:
             self._begin(only)
 
     def pieces(self) -> Iterator[OutputPiece | None]:
-        """Yield what there is, and None where nothing is new: time to wait a little. Ends with the job, or the run."""
+        """Yield output as it appears, and None when nothing is new: time to wait a little.
+
+        Ends with the job, or the run.
+        """
         if self._run is not None:
             yield OutputPiece(self._run, Stream.OUT, b"")
         while True:
@@ -319,7 +322,7 @@ class Follower:
         for stream, path in paths.items():
             tail = self._tails.get(stream)
             if tail is not None and tail.path == path:
-                continue  # appended to by run after run: go on where we are
+                continue  # every run appends to it: continue here
             if tail is not None:
                 self._tails.pop(stream).close()
             if path is not None:

@@ -1,7 +1,7 @@
-"""What any user may ask of a spool, without the lock: each is what the `mv` or `rm` of the documentation does.
+"""What any user may request of a spool without the lock: each request does what the documented `mv` or `rm` does.
 
-Between a look and a move the dispatcher may move the file as well. So every request looks, changes, and where the file
-was gone looks again; it ends when something was done or nothing is left to do.
+Between looking and moving, the dispatcher may move the file too. So every request looks, changes, and looks again if
+the file was gone; it ends when something was done or nothing is left to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 
 
 class ChangeKind(StrEnum):
-    """What a request has come to."""
+    """The result of a request."""
 
     HELD = "held"
     STOPPED_AND_HELD = "is stopped and held"
@@ -37,7 +37,7 @@ class ChangeKind(StrEnum):
     SUSPENDED = "suspended"
     CONTINUED = "continued"
     WOULD_BE_SUSPENDED = "would be suspended"
-    WOULD_BE_CONTINUED = "would be continued"
+    WOULD_BE_CONTINUED = "would be resumed"
     WOULD_BE_CANCELLED = "would be cancelled"
     WOULD_BE_STOPPED = "would be stopped"
     WOULD_BE_HELD = "would be held"
@@ -59,7 +59,7 @@ _WOULD = {
     ChangeKind.CONTINUED: ChangeKind.WOULD_BE_CONTINUED,
 }
 DRY_RUN = frozenset(_WOULD.values())
-"""What a request would come to; nothing was changed."""
+"""What a request would do; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Change:
 
 
 def told(name: str, changes: Sequence[Change]) -> str:
-    """Return what was done to a job, for people; of one with several files to which, and which are as they were."""
+    """Describe what was done to a job; if it has several files, to which, and which are unchanged."""
     words = [
         f"{name} ({change.place}/) {change.kind}" if change.beside else f"{name} {change.kind}" for change in changes
     ]
     left = {place for change in changes for place in change.beside} - {change.place for change in changes}
-    return "; ".join([*words, *(f"that in {place}/ is as it was" for place in layout.PLACES if place in left)])
+    return "; ".join([*words, *(f"the one in {place}/ is unchanged" for place in layout.PLACES if place in left)])
 
 
 class Requests:
@@ -91,7 +91,7 @@ class Requests:
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
-        running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # the tasks that run go on
+        running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # running tasks continue
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
 
@@ -107,8 +107,8 @@ class Requests:
         *change* makes of its name and its file's text another text, which is the one that runs then.
         """
         if RUNNING in self._spool.places(name) and self._is_array(name):
-            failed = f"`spool requeue --failed '{name}_*'` runs those again that failed"
-            why = "the array is not over"
+            failed = f"`spool requeue --failed '{name}_*'` runs the failed ones again"
+            why = "the array has not ended"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
         moves = {RUNNING: ChangeKind.STOPPED_AND_QUEUED, DONE: ChangeKind.QUEUED_AGAIN}
         if change is None:
@@ -123,7 +123,7 @@ class Requests:
         return self._replace_and_move(name, source, moves[source], new)
 
     def _replace_and_move(self, name: str, source: str, kind: ChangeKind, new: bytes) -> Change:
-        """Queue a job with the text *new* in the place of its file in *source*. Cut off, it leaves both files.
+        """Queue a job with the text *new* in place of its file in *source*. If interrupted, it leaves both files.
 
         That is a job that was submitted again, which waits for the end of one that runs.
         """
@@ -163,29 +163,29 @@ class Requests:
                     found[place] = ChangeKind.CANCELLED
             if RUNNING in places and self._stop(name, reason):
                 found[RUNNING] = ChangeKind.STOPPING
-        raise SpoolError(cannot("cancel", f"job {name}", "it is moved again and again by somebody else"))
+        raise SpoolError(cannot("cancel", f"job {name}", "someone else keeps moving it"))
 
     def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
-        """Have a run stand still: `touch running/NAME.toml.suspended`. The file says by whom and why.
+        """Suspend a run: `touch running/NAME.toml.suspended`. The file says by whom and why.
 
         Raises SpoolError if it does not run, is suspended already, or is an array.
         """
         run = self._running("suspend", name)
         if self._spool.suspend_order(name) is not None:
-            remedy = f"`spool continue {name}` lets it go on"
-            raise SpoolError(cannot("suspend", f"job {name}", "it is suspended already", remedy=remedy))
+            remedy = f"`spool continue {name}` resumes it"
+            raise SpoolError(cannot("suspend", f"job {name}", "it is already suspended", remedy=remedy))
         if dry_run:
             return Change(ChangeKind.WOULD_BE_SUSPENDED, RUNNING)
         said = f"{self._user}: {' '.join(reason.split())}" if reason else self._user
-        with suppress(FileExistsError):  # somebody else was quicker
+        with suppress(FileExistsError):  # someone else was faster
             self._disk.publish(self._layout.suspend_file(name), f"{said}\n".encode(errors="replace"))
         if RUNNING not in self._spool.places(name) or self._spool.latest_run(name) != run:
-            self._disk.discard(self._layout.suspend_file(name))  # it is not to hit the next run
+            self._disk.discard(self._layout.suspend_file(name))  # it must not hit the next run
             raise SpoolError(cannot("suspend", f"job {name}", "it has ended meanwhile"))
         return Change(ChangeKind.SUSPENDED, RUNNING)
 
     def go_on(self, name: str, *, dry_run: bool = False) -> Change:
-        """Let a run go on that is suspended: `rm running/NAME.toml.suspended`. Raises SpoolError if it is not."""
+        """Resume a suspended run: `rm running/NAME.toml.suspended`. Raises SpoolError if it is not."""
         if self._spool.suspend_order(name) is None:
             self._running("continue", name)
             raise SpoolError(cannot("continue", f"job {name}", "it is not suspended"))
@@ -195,17 +195,17 @@ class Requests:
         return Change(ChangeKind.CONTINUED, RUNNING)
 
     def _running(self, verb: str, name: str) -> int:
-        """Return the run of a job that runs. Raises SpoolError if it does not, or is an array."""
+        """Return the run of a running job. Raises SpoolError if it is not running, or is an array."""
         places, run = self._spool.places(name), self._spool.latest_run(name)
         if RUNNING not in places or run is None or self._spool.is_stopping(name):
             raise self._not_there(verb, name, [DONE] if RUNNING in places else places)
         if self._is_array(name):
-            why = "it is an array, and none of its tasks runs now"
+            why = "it is an array, and none of its tasks is running"
             raise SpoolError(cannot(verb, f"job {name}", why, remedy=f"`spool hold {name}` keeps them from starting"))
         return run
 
     def pause(self, reason: str = "") -> bool:
-        """Start nothing from now on: `touch paused`. Return whether that is new."""
+        """Stop starting jobs: `touch paused`. Return whether that is new."""
         try:
             self._disk.publish(self._layout.at(layout.PAUSED), f"{self._user} {reason}".strip().encode() + b"\n")
         except FileExistsError:
@@ -217,9 +217,9 @@ class Requests:
         return self._disk.discard(self._layout.at(layout.PAUSED))
 
     def replace(self, name: str, place: str, old: bytes, new: bytes) -> None:
-        """Put *new* in the place of the file of a job that reads *old*: `mv .tmp/NAME.toml queued/`.
+        """Replace the file of a job that reads *old* by *new*: `mv .tmp/NAME.toml queued/`.
 
-        Raises SpoolError, and changes nothing, if the file is another by now, or the job has started meanwhile.
+        Raises SpoolError, and changes nothing, if the file has changed or the job has started meanwhile.
         """
         path = self._layout.job_file(place, name)
         if read_bytes(path) != old:
@@ -238,13 +238,13 @@ class Requests:
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
 
     def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
-        """Put *new* in the place of a file in `running/`, which may go at any moment and must not come back."""
+        """Replace a file in `running/` by *new*; the file may go at any moment and must not come back."""
         staged, thing = self._disk.staged(new, durable=True), ("change", f"job {name}")
         try:
             if not self._disk.exchange(staged, path):
                 why = "this file system cannot swap two files"
                 raise SpoolError(cannot(*thing, why, remedy=f"change it in an editor: {path}"))
-            if read_bytes(staged) != old:  # somebody else's newer text
+            if read_bytes(staged) != old:  # a newer text from someone else
                 self._disk.exchange(staged, path)
                 raise SpoolError(cannot(*thing, "the file was changed meanwhile"))
         except FileNotFoundError:
@@ -253,12 +253,12 @@ class Requests:
             self._disk.discard(staged)
 
     def _is_array(self, name: str) -> bool:
-        """Whether the newest run of a job is no run but an array's expansion."""
+        """Whether the newest run of a job is an array's expansion instead of a run."""
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None
 
     def _move(self, verb: str, name: str, moves: dict[str, ChangeKind], into: str, *, dry_run: bool = False) -> Change:
-        """Move the file of job *name* from the first of *moves* where it lies. Never replaces a file."""
+        """Move the file of job *name* from the first of *moves* that has it. Never replaces a file."""
         target = self._layout.job_file(into, name)
         for _ in range(_TRIES):
             places = self._spool.places(name)
@@ -279,7 +279,7 @@ class Requests:
                     raise self._in_the_way(verb, name, into) from None
                 continue
             return Change(moves[source], source, beside)
-        raise SpoolError(cannot(verb, f"job {name}", "it is moved again and again by somebody else"))
+        raise SpoolError(cannot(verb, f"job {name}", "someone else keeps moving it"))
 
     def _file_away(self, name: str, place: str) -> bool:
         """Move a waiting job to `done/`, over an older record; False if it was gone."""
@@ -297,7 +297,7 @@ class Requests:
 
     def _stop(self, name: str, reason: str, kind: StopKind = StopKind.CANCEL) -> bool:
         """Record who stops the newest run, and take its file out of `running/`; False if that was gone."""
-        # If it is being stopped already, it will not go on after that without its file. Where nothing can be recorded
+        # If it is being stopped already, it will not continue after that without its file. If nothing can be recorded
         # (the disk is full, the metadir is damaged) the deletion alone says it, and not who and why.
         with suppress(OSError):
             run = self._spool.latest_run(name)
@@ -309,19 +309,19 @@ class Requests:
     def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:
         thing = f"job {name}"
         if not places and not self._spool.runs(name):
-            return NoSuchJob(cannot(verb, thing, "no job of that name is in the spool"))
+            return NoSuchJob(cannot(verb, thing, "the spool has no job of that name"))
         words = {
-            QUEUED: "it waits in queued/",
-            HELD: "it is held already" if verb == "hold" else "it is held",
-            RUNNING: "it runs",
+            QUEUED: "it is waiting in queued/",
+            HELD: "it is already held" if verb == "hold" else "it is held",
+            RUNNING: "it is running",
             DONE: "it has ended",
         }
         remedy = {
             ("hold", DONE): f"`spool requeue {name}` runs it again",
             ("release", DONE): f"`spool requeue {name}` runs it again",
-            ("requeue", HELD): f"`spool release {name}` lets it run",
+            ("requeue", HELD): f"`spool release {name}` releases it",
             ("suspend", QUEUED): f"`spool hold {name}` keeps it from starting",
-            ("continue", HELD): f"`spool release {name}` lets it run",
+            ("continue", HELD): f"`spool release {name}` releases it",
             ("suspend", DONE): f"`spool requeue {name}` runs it again",
         }
         place = places[0] if places else DONE

@@ -1,8 +1,8 @@
 """The systemd user units that keep a dispatcher running: writing, enabling and removing them.
 
-There are two sets: one dispatcher that stays, or a pass whenever a file is dropped and each minute. A unit that was
-written here says so in its first line, with a checksum of the rest. One that does not, or that somebody has edited
-since, is never overwritten or removed unless that is asked for.
+There are two sets: a permanent dispatcher, or a pass whenever a file is dropped and once per minute. A unit written
+here says so in its first line, with a checksum of the rest. Other units, and edited ones, are only overwritten or
+removed on request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATIENCE_S = 60
 
 
 class NoServiceManager(SpoolError):  # noqa: N818  (like the errors of core/errors.py)
-    """No service manager of this user answers."""
+    """The service manager of this user does not answer."""
 
 
 class UnitState(StrEnum):
@@ -108,7 +108,7 @@ def require_manager() -> None:
     """Raise NoServiceManager if no service manager of this user answers."""
     code, said = _systemctl(["show-environment"])
     if code != 0:
-        why = f"systemd does not run for this user ({said or 'systemctl --user failed'})"
+        why = f"systemd is not running for this user ({said or 'systemctl --user failed'})"
         raise NoServiceManager(cannot("install", "the service", why))
 
 

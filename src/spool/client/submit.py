@@ -1,4 +1,4 @@
-"""Making a spool and putting job files into it: all that a submission needs, and no import that it does not.
+"""Creating a spool and putting job files into it: everything that a submission needs, and no other imports.
 
 A submission takes a few hundredths of a second, and imports would take most of that.
 """
@@ -15,31 +15,31 @@ from spool.store.disk import Disk, remedy_for
 
 README_TEXT = """\
 This directory is a spool: the whole interface of the job scheduler `spool`.
-A job is a TOML file, and the directory that it lies in says what the job is doing.
+A job is a TOML file, and its directory is its state.
 
-    queued/NAME.toml        waits to run. Drop, edit and delete files here at will.
-    held/NAME.toml          parked. `mv` a file here to hold it, and back to queued/ to release it.
-    running/NAME.toml       runs. Delete it to cancel the job, move it to queued/ to stop it and run it anew.
-    done/NAME.toml          ended, whatever the outcome. Move it to queued/ to run it again.
-    jobs/NAME/RUN/          one start of a job: its output is `log`, how it ended is `result.toml`.
-    reservations/NAME.toml  GPUs that are kept for somebody.
+    queued/NAME.toml        waiting. Drop, edit and delete files here at will.
+    held/NAME.toml          held. `mv` a file here to hold it, and back to queued/ to release it.
+    running/NAME.toml       running. Delete it to cancel the job; move it to queued/ to stop and restart it.
+    done/NAME.toml          ended, with any outcome. Move it to queued/ to run it again.
+    jobs/NAME/RUN/          one run of a job: its output is `log`, its outcome `result.toml`.
+    reservations/NAME.toml  GPU reservations.
     config.toml             limits and preferences; read again when it changes.
-    paused                  while this file exists nothing starts.
-    history.jsonl           one line for every run that ended.
-    state.json              what the dispatcher last saw and why each job waits; never read back.
+    paused                  while this file exists, no job starts.
+    history.jsonl           one line for each ended run.
+    state.json              what the dispatcher last saw, and why each job waits; never read back.
 
-The smallest job, and the program that runs it (leave it running, or have cron start it with --once):
+The smallest job, and the program that runs it (keep it running, or let cron start it with --once):
 
     echo 'command = "echo hello"' > .tmp/hello && mv .tmp/hello queued/hello.toml
     spool dispatch
 
-Write into .tmp/ first and `mv` from there, so that a file appears whole. A file that cannot be used stays where
-it is, and NAME.toml.error beside it says what is wrong with it. `spool --help` has the commands.
+Write into .tmp/ first and `mv` from there, so that a file appears complete. An invalid file stays where it is, and
+NAME.toml.error beside it says what is wrong. `spool --help` lists the commands.
 """
 
 
 def default_root() -> str:
-    """Return the spool that is meant where none is named: `$SPOOL_DIR`, else `~/.spool`."""
+    """Return the default spool: `$SPOOL_DIR`, or `~/.spool`."""
     return os.path.abspath(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
 
 
@@ -54,10 +54,10 @@ def was_spool(root: str) -> bool:
 
 
 def make_spool(root: str) -> bool:
-    """Make what is missing of the spool at *root*, mode 0700; return whether there was none.
+    """Create what is missing of the spool at *root*, mode 0700; return whether there was no spool.
 
-    Raises OSError, its `filename` the one that is wrong.
-    What is there stays as it is. The new names are on the disk when this returns.
+    Raises OSError with the failing `filename`. What is there stays as it is. The new names are on the disk when this
+    returns.
     """
     made = not was_spool(root)
     place = Layout(os.path.realpath(root))
@@ -89,7 +89,7 @@ def ensure_spool(root: str) -> bool:
 
 
 def where_taken(root: str, name: str) -> str | None:
-    """Return the state directory in which a job *name* waits, is held or runs, None if the name is free to submit."""
+    """Return the state directory that has a waiting, held or running job *name*, None if the name is free."""
     place = Layout(root)
     return next((at for at in (QUEUED, HELD, RUNNING) if os.path.lexists(place.job_file(at, name))), None)
 
@@ -102,12 +102,13 @@ def ever_used(root: str, name: str) -> bool:
 
 
 def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, replace: bool = False) -> None:
-    """Put each (name, text) of *jobs* into `queued/`, or `held/`: whole, and on the disk when this returns.
+    """Put each (name, text) of *jobs* into `queued/`, or `held/`: complete, and on disk when this returns.
 
     Raises FileExistsError, its `filename` the one that is in the way, if a job of that name waits or is held; with
-    *replace* that one is replaced. A job that runs or has ended is not in the way here: `where_taken` tells of one that
-    runs. What was put before the error stays. `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, but for
-    the disk.
+    *replace* that one is replaced. A running or ended job does not conflict here; `where_taken` reports a running
+    one. Jobs put before the error stay.
+
+    `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, without the sync.
     """
     place = Layout(root)
     disk = Disk(place.at(layout.STAGING))
@@ -117,7 +118,7 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
         for name, text in jobs:
             path, beside = place.job_file(into, name), place.job_file(other, name)
             if not replace and os.path.lexists(beside):
-                raise FileExistsError(errno.EEXIST, "a job of that name is there", beside)
+                raise FileExistsError(errno.EEXIST, "a job of that name exists", beside)
             staged = disk.staged(text, durable=True)
             try:
                 if replace:

@@ -1,7 +1,7 @@
-"""How a job has ended, and waiting for that, by looking at the files: no dispatcher is asked, and none need live.
+"""How a job has ended, and waiting for that, from the files alone; no dispatcher is needed.
 
-The end of a job is that its file lies in `done/` and nowhere else, and that its newest run says how it ended and not
-that it goes on. Between two looks a file may move, and for a moment while it is cancelled there is none at all.
+A job has ended when its file is in `done/` and nowhere else, and its newest run has a final outcome. A file may move
+between two looks, and during a cancel there is briefly none at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord
 from spool.store.spool import Spool
 
-GRACE_NS = 1_500_000_000  # how long the paperwork of an end may take before it is believed that none will come
+GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
 _LINES = 1_000  # of the history, the newest, are looked through
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 
@@ -37,25 +37,25 @@ class End:
 
 
 class Awaited:
-    """One job that is waited for. Raises NoSuchJob at once if nothing is known of it."""
+    """One awaited job. Raises NoSuchJob at once if nothing is known of it."""
 
     def __init__(self, spool: Spool, name: str) -> None:
         self._spool = spool
         self.name = name
-        self.held = False  # when it was looked at last: nothing goes on before it is released
+        self.held = False  # at the last look: nothing happens before it is released
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
         self._waiting = False
         self._absent_since_ns: int | None = None
-        self._again_at_ns = 0  # when to ask again how the tasks of an array stand
+        self._again_at_ns = 0  # when to check the tasks of an array again
         if not spool.places(name) and not spool.runs(name):
-            raise NoSuchJob(cannot("wait for", f"job {name}", "no job of that name is in the spool"))
+            raise NoSuchJob(cannot("wait for", f"job {name}", "the spool has no job of that name"))
 
     def poll(self) -> End | None:
         """Return how the job ended, None if it has not."""
         spool, name = self._spool, self.name
         places = spool.places(name)
         if places == [DONE] or not places:
-            places = spool.places(name)  # it may have gone back while the places were looked at one by one
+            places = spool.places(name)  # it may have moved back during the look at one place after another
         self.held = HELD in places and QUEUED not in places and RUNNING not in places
         if any(place != DONE for place in places):
             return self._goes_on(places)
@@ -109,7 +109,7 @@ class Awaited:
         return result
 
     def _patience_is_over(self) -> bool:
-        """Whether the job has looked ended for long enough that no record of its end will follow."""
+        """Whether the job has looked ended for so long that no record of its end will follow."""
         now = time.monotonic_ns()
         if self._absent_since_ns is None:
             self._absent_since_ns = now
@@ -120,7 +120,7 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOutcome:
-    """How an array stands that has ended. `outcome` None: a task of it goes on, for it was queued again."""
+    """The state of an ended array. `outcome` None: a requeued task is still active."""
 
     outcome: State | None
     reason: str

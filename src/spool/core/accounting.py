@@ -465,7 +465,7 @@ class ReadyTimes:
         self.going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
 
     def of(self, run: Submitted) -> int | None:
-        """Return since when a run waited: its submission, or the end of the run before, of which it is the next.
+        """Return when a run's wait began: at its submission, or at the end of the run before it.
 
         None if the run before is not known.
         """

@@ -1,4 +1,4 @@
-"""Many jobs in one file: which tasks there are, and what each of them puts in the place of `{key}`.
+"""Many jobs in one file: which tasks there are, and what replaces `{key}` in each.
 
 Nothing here knows what a job file looks like; `formats.jobfile` makes the text of each task from it.
 """
@@ -20,7 +20,7 @@ ARRAY = "array"
 
 
 class Tasks:
-    """The tasks of one array, by position. Counting and naming them costs nothing of what their number is.
+    """The tasks of one array, by position. The cost of counting and naming them does not depend on their number.
 
     With `array` alone a task's index is that of the array; else the tasks are numbered from 0. Of a product the last
     key of the matrix varies fastest, and the indices of an `array` beside it slowest.
@@ -102,7 +102,7 @@ def in_words(ended: Iterable[State], total: int, going_on: int = 0) -> str:
     words = [f"{counts.pop(State.FINISHED, 0)} of {total} finished"]
     words += [f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())]
     if going_on:
-        words.append(f"{going_on} go on" if going_on > 1 else "1 goes on")
+        words.append(f"{going_on} still active" if going_on > 1 else "1 still active")
     if total > known:
         words.append(f"{total - known} never issued")
     return ", ".join(words)
@@ -111,7 +111,7 @@ def in_words(ended: Iterable[State], total: int, going_on: int = 0) -> str:
 class Substitution:
     """Replaces `{key}` for known keys. `{{key}}` is a literal `{key}`, and `${key}` is the shell's; both stay.
 
-    All other braces are none of our business: awk's, JSON's, `${HOME}`.
+    All other braces stay: awk's, JSON's, `${HOME}`.
     """
 
     __slots__ = ("_find",)

@@ -3,9 +3,9 @@
 EASY backfilling (Lifka 1995; Mu'alem and Feitelson 2001): one job at a time is protected, the first in the order that
 does not fit. The others start only if they have ended by the time it could start, or leave it all that it needs.
 
-Where that time rests on a guess, what is held back for the job is bounded: a guess that recedes for ever protects
-nobody, and would let the machine idle. It is protected only while what lies idle until then costs no more than a tenth
-of the whole pool in the time that it has waited, less what it has held back already.
+If that time is an estimate, the protection is bounded: an estimate that keeps receding protects nobody and would leave
+the machine idle. The job is protected only while the idle resources until then cost at most a tenth of the whole pool
+over the time that it has waited, minus what it has already held back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spool.core.timing import opens_at_ns, waited_ns
 from spool.core.units import show_duration
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
-"""The reasons of a job for which there is no room now: holding others back helps it, and nothing else."""
+"""The reasons of a job that lacks room now: only holding others back helps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     moments.sort()
     guessed = False
     ended: list[Running] = []
-    waits_for_gpus = False  # then nothing but the end of a run with GPUs can change the answer
+    waits_for_gpus = False  # then only the end of a run with GPUs can change the answer
     request = job.spec.request
     at_ns, next_end, next_moment = now_ns, 0, 0
     while True:
@@ -228,7 +228,7 @@ def budget_s(job: Waiting, held_s: float, part: float, now_ns: int) -> float:
 
 
 def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> int | None:
-    """Return when a budget is used up of which *rate* is used in a second, while *part* is added; None if never."""
+    """Return when a budget runs out that loses *rate* and gains *part* per second; None if never."""
     growth = rate - part
     if growth <= 0 or budget_s / growth > 1e9:
         return None
@@ -236,7 +236,7 @@ def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> i
 
 
 def _left_for(job: Waiting, now_ns: int) -> Reason:
-    return Reason("left", f"left for {job.name} (waiting {show_duration(waited_ns(job, now_ns))})")
+    return Reason("left", f"kept free for {job.name} (waiting {show_duration(waited_ns(job, now_ns))})")
 
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:

@@ -1,4 +1,4 @@
-"""What keeps a job from running: every rule that can say no, in one order, for the pass and for whoever asks why."""
+"""What keeps a job from running: every rule that can refuse it, in one order, for the pass and for `why`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
 
 
 class Constraints:
-    """The rules of one pass, asked of one job at a time. They look, and change nothing."""
+    """The rules of one pass, applied to one job at a time. They change nothing."""
 
     def __init__(self, queue: WaitingQueue, room: FreeResources, names: DependencyResolver, *, paused: bool) -> None:
         self.room = room
@@ -35,7 +35,7 @@ class Constraints:
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
 
     def reasons(self, job: Waiting) -> Iterator[Reason]:
-        """Yield every "no" to *job*, in order."""
+        """Yield every reason against *job*, in order."""
         yield from self.job_reasons(job)
         queued = self.queued_quota(job)
         for reason in self.class_reasons(job):
@@ -47,7 +47,7 @@ class Constraints:
             yield queued
 
     def may_be_tried(self, job: Waiting) -> bool:
-        """Tell whether nothing of *job*'s own keeps it waiting; the same rules as `job_reasons`, without words."""
+        """Tell whether *job* itself has no reason to wait; the same rules as `job_reasons`, without texts."""
         if job.name in self._running or job.name in self._names.ended_now or self.room.machine.refusal:
             return False
         opens = opens_at_ns(job)
@@ -58,7 +58,7 @@ class Constraints:
         return not self.counts_queued or self.queued_quota(job) is None
 
     def job_reasons(self, job: Waiting) -> Iterator[Reason]:
-        """Yield what keeps *job* waiting that need not keep another of its shape."""
+        """Yield the reasons of *job* that other jobs of its shape may not have."""
         now_ns = self.now_ns
         if self._paused:
             yield Reason("paused", "spool paused")
@@ -68,7 +68,7 @@ class Constraints:
         if deadline is not None and now_ns > deadline and not stands:
             allowed = show_duration(job.spec.scheduling_timeout_ns or 0)
             waited = show_duration(waited_ns(job, now_ns))
-            yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, allowed are {allowed}")
+            yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, the limit is {allowed}")
         refusal = self._refusal(job)
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
@@ -88,23 +88,23 @@ class Constraints:
                 yield Reason("dependency", f"dependency: {self._circle(job) or resolution.text}")
 
     def queued_quota(self, job: Waiting) -> Reason | None:
-        """So many jobs of a user and of a project may wait: of more than that, the first to arrive are considered."""
+        """Limit the waiting jobs of a user and of a project: only the oldest ones up to the limit are considered."""
         if not self.counts_queued or job.name not in self._queue:
             return None
         quotas = self.room.quotas
         most = quotas.limits("user", job.user).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most):
             count = self._queue.queued(user=job.user)
-            return Reason("quota", f"quota: {job.user} has {count} jobs queued, {most} may be")
+            return Reason("quota", f"quota: {job.user} has {count} queued jobs, the limit is {most}")
         project = job.spec.project
         most = None if project is None else quotas.limits("project", project).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most, by_project=True):
             count = self._queue.queued(project=project)
-            return Reason("quota", f"quota: project {project} has {count} jobs queued, {most} may be")
+            return Reason("quota", f"quota: project {project} has {count} queued jobs, the limit is {most}")
         return None
 
     def room_helps(self, name: str) -> bool:
-        """Tell whether that job can start now, or once what runs has ended."""
+        """Tell whether that job can start now, or once running jobs have ended."""
         job = self._queue[name]
         if not self.may_be_tried(job):
             return False
@@ -114,7 +114,7 @@ class Constraints:
         return reason.code in FULL and earliest_start(job, self.room) is not None
 
     def blockers(self, job: Waiting) -> Iterator[Reason]:
-        """Yield what keeps every job of this shape waiting, whoever is protected."""
+        """Yield what keeps every job of this shape waiting, regardless of which job is protected."""
         yield from self.room.reasons(job)
         yield from self._beyond(job)
 
@@ -151,11 +151,11 @@ class Constraints:
         if not circle:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
-        return f"a circle, {' waits for '.join(shown)}"
+        return f"a cycle, {' waits for '.join(shown)}"
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:
-    """Return why nothing starts while so little of the disk is free; None if it is enough, or nobody knows."""
+    """Return why nothing starts with this little free disk space; None if it is enough or unknown."""
     floor = policy.disk_floor_bytes
     if free_bytes is None or free_bytes >= floor:
         return None

@@ -1,12 +1,12 @@
-"""What a job depends on: satisfied, not yet, or never, as for jobs that wait for each other in a circle.
+"""What a job depends on: satisfied, not yet, or never, as for jobs that wait for each other in a cycle.
 
-An array's name means all its tasks, as one: it has finished when all have, ended when all have, ended badly when
-all have ended and one did badly. A name never seen is waited for, because files arrive in any order. Of a name that
-has ended and waits or runs again, what it does now counts.
+An array's name means all its tasks, as one: it has finished when all have, ended when all have, and ended badly when
+all have ended and at least one badly. A name never seen is waited for, because files arrive in any order. For a name
+that has ended and waits or runs again, its present state counts.
 
-A job is judged when something that it depends on has changed, and the judgement is kept (`DependencyIndex`) until
-something does again. Of an array only the tasks that have changed are counted anew. So a pass costs what has changed
-since the last.
+A job is judged when something that it depends on changes, and the judgement is kept (`DependencyIndex`) until the next
+change. Of an array only changed tasks are counted again. So the cost of a pass is in proportion to the changes since
+the last.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NameProgress:
 
 
 CANCELLED_BY = "dependency: "
-"""What the reason begins with of a job that was cancelled because it can never have what it depends on."""
+"""The start of the reason of a job that was cancelled because its dependencies can never be satisfied."""
 
 
 def names_in(spec: Spec) -> tuple[str, ...]:
@@ -101,8 +101,7 @@ def aliases(name: str) -> tuple[str, ...]:
 class DependencyResolver:
     """What every name is doing, in one pass. *ended_now* holds what the pass itself has decided to end.
 
-    What a *watch* has kept is taken from there. `settle` brings it up to date, and nobody else: whoever asks afterwards
-    is told what was so then.
+    It uses what a *watch* has kept. Only `settle` updates that: later callers get the state of that time.
     """
 
     def __init__(
@@ -239,7 +238,7 @@ def _ended(tallies: list[NameProgress]) -> Resolution:
 def _failed(tallies: list[NameProgress]) -> Resolution:
     for tally in tallies:
         if tally.is_ended and not tally.bad:
-            return Resolution(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, and was to fail")
+            return Resolution(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, but should have failed")
     return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
 
 
@@ -327,7 +326,7 @@ def _is_bad(state: State | None) -> bool:
 
 
 class DependencyIndex:
-    """The jobs that depend on others: what their dependencies come to, and which are to be judged again.
+    """The jobs that depend on others: the state of their dependencies, and which jobs must be judged again.
 
     Who depends on a name is told by `changed` that it does something else now. Nobody tells that a name which was never
     seen has ended long ago: the jobs that wait for such names are judged again by `look_again`.
@@ -394,7 +393,7 @@ class DependencyIndex:
         return found
 
     def changed(self, name: str) -> None:
-        """Judge again whoever depends on *name*."""
+        """Judge the jobs that depend on *name* again."""
         if self._by_name:
             self.touch(name)
             self._progress.pop(name, None)  # an array may have other tasks now
@@ -429,7 +428,7 @@ class DependencyIndex:
         return known
 
     def sees(self, running: Set[str], held: Mapping[str, Waiting], queue: Mapping[str, Waiting]) -> None:
-        """Take note of what runs and is held now: whoever depends on a name that came or went is judged again."""
+        """Record what runs and is held now: jobs that depend on a name that came or went are judged again."""
         for name in [name for name, job in self._held.items() if name in queue or held.get(name) is not job]:
             if self._jobs.get(name) is self._held.pop(name):
                 self.discard(name)
@@ -519,7 +518,7 @@ def _stuck(jobs: Iterable[Waiting], names: DependencyResolver) -> dict[str, Wait
     """Return the jobs that can never be satisfied: those in a circle, and those behind one.
 
     All jobs that wait are taken to be stuck, and set free one after the other: first those that wait for something
-    which is not among them, then those that wait for nothing but these, and so on.
+    which is not among them, then those that wait only for these, and so on.
     """
     stuck = {job.name: job for job in jobs if names.resolution(job).verdict is DependencyStatus.NOT_YET}
     missing: dict[str, int] = {}  # how many clauses of each job are not met yet

@@ -1,7 +1,7 @@
-"""What a run asked for against what it used, and what to ask for next time.
+"""What a run requested and what it used, and what to request next time.
 
-The advice is for whoever writes the next job file: the peak of the memory and a fifth, as many CPUs as were busy, the
-run time and a half, each rounded up to a number that one would write.
+The advice is for the next job file: peak memory plus 20%, as many CPUs as were busy, and 1.5 times the run time, each
+rounded up to a number that a person would write.
 """
 
 from __future__ import annotations
@@ -126,30 +126,28 @@ def _part(used: int | None, given: int | None) -> float | None:
 
 def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if not run.ended:
-        return Advice(notes=("it has not ended: ask again then",))
+        return Advice(notes=("it has not ended yet: ask again afterwards",))
     if not run.started:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
-        return Advice(notes=(f"it did not come to its end ({run.state}), so it does not tell what it needs",))
+        return Advice(notes=(f"it did not run to its end ({run.state}), so its needs are unknown",))
     notes: list[str] = []
     memory, time_limit = run.peak_memory_bytes, run.run_time_ns or 0
     if run.run_time_ns is None:
-        notes.append("its run time is not known")
+        notes.append("its run time is unknown")
     if run.state is State.OUT_OF_MEMORY:
-        notes.append("its memory was not enough, and how much would be is not known: try twice as much")
+        notes.append("it ran out of memory, and how much it needs is unknown: try twice as much")
         memory = 2 * max(memory or 0, run.memory_bytes or 0)
     elif memory is None:
-        notes.append("its peak of memory is not known; without `memory` it is not told below some tens of MiB")
+        notes.append("its peak memory is unknown; without `memory`, small peaks (tens of MiB) are not recorded")
     elif run.state is State.TIMEOUT:
         memory = None
     else:
         memory += memory // 5
         if run.memory_bytes is None:
-            notes.append(
-                "the memory is that of its largest process alone; with `memory` stated, all of them are watched"
-            )
+            notes.append("the memory is that of its largest process only; set `memory` to measure all of them")
     if run.state is State.TIMEOUT:
-        notes.append("its time was not enough, and how much would be is not known: try twice as much")
+        notes.append("it ran out of time, and how much it needs is unknown: try twice as much")
         time_limit = 2 * max(time_limit, run.time_limit_ns or 0)
     elif run.state is State.OUT_OF_MEMORY:
         time_limit = 0
@@ -157,9 +155,9 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         time_limit += time_limit // 2
     cpus = None
     if run.cpu_time_ns is None:
-        notes.append("its CPU time is not known")
+        notes.append("its CPU time is unknown")
     elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
-        notes.append("it ran too short to tell how many CPUs it needs")
+        notes.append("it ran too briefly to show how many CPUs it needs")
     elif run.cpus:
         cpus = max(1, math.ceil(busy - 0.1))
     idle, gpu_peak = unused(run.gpu_use), peak_memory_bytes(run.gpu_use)
@@ -177,12 +175,12 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
 
 
 def rounded_size(size_bytes: int) -> int:
-    """Return the next larger size that one would write: "192M", "1.5G", "20G"."""
+    """Return the next larger size that a person would write: "192M", "1.5G", "20G"."""
     return _up(size_bytes, next((step for below, step in _SIZE_STEPS if size_bytes <= below), _LARGEST_STEP))
 
 
 def rounded_time(duration_ns: int) -> int:
-    """Return the next longer time that one would write: "4m", "1h30m", "14h"."""
+    """Return the next longer time that a person would write: "4m", "1h30m", "14h"."""
     return _up(duration_ns, next((step for below, step in _TIME_STEPS_NS if duration_ns <= below), _LONGEST_STEP_NS))
 
 

@@ -3,19 +3,19 @@
 | code | meaning | class |
 |---|---|---|
 | 0 | done | |
-| 1 | it was tried and failed | `SpoolError`, `StartRefused` |
-| 2 | the command was called wrongly | `UsageError`, `InvalidValue` |
-| 3 | there is no such job | `NoSuchJob` |
+| 1 | the attempt failed | `SpoolError`, `StartRefused` |
+| 2 | wrong usage | `UsageError`, `InvalidValue` |
+| 3 | no such job | `NoSuchJob` |
 | 4 | a job file, reservation or configuration is not valid | `InvalidFile` and its children |
-| 5 | the spool cannot be used: not there, not ours, damaged, the disk is full | `SpoolUnusable`, `InvalidRecord` |
+| 5 | the spool cannot be used: missing, not ours, damaged, or the disk is full | `SpoolUnusable`, `InvalidRecord` |
 | 6 | another dispatcher holds the lock | `LockHeld` |
 
 Commands that stand for a job (`wait`, `run`) exit with the job's own code instead, once it has one.
 
-A message is one line and has one grammar, *cannot VERB THING: where: why; what to do*; `cannot` puts it together.
+A message is one line and has one grammar, *cannot VERB THING: where: why; what to do*; `cannot` builds it.
 """
 
-# ruff: noqa: N818  (an error is called by what is the matter, as users meet it)
+# ruff: noqa: N818  (an error is named for the problem that users meet)
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """The errors of a disk that is full, or of a quota."""
 
 TOO_LITTLE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""The errors of a machine or a process without descriptors or memory: they say nothing about what was looked at."""
+"""The errors of a machine or process that is out of descriptors or memory, whatever the file."""
 
 SHORTAGES = NO_ROOM | TOO_LITTLE | {errno.EAGAIN}
-"""All errors of a start that say nothing about what is started; the last is that of a machine without processes."""
+"""All errors of a start that say nothing about the job; the last means that the machine is out of processes."""
 
 
 def cannot(verb: str, thing: str, why: str, *, where: str | None = None, remedy: str | None = None) -> str:
@@ -55,11 +55,10 @@ def cannot(verb: str, thing: str, why: str, *, where: str | None = None, remedy:
 
 
 def shown(text: str, keep: str = "") -> str:
-    r"""Return *text* as a terminal may get it: what moves its cursor, hides or reorders text is escaped, as `\u001b`.
+    r"""Return *text* safe for a terminal: what moves the cursor, or hides or reorders text, is escaped as `\u001b`.
 
-    That is every character that is not printable, but for those in *keep*: C0, C1, bidi controls, line separators, lone
-    surrogates. The escapes are those of TOML. Whatever comes from a file, an argument or the environment is printed
-    through here.
+    That is every unprintable character except those in *keep*: C0, C1, bidi controls, line separators, lone surrogates.
+    The escapes are those of TOML. Whatever comes from a file, an argument or the environment is printed through here.
     """
     if text.isprintable():
         return text
@@ -72,39 +71,39 @@ def _escaped(char: str) -> str:
 
 
 class SpoolError(Exception):
-    """Whatever may go wrong without being a bug: one line for people, and an exit code."""
+    """Anything that can go wrong without a bug: a one-line message and an exit code."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
 
 class UsageError(SpoolError):
-    """The command was called wrongly; nothing was done."""
+    """Wrong usage; nothing was done."""
 
     exit_code = ExitCode.USAGE
 
 
 class InvalidValue(UsageError, ValueError):
-    """A text is not of the grammar it should be (a size, a duration, a name). Says why, and what would be."""
+    """A text does not match its grammar (a size, a duration, a name). The message says why, and gives a valid form."""
 
 
 class NoSuchJob(SpoolError):
-    """No job of that name is in the spool."""
+    """The spool has no job of that name."""
 
     exit_code = ExitCode.NO_SUCH_JOB
 
 
 class SpoolUnusable(SpoolError):
-    """The spool is not there, not ours, damaged, or its disk is full."""
+    """The spool is missing, not ours, damaged, or its disk is full."""
 
     exit_code = ExitCode.SPOOL_UNUSABLE
 
 
 class InvalidRecord(SpoolUnusable):
-    """A record in a metadir is whole, but says nothing that can be understood."""
+    """A record in a metadir is complete but cannot be understood."""
 
 
 class StartRefused(SpoolError):
-    """The machine refuses what a start needs, and may allow it in a moment: nothing was started, and never will be."""
+    """The machine refuses what a start needs, and may allow it soon: this start did not happen and never will."""
 
 
 class LockHeld(SpoolError):
@@ -117,16 +116,16 @@ class LockHeld(SpoolError):
 class Problem:
     """One thing that is wrong in a file."""
 
-    key: str | None  # dotted: "retry.max"; None where no key is to blame
-    line: int | None  # counted from 1; None where no line is to blame (a key that is missing)
-    message: str  # a sentence that can stand alone: names the key and the line, says what was probably meant
-    stands_for: int = 1  # how many: more than one in the last problem of a file with more than are told
+    key: str | None  # dotted: "retry.max"; None if no key is at fault
+    line: int | None  # counted from 1; None if no line is at fault (a missing key)
+    message: str  # a complete sentence: names the key and the line, suggests what was probably meant
+    stands_for: int = 1  # more than one in the last problem of a file, if not all are listed
 
 
 class InvalidFile(SpoolError):
-    """A file that people write is not valid: everything that is wrong with it, in the order of its lines.
+    """A file written by users is not valid: all of its problems, in the order of its lines.
 
-    *what* names the file for people: "job train", "the configuration".
+    *what* names the file in messages: "job train", "the configuration".
     """
 
     exit_code = ExitCode.INVALID_FILE
@@ -141,7 +140,7 @@ class InvalidFile(SpoolError):
 
     @property
     def count(self) -> int:
-        """Return how many problems there are, with those that are only counted."""
+        """Return the number of problems, including those not listed."""
         return sum(problem.stands_for for problem in self.problems)
 
 

@@ -1,6 +1,6 @@
-"""What happens to jobs, reservations and the spool (docs/FORMAT.md, "Events"): who is told of it, and in which words.
+"""What happens to jobs, reservations and the spool (docs/FORMAT.md, "Events"): who is notified, and the wording.
 
-Whom to tell is asked by the words of `on`, in the rules of the configuration and in a job's own wish.
+The words of `on` in the configuration's rules and in a job's own `notify` decide who is notified.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class EventName(StrEnum):
     """Every kind of event; the word is also the name of its hook."""
 
     QUEUED = "queued"  # a new submission was found in queued/
-    SUBMITTING = "submitting"  # about to be started; a listener may say no
+    SUBMITTING = "submitting"  # about to start; a listener may veto it
     SUBMITTED = "submitted"  # its start is committed and the wrapper is launched
-    STARTED = "started"  # the wrapper has spoken: it is there
-    POLLING = "polling"  # it was looked at, and runs
+    STARTED = "started"  # the wrapper has reported
+    POLLING = "polling"  # its progress was checked while it runs
     GPU_IDLE = "gpu_idle"  # it has left its GPUs idle for too long
     FINISHED = "finished"
     FAILED = "failed"
     RETRYING = "retrying"  # a run was over, and the submission goes on with another
-    CANCELLING = "cancelling"  # about to be cancelled; a listener may say no
+    CANCELLING = "cancelling"  # about to be cancelled; a listener may veto it
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
@@ -80,7 +80,7 @@ class Event:
 class Answer:
     """What was said when a start or a cancel was asked about."""
 
-    no: str | None = None  # why not, in the words of whoever objects
+    no: str | None = None  # why not, in the objector's words
     init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
     prep: str = ""
     end: str = ""
@@ -107,7 +107,7 @@ OF_NO_JOB = frozenset(
 
 _GROUPS = {"ended": ENDS, "retried": frozenset({EventName.RETRYING})}
 
-# Nobody wants a message at every look.
+# Nobody wants a message at every check.
 EVENT_WORDS = (*_GROUPS, *(name.value for name in EventName if name is not EventName.POLLING))
 """What may stand in `on` of the configuration."""
 
@@ -122,7 +122,7 @@ def concerns(on: Iterable[str], name: EventName) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NotifyRule:
-    """Who is told of every job, and of what. Each filter is a list of patterns, of which one must fit; empty is any."""
+    """Notifications about all jobs. Each filter is a list of patterns, one of which must match; empty matches all."""
 
     to: tuple[str, ...]
     on: tuple[str, ...] = ("ended",)
@@ -142,7 +142,7 @@ class NotifyRule:
 
 
 def addressees(event: Event, rules: Iterable[NotifyRule]) -> dict[str, int]:
-    """Return to whom *event* is told, and how many lines of the job's log each of them wishes to see."""
+    """Return the recipients of *event*, and how many lines of the job's log each wants."""
     found: dict[str, int] = {}
     wish = event.notify
     if wish is not None and concerns(wish.on, event.name):
@@ -167,7 +167,7 @@ _SAYS = {
     EventName.GPU_IDLE: "leaves its GPUs idle",
     EventName.FINISHED: "has finished",
     EventName.FAILED: "has failed",
-    EventName.RETRYING: "goes on with another run",
+    EventName.RETRYING: "continues with another run",
     EventName.CANCELLING: "is about to be cancelled",
     EventName.CANCELLED: "was cancelled",
     EventName.TIMEOUT: "was stopped at its time limit",
@@ -177,7 +177,7 @@ _SAYS = {
     EventName.HELD: "is held",
     EventName.RELEASED: "is released",
     EventName.RESERVATION_STARTED: "has begun",
-    EventName.RESERVATION_ENDED: "is over",
+    EventName.RESERVATION_ENDED: "has ended",
     EventName.GPU_TAKEN: "is taken",
     EventName.GPU_FREE: "is free",
     EventName.DISPATCHER_STARTED: "has started",
@@ -203,7 +203,7 @@ def headline(event: Event) -> str:
 
 
 def body(event: Event, log: str = "") -> str:
-    """Return what else there is to say of *event*, a line for each fact, and the last lines of its log."""
+    """Return the details of *event*, one fact per line, and the last lines of its log."""
     result = event.result
     lines = [("host", event.host), ("time", _moment(event.at_ns))]
     if event.job is not None:

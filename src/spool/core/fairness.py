@@ -1,14 +1,14 @@
-"""Fairness among those who wait: what each user has used of late, and which work has passed a waiting job.
+"""Fairness among waiting jobs: what each user has used recently, and which work has overtaken a waiting job.
 
-Fair share: who has used more than the others waits somewhat longer than they do. The score of a waiting job (see
-`order`) is multiplied by `2^(0.5 * (1 - level))`, and by no less than 1/1.5; `level` is 1 for who has used as much as
-the average, 2 for twice as much, 0 for nothing. Half of what was used is forgotten with every half life. An absolute
-rank for who has used less would starve the others: the factor is bounded.
+Fair share: jobs of users with more usage than others wait somewhat longer. The score of a waiting job (see `order`) is
+multiplied by `2^(0.5 * (1 - level))`, but by at least 1/1.5; `level` is 1 for average usage, 2 for twice the average, 0
+for none. Usage halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
+bounded.
 
-Passed work: who has been passed by so much work of later arrivals goes first. Work counts when its run ends, for the
-pool that it took: processors, memory, GPUs. A job goes to the front of its priority once later arrivals have used the
-whole pool that it lacks for longer than 8 hours, and for longer than 15 % of the time that it has waited. A mere age
-would do worse: under load everything becomes old, and the order that of arrival.
+Passed work: a job that has been overtaken by a certain amount of later work goes first. Work counts when its run ends,
+for the pool that it took: processors, memory, GPUs. A job goes to the front of its priority once later arrivals have
+used the whole pool that it lacks for longer than 8 hours, and for longer than 15% of the time that it has waited. Age
+alone would do worse: under load everything becomes old, and the order becomes that of arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from spool.core.model import SECOND_NS, Grant, Machine, Policy
 
 LEAST = 1 / 1.5
-"""The factor of who has used the most."""
+"""The factor of the heaviest user."""
 
 _STEEP = 0.5
 _NEGLIGIBLE = 1000  # who has used less than so small a part of all does not count as somebody to be fair to
@@ -51,7 +51,7 @@ def weigh(grant: Grant, policy: Policy) -> float:
 
 
 class Shares:
-    """What each user or project has used, decayed, by spans of time in which it used so much in a second.
+    """The decayed usage of each user or project, from intervals of constant usage per second.
 
     Nothing is decayed step by step: what is used counts the more the later, and all that is asked for are ratios. So
     each start and each end changes two numbers, and the cost of asking does not grow with the number of runs.

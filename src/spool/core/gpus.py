@@ -69,7 +69,7 @@ class GpuSlots:
         self._open: dict[_Kind, list[GpuSlot]] = {}
 
     def claim(self, run: Running) -> None:
-        """Give *run* the GPUs of its grant. One that the machine has no more is passed over."""
+        """Give *run* the GPUs of its grant. GPUs that the machine no longer has are skipped."""
         for card in self._cards_of(run.grant):
             card.returned.pop(run.name, None)
             granted = run.grant.gpu_memory_bytes
@@ -99,7 +99,7 @@ class GpuSlots:
         return [self.by_uuid[uuid] for uuid in grant.gpu_uuids if uuid in self.by_uuid]
 
     def open_to(self, request: Request) -> list[GpuSlot]:
-        """Return the GPUs that have room for *request* now, whoever else they are kept for."""
+        """Return the GPUs that have room for *request* now, reserved or not."""
         if self.problem is not None:
             return []
         kind = (request.gpu_memory_bytes, request.gpu_type, request.gpus > 1)
@@ -129,7 +129,7 @@ class GpuSlots:
         return found
 
     def _instances(self, request: Request) -> str:
-        """Return what there is to say of the MIG instances that *request* cannot have, "" if there are none."""
+        """Return a note about the MIG instances that *request* cannot have, "" if there are none."""
         given = [card.gpu for card in self.cards if card.given]
         mig = [gpu for gpu in given if gpu.mig and is_of_type(gpu.name, request.gpu_type)]
         if request.gpus < 2 or not mig:
@@ -239,7 +239,7 @@ def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
 
 
 def why_closed(card: GpuSlot, need: int | None) -> str:
-    """Return why *card*, which has no room for a job that needs so many bytes of it (None: all of it), has none."""
+    """Return why *card* has no room for a job that needs that many bytes of it (None: all of it)."""
     gpu = card.gpu
     label = f"GPU {gpu.index}"
     if gpu.problem is not None:

@@ -32,7 +32,7 @@ class GpuWatch:
 
     @classmethod
     def since(cls, at_ns: int, gpus: int) -> GpuWatch:
-        """Return the watch on so many GPUs that begins now."""
+        """Return a watch on that number of GPUs that begins now."""
         return cls(at_ns, (GpuUse(),) * gpus)
 
     def looked(self, at_ns: int, work: Sequence[GpuWork | None], most_ns: int) -> GpuWatch:

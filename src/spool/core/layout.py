@@ -25,8 +25,8 @@ PLACES = (QUEUED, HELD, RUNNING, DONE)
 # The rest of the root, FORMAT 1.
 JOBS = "jobs"
 RESERVATIONS = "reservations"
-GONE_RESERVATIONS = ".reservations"  # that were cancelled, or removed after their end
-ROOM = ".room"  # files that hold room for the records of stops
+GONE_RESERVATIONS = ".reservations"  # cancelled, or removed after their end
+ROOM = ".room"  # files that reserve space for the records of stops
 STAGING = ".tmp"
 DIRECTORIES = (*PLACES, JOBS, RESERVATIONS, STAGING)
 CONFIG = "config.toml"
@@ -38,6 +38,7 @@ HALT = ".halt"
 JOURNAL = ".journal"
 LOG = "dispatcher.log"
 README = "README"
+IDENTITY = ".id"
 LAST_RUNS = "jobs/.last-runs.json"
 HOOKS = "hooks"
 EVENTS = "events.jsonl"
@@ -50,6 +51,8 @@ GRANT = "grant.toml"
 DEFAULTS = "defaults.toml"
 WRAPPER = "run.sh"
 SCRIPT = "script"
+ENGINE = "engine"
+ENGINE_LOG = "engine.log"
 JID = "jid"
 RC = "rc"
 JOB_LOG = "log"
@@ -77,7 +80,7 @@ def valid_name(name: str) -> bool:
 
 
 def job_of(filename: str) -> str | None:
-    """Return the job that a file of this name in a state directory is, or None if it is none of spool's business."""
+    """Return the job that a file of this name in a state directory is, or None if spool ignores the file."""
     if not filename.endswith(JOB_SUFFIX):
         return None
     name = filename[: -len(JOB_SUFFIX)]
@@ -95,7 +98,7 @@ def editor_marks(name: str) -> tuple[str, str]:
 
 
 def job_of_editor_mark(filename: str) -> str | None:
-    """Return the job whose file is open in the editor that keeps a file of this name beside it, or None."""
+    """Return the job whose file is open in an editor that keeps a file of this name, or None."""
     if filename.startswith(".#"):
         return job_of(filename[2:])
     if filename.startswith(".") and filename.endswith(".swp"):
@@ -104,22 +107,22 @@ def job_of_editor_mark(filename: str) -> str | None:
 
 
 def job_of_error_file(filename: str) -> str | None:
-    """Return the job beside whose file an `.error` file of this name stands, or None if it is none."""
+    """Return the job that an `.error` file of this name belongs to, or None if it is not such a file."""
     return job_of(filename[: -len(ERROR_SUFFIX)]) if filename.endswith(ERROR_SUFFIX) else None
 
 
 def job_of_reason_file(filename: str) -> str | None:
-    """Return the job of which a file of this name says why it is held, or None if it is none."""
+    """Return the job for which a file of this name says why it is held, or None if it is not such a file."""
     return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
 
 
 def job_of_suspend_file(filename: str) -> str | None:
-    """Return the job whose run a file of this name suspends, or None if it is none."""
+    """Return the job whose run a file of this name suspends, or None if it is not such a file."""
     return job_of(filename[: -len(SUSPENDED_SUFFIX)]) if filename.endswith(SUSPENDED_SUFFIX) else None
 
 
 def gone_reservation_of(filename: str) -> tuple[str, int] | None:
-    """Return which removed reservation a file of this name is, and when it was written; None if it is none."""
+    """Return the removed reservation that a file of this name is, and when it was written; None if it is not one."""
     name, _, created = filename.removesuffix(JOB_SUFFIX).rpartition(".")
     if not filename.endswith(JOB_SUFFIX) or not valid_name(name) or re.fullmatch("[0-9]{1,19}", created) is None:
         return None
@@ -155,7 +158,7 @@ class Layout:
         return f"{self.root}/{RUNNING}/{name}{JOB_SUFFIX}{SUSPENDED_SUFFIX}"
 
     def gone_reservation(self, name: str, created_at_ns: int) -> str:
-        """Return where a reservation is kept that was removed, by when its file was written."""
+        """Return the path of a removed reservation, by when its file was written."""
         return f"{self.root}/{GONE_RESERVATIONS}/{name}.{created_at_ns}{JOB_SUFFIX}"
 
     def runs(self, name: str) -> str:

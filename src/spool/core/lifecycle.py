@@ -1,8 +1,8 @@
 """The life of a run: from evidence to its state, and whether another of the same submission follows its end.
 
-The state comes of one table (docs/STATES.md, which numbers the same rows). It is proved, never stored. Whoever gathers
-the evidence must read it in the order `jid`, is it alive, `rc`: the reverse of the order in which it comes to be. Any
-other order calls a live run or a finished one lost.
+The state follows from one table (docs/STATES.md numbers the same rows). It is proved, never stored. Evidence must be
+read in the order `jid`, process, `rc`: the reverse of the order in which it appears. Any other order reports a live or
+a finished run as lost.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import assert_never
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
 
 MAX_REQUEUES = 3
-"""So often a submission is run again because a run of it was lost. Counted apart from its retries."""
+"""How many times a submission is run again after a lost run. Counted separately from its retries."""
 
 _START_AGAIN_NS = SECOND_NS
-"""What could not be started is tried again after this at the earliest, then after twice, four times as long."""
+"""The delay before a failed start is tried again; it doubles each time."""
 
 
 class Liveness(StrEnum):
@@ -29,6 +29,20 @@ class Liveness(StrEnum):
     GONE = "gone"  # this boot, and no such process
     REBOOTED = "rebooted"  # this host, another boot
     ELSEWHERE = "elsewhere"  # another host or pid namespace: neither alive nor gone for us
+
+
+class EngineWord(StrEnum):
+    """How the engine of a run elsewhere says that the run has ended, whatever its own words are."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_LOST = "node_lost"  # the node went away, and nothing runs there any more
+    PREEMPTED = "preempted"
+    NOT_STARTED = "not_started"  # the node could not be made ready
+    FORGOTTEN = "forgotten"  # the engine does not know it, and has answered
 
 
 class Verdict(StrEnum):
@@ -55,6 +69,8 @@ class Evidence:
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
     refused: bool = False  # the wrapper says that the machine did not let the command begin
+    engine: EngineWord | None = None  # how its engine says that it has ended, of a run elsewhere
+    said: str = ""  # the engine's own words for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +82,19 @@ class Proof:
     reason: str = ""
 
 
-_LEFTOVERS = "its command has ended, processes that it started are still there"
+_LEFTOVERS = "its command has ended, but processes that it started are still running"
 
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),
-    StopKind.REQUEUE: (State.CANCELLED, "stopped to be queued again"),
-    StopKind.HOLD: (State.CANCELLED, "stopped to be held"),
-    StopKind.TIMEOUT: (State.TIMEOUT, "over its time limit"),
-    StopKind.MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
+    StopKind.REQUEUE: (State.CANCELLED, "stopped for requeueing"),
+    StopKind.HOLD: (State.CANCELLED, "stopped for holding"),
+    StopKind.TIMEOUT: (State.TIMEOUT, "exceeded its time limit"),
+    StopKind.MEMORY: (State.OUT_OF_MEMORY, "exceeded its memory limit"),
 }
 
 
 def prove(evidence: Evidence) -> Proof:
-    """Return what *evidence* proves. Total: every combination has a row, and the first row that fits counts."""
+    """Return what *evidence* proves. Total: every combination has a row, and the first matching row counts."""
     if evidence.recorded is not None:  # row 1
         return Proof(Verdict.ENDED, evidence.recorded, "recorded")
     match evidence.liveness:
@@ -88,9 +104,9 @@ def prove(evidence: Evidence) -> Proof:
             return Proof(Verdict.UNREACHABLE) if evidence.rc is None else _ended(evidence)
         case Liveness.ALIVE:  # rows 4 and 5
             return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
-        case Liveness.ABSENT:  # rows 6 and 7
+        case Liveness.ABSENT if evidence.engine is None:  # rows 6 and 7
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
-        case Liveness.GONE | Liveness.REBOOTED:
+        case Liveness.ABSENT | Liveness.GONE | Liveness.REBOOTED:
             if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 8
                 return Proof(Verdict.STOPPING)
             return _ended(evidence)
@@ -98,26 +114,60 @@ def prove(evidence: Evidence) -> Proof:
             assert_never(evidence.liveness)
 
 
+PREEMPTED = "preempted"
+"""What the reason begins with of a run that its engine stopped to make room: it is run again, and nothing counts."""
+
+_VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
+    EngineWord.COMPLETED,  # it has run, where its records cannot be seen from here
+    EngineWord.CANCELLED,
+    EngineWord.TIMEOUT,
+    EngineWord.OUT_OF_MEMORY,
+}
+
+
 def _ended(evidence: Evidence) -> Proof:
-    """Return what is proved of a run whose processes are all gone (rows 9 to 17)."""
-    if evidence.stop is None and evidence.rc is None and evidence.refused:  # row 12
-        return Proof(Verdict.VOID)
+    """Return what is proved of a run whose processes are all gone (rows 9 to 22)."""
+    if evidence.stop is None and evidence.rc is None:
+        if evidence.liveness is Liveness.ABSENT:  # row 12
+            if evidence.engine in _VOID_IF_UNSPOKEN:
+                return Proof(Verdict.VOID)
+        elif evidence.refused:  # row 13
+            return Proof(Verdict.VOID)
     return Proof(Verdict.ENDED, *_outcome(evidence))
+
+
+_CUT_SHORT = {
+    EngineWord.OUT_OF_MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
+    EngineWord.TIMEOUT: (State.TIMEOUT, "over its time limit"),
+    EngineWord.CANCELLED: (State.CANCELLED, "cancelled, and not by spool"),
+    EngineWord.PREEMPTED: (State.LOST, PREEMPTED),
+    EngineWord.NODE_LOST: (State.LOST, "its node went away"),
+    EngineWord.NOT_STARTED: (State.LOST, "its node could not be made ready"),
+}
+"""What an engine does to a run; the exit code that its signals leave says nothing."""
 
 
 def _outcome(evidence: Evidence) -> tuple[State, str]:
     """Return how a run ended that had begun, and why."""
+    said = f": {evidence.said}" if evidence.said else ""
     if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
         return _STOPPED_AS[evidence.stop]
-    if evidence.rc == 0:  # row 13
+    if evidence.rc == 0:  # row 14
         return State.FINISHED, "exit code 0"
-    if evidence.oom_killed:  # row 14
+    if evidence.oom_killed:  # row 15
         return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
-    if evidence.rc is not None:  # row 15
+    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 16 to 19
+        outcome, why = _CUT_SHORT[evidence.engine]
+        return outcome, f"{why}{said}"
+    if evidence.rc is not None:  # row 20
         return State.FAILED, exit_words(evidence.rc)
-    if evidence.liveness is Liveness.REBOOTED:  # row 16
+    if evidence.liveness is Liveness.REBOOTED:  # row 21
         return State.LOST, "the machine was restarted while it ran"
-    return State.LOST, "its processes are gone and left no exit code"  # row 17
+    if evidence.engine is EngineWord.COMPLETED:  # row 22, as all that follows
+        return State.LOST, f"it left no exit code; is the spool on a file system that its node shares?{said}"
+    if evidence.engine is not None:
+        return State.LOST, f"it left no exit code{said}"
+    return State.LOST, "its processes are gone and left no exit code"
 
 
 _SHOWN = {
@@ -135,13 +185,13 @@ def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State
     """
     match proof.verdict:
         case Verdict.VOID:
-            return None, "taken back before it began"
+            return None, "withdrawn before it started"
         case Verdict.ENDED:
             if filed:
                 return proof.outcome, proof.reason
-            return State.STOPPING, f"has ended ({proof.outcome}); to be filed by a dispatcher"
+            return State.STOPPING, f"has ended ({proof.outcome}); a dispatcher will record it"
         case Verdict.UNREACHABLE:
-            return State.RUNNING, "on another host, as far as can be told here"
+            return State.RUNNING, "on another host, not visible from here"
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
         case _:
@@ -186,6 +236,7 @@ class EndedAttempt:
     attempt: int
     requeues: int
     ended_at_ns: int
+    preempted: bool = False  # its engine needed the room: that counts as nothing
     stopped_by: StopKind | None = None
     could_not_start: bool = False
 
@@ -193,9 +244,9 @@ class EndedAttempt:
 def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Continuation | None:
     """Return what follows a run, or None if its outcome is final.
 
-    Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it
-    ran. What was lost is run again where the job allows it, at most *max_requeues* times. All else, and what may be
-    requeued no more, is tried again as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
+    Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it ran.
+    What was lost is run again where the job allows it, at most *max_requeues* times. Everything else, and what has used
+    up its requeues, is retried as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
     """
     outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
     if ended.stopped_by is StopKind.REQUEUE:
@@ -204,6 +255,8 @@ def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEU
         return Continuation("hold", None, attempt, requeues)
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return None
+    if outcome is State.LOST and spec.requeue and ended.preempted:
+        return Continuation("requeue", None, attempt, requeues)
     if outcome is State.LOST and spec.requeue and requeues < max_requeues:
         return Continuation("requeue", None, attempt, requeues + 1)
     retry = spec.retry

@@ -1,4 +1,4 @@
-"""The values of the metrics: counters and histograms of events, which begin at nothing, and what runs use."""
+"""The values of the metrics: counters and histograms of events, which start at zero, and what runs use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS_NS = (
 """Of waits and of runs: from a second to a week."""
 
 COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
-"""The events that add up to anything."""
+"""The events that are counted."""
 
 _REMEMBERED = 20_000
 
@@ -42,7 +42,7 @@ class RunUsage:
 
 
 class Histogram:
-    """How many durations were at most so long, and their sum."""
+    """How many durations were within each bound, and their sum."""
 
     def __init__(self, bounds_ns: tuple[int, ...] = BOUNDS_NS) -> None:
         self.bounds_ns = bounds_ns

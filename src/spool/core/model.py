@@ -1,4 +1,4 @@
-"""The values that the whole program speaks of.
+"""The values used throughout the program.
 
 Instants are integers of nanoseconds since the Unix epoch (`…_at_ns`), durations integers of
 nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown is None, never 0 or -1.
@@ -33,7 +33,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True for the words that are also outcomes of a run."""
+        """True for states that are also outcomes of a run."""
         return self in OUTCOMES
 
 
@@ -87,7 +87,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a run that ended badly is tried again. Delay before try n: min(delay * backoff**(n-1), max_delay)."""
+    """When to retry a run that failed. Delay before retry n: min(delay * backoff**(n-1), max_delay)."""
 
     max: int = 0
     delay_ns: int = 0
@@ -129,7 +129,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """Which task of which array an expanded job is."""
+    """The array and index of an expanded task."""
 
     array: str  # the name of the file that was expanded
     index: int
@@ -138,11 +138,11 @@ class ArrayTask:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Where messages about the job go, and on which events."""
+    """Where to send notifications about the job, and for which events."""
 
     to: tuple[str, ...]
     on: tuple[str, ...] = ("ended",)
-    log_lines: int = 0  # so many last lines of the job's log
+    log_lines: int = 0  # lines from the end of the job's log
 
 
 DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
@@ -184,6 +184,7 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    executor_options: tuple[str, ...] = ()  # of the engine's own, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()
@@ -199,7 +200,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """What counts for a job whose file does not say: keys and values as a job file has them, and their text."""
+    """Defaults for keys that a job file does not set: as in a job file, and their text."""
 
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -215,11 +216,12 @@ class Jid:
     boot_id: str
     pid_namespace: str  # "pid:[4026531836]"
     host: str
+    engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """That a run is to be stopped, why, by whom and since when."""
+    """An order to stop a run: why, by whom and since when."""
 
     kind: StopKind
     by: str
@@ -338,10 +340,16 @@ class Machine:
     memory_bytes: int
     memory_available_bytes: int | None = None  # what the kernel could really give now
     gpus: tuple[Gpu, ...] = ()
-    gpu_problem: str | None = None  # NVML failing or hanging; None with no GPUs: there are none
+    gpu_problem: str | None = None  # NVML fails or hangs; None with no GPUs: the machine has none
     disk_free_bytes: int | None = None
-    refusal: str = ""  # why it refuses to start anything now; "": it does not
+    refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
+    most_runs: int | None = None  # of an engine that finds the room itself: the maximum number there at once
+
+    @classmethod
+    def of_an_engine(cls, most_runs: int) -> Machine:
+        """Return what an engine has that is handed runs and plans them itself: whatever is asked for."""
+        return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,12 +366,12 @@ class Waiting:
     not_before_ns: int | None = None  # a retry's delay, or the pause after a start that the machine refused
     refused: str = ""  # why it did that; "": it did not
     executor_problem: str | None = None  # why its executor cannot start anything
-    elsewhere: str | None = None  # on which other machine it is to run; None: on this one
+    elsewhere: str | None = None  # on which other machine it is to run; None: this one
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """How long a run has been suspended. The clock of its time limit stands still meanwhile."""
+    """How long a run has been suspended. The clock of its time limit is stopped during that time."""
 
     before_ns: int = 0  # in all, but for the time since the last
     since_ns: int | None = None  # it is suspended since then; None: it is not
@@ -389,7 +397,7 @@ class Running:
     started_at_ns: int
     attempt: int = 1
     stopping: bool = False
-    elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: on this one
+    elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
     suspension: Suspension = NOT_SUSPENDED
 
     @property
@@ -405,7 +413,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """GPUs kept for somebody from `start` until `end`."""
+    """GPUs reserved from `start` until `end`."""
 
     name: str
     user: str | None  # "nobody" keeps them free for interactive use

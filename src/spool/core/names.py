@@ -15,7 +15,7 @@ LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and take what it has."""
 
 EXECUTORS = (*LOCAL_EXECUTORS, "slurm")
-"""What a job file and the configuration may name; of these `spool.executors` has those that there are."""
+"""What a job file and the configuration may name; `spool.executors` has those that exist."""
 
 
 def why_not_name(name: str) -> str | None:
@@ -28,7 +28,7 @@ def why_not_name(name: str) -> str | None:
         return f"a name has at most {MAX_NAME_LENGTH} characters, this one has {len(name)}"
     foreign = _FOREIGN.search(name)
     if foreign is not None:
-        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign.group()!a} is none of them"
+        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign.group()!a} is not allowed"
     return f"a name begins with a letter or a digit, not with {name[0]!r}"
 
 

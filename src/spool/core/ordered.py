@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=tuple[object, ...])
 
-_FEW = 8  # so many are each put into their place; more are sorted together with what is there
+_FEW = 8  # up to this number are inserted one by one; more are sorted together with the existing ones
 _SHORT = 1_000  # a list that is no longer is moved aside at hardly any cost
 
 

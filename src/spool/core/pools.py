@@ -10,7 +10,7 @@ from spool.core.reasons import count_of
 
 
 class Pools:
-    """What some runs hold of the named resources. How much there is, is for the caller to say each time."""
+    """What runs hold of the named resources. Callers pass the totals."""
 
     __slots__ = ("_counts", "_holders", "_indexed", "_indices")
 
@@ -95,12 +95,14 @@ class Pools:
 
 
 def why_never(request: Request, pools: Sequence[Pool]) -> str | None:
-    """Return what *request* names that the spool has not, or not so much of; None if it has it all."""
+    """Return what *request* names that the spool lacks, or has too little of; None if it has everything."""
     for name, need in request.resources:
         pool = next((each for each in pools if each.name == name), None)
         if pool is None:
             there_are = ", ".join(f"{each.name} ({each.total})" for each in pools) or "none"
-            return f"needs {need} of the resource {name}, which the configuration does not name; it names {there_are}"
+            return (
+                f"needs {need} of the resource {name}, which the configuration does not define; it defines {there_are}"
+            )
         if need > pool.total:
             return f"needs {need} of the resource {name}, the spool has {pool.total}"
     return None

@@ -1,4 +1,4 @@
-"""In which order waiting jobs are considered: priority, then who has waited longest for its size.
+"""The order of waiting jobs: by priority, then the longest wait relative to size.
 
 The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of one priority
 that with the higher score comes first, `(waited + expected) / expected` times the factor of its user's share (see
@@ -49,7 +49,7 @@ class Past:
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
         self.passed = PassedWork()
-        self.passed_by: dict[str, PassedWork] = {}  # by named resource, its use in the place of the first pool
+        self.passed_by: dict[str, PassedWork] = {}  # by named resource, with its use as the first pool
         self._policy = policy
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
@@ -81,9 +81,9 @@ class OrderFactors:
 
     waited_ns: int
     expected: Expected
-    factor: float  # of fair share; 1 where nobody is to be fair to
+    factor: float  # of fair share; 1 if there is nobody to share with
     score: float | None
-    was_passed: bool  # later arrivals have passed it by so much work that it goes first
+    was_passed: bool  # overtaken by enough later work to go first
 
     def words(self) -> str:
         """Return the numbers by which the job stands where it does."""

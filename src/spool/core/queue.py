@@ -1,7 +1,7 @@
 """The index of the waiting jobs, kept from pass to pass by its owner.
 
-Jobs that differ in nothing but priority, arrival and name are of one *shape*: what keeps the first of them waiting
-keeps all of them waiting. So a pass looks at the first of each shape only, and is short while shapes are few.
+Jobs that differ only in priority, arrival and name are of one *shape*: what keeps the first of them waiting keeps all
+of them waiting. So a pass looks at the first of each shape only, and is short while shapes are few.
 
 A job that waits for something of its own (an instant, another job) stands beside its shape until that has come, and
 is in nobody's way. Where a job stands decides how quickly it is found, never whether it may start: `decide` asks
@@ -139,7 +139,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         return self._jobs[name]
 
     def put(self, job: Waiting) -> None:
-        """Add *job*, or put it in the place of the one of its name."""
+        """Add *job*, or replace the job of its name."""
         name = job.name
         old = self._jobs.get(name)
         if old is not None:

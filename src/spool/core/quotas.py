@@ -13,7 +13,7 @@ _UNLIMITED = Limits()
 
 
 class QuotaUse(NamedTuple):
-    """What the runs of one user or one project have together."""
+    """What the runs of one user or one project hold together."""
 
     jobs: int = 0
     gpus: int = 0
@@ -24,7 +24,7 @@ _NOTHING = QuotaUse()
 
 
 class Counts:
-    """The sums of what some runs hold, in all and by group, array, user and project.
+    """The sums of what runs hold, in total and by group, array, user and project.
 
     What is held on another machine counts for the owners and the limits alone.
     """
@@ -46,7 +46,7 @@ class Counts:
         self.runs = 0
         self.cpus = 0
         self.memory_bytes = 0
-        self.cpu_holders = self.memory_holders = 0  # so many runs have some of it
+        self.cpu_holders = self.memory_holders = 0  # the number of runs that hold some
         self.named = Pools()
         self.groups: dict[str, int] = {}
         self.arrays: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Counts:
         return other
 
     def add(self, run: Running, sign: int = 1, *, owners: bool = True) -> None:
-        """Count *run*; with sign -1, count it no more. Without *owners*, not for its user and its project."""
+        """Count *run*; with sign -1, uncount it. Without *owners*, not for its user and its project."""
         spec, grant = run.spec, run.grant
         self.runs += sign
         if run.elsewhere is None:
@@ -187,8 +187,8 @@ class Quotas:
                 continue
             wanted = "" if need == 1 or thing == "jobs" else f", needs {need}"
             if need > limit:
-                return f"{who} may run {limit} {thing} at once, this job needs {need}"
-            return f"{who} runs {used} of {limit} {thing}{wanted}"
+                return f"{who} may use {limit} {thing} at once, this job needs {need}"
+            return f"{who} uses {used} of {limit} {thing}{wanted}"
         return None
 
 
@@ -203,15 +203,15 @@ class SharedLimits:
 
     groups: Sequence[Lowest] = ()
     arrays: Sequence[Lowest] = ()
-    held: Set[str] = frozenset()  # arrays of which nothing starts
+    held: Set[str] = frozenset()  # arrays whose tasks must not start
     edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was changed since
 
     def of_group(self, name: str) -> int | None:
-        """Return how many of that group may run at once; None: nobody says."""
+        """Return how many of that group may run at once; None: no limit is set."""
         return _lowest(self.groups, name)
 
     def of_array(self, name: str) -> int | None:
-        """Return how many tasks of that array may run at once; None: nobody says."""
+        """Return how many tasks of that array may run at once; None: no limit is set."""
         return self.edited[name] if name in self.edited else _lowest(self.arrays, name)
 
 

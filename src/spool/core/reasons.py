@@ -1,9 +1,8 @@
-"""Why a job waits: a code for programs, a sentence with numbers for people.
+"""Why a job waits: a code for programs, a sentence with numbers for users.
 
-The codes, in the order in which the rules are asked:
-held, paused, scheduling_timeout, refused, begins, retry, running, dependency, group, array, quota, max_running,
-never_fits, memory, cpus, resources, gpus, reserved, left, disk, executor. (`invalid` comes before all of them; such a
-file never becomes a waiting job.)
+The codes, in the order of the rules: held, paused, scheduling_timeout, refused, begins, retry, running, dependency,
+group, array, quota, max_running, max_in_flight, never_fits, memory, cpus, resources, gpus, reserved, left, disk,
+executor. (`invalid` comes before all of them; such a file never becomes a waiting job.)
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ CODES = (
     "array",
     "quota",
     "max_running",
+    "max_in_flight",
     "never_fits",
     "memory",
     "cpus",
@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reason:
-    """One "no": `code` is one of CODES, `text` the sentence. The sentence is put together when it is asked for."""
+    """One "no": `code` is one of CODES, `text` the sentence. The sentence is built on demand."""
 
     __slots__ = ("_text", "code")
 
@@ -68,7 +68,7 @@ class Reason:
 
 
 def show_instant(at_ns: int, now_ns: int, zone: tzinfo = UTC) -> str:
-    """Return the instant as a clock in *zone* shows it: "16:00", on another day "2026-01-31 16:00"."""
+    """Return the local time in *zone*: "16:00", on another day "2026-01-31 16:00"."""
     try:
         at = (_EPOCH + timedelta(microseconds=at_ns // 1000)).astimezone(zone)
         now = (_EPOCH + timedelta(microseconds=now_ns // 1000)).astimezone(zone)
@@ -84,7 +84,7 @@ def count_of(number: int, thing: str) -> str:
 
 
 def some_of(names: Iterable[str], most: int = 4) -> str:
-    """Return "a, b, c", and of a long list its beginning and how many more there are."""
+    """Return "a, b, c"; for a long list its beginning and the number of the rest."""
     listed = list(names)
     rest = len(listed) - most
     if rest <= 1:

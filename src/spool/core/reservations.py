@@ -1,6 +1,6 @@
-"""GPUs that are kept for somebody: what others may still take, and which reservations cannot stand together.
+"""Reserved GPUs: what others may still take, and which reservations conflict.
 
-A reservation holds from its start up to, not including, its end. Jobs without GPUs are not touched by any.
+A reservation is active from its start up to, not including, its end. It does not affect jobs without GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 
 NOBODY = "nobody"
-"""As a reservation's user: nobody's jobs, so the GPUs stay free for interactive use."""
+"""The user of a reservation for no jobs: its GPUs stay free for interactive use."""
 
 
 def holds(reservation: Reservation, user: str, project: str | None) -> bool:
@@ -25,17 +25,17 @@ def holds(reservation: Reservation, user: str, project: str | None) -> bool:
 
 
 def is_active(reservation: Reservation, at_ns: int) -> bool:
-    """Tell whether *reservation* holds at that instant."""
+    """Tell whether *reservation* is active at that instant."""
     return reservation.start_at_ns <= at_ns < reservation.end_at_ns
 
 
 def overlap(one: Reservation, other: Reservation) -> bool:
-    """Tell whether there is an instant at which both hold."""
+    """Tell whether both are active at some instant."""
     return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
 
 
 def known_gpus(machine: Machine) -> frozenset[int] | None:
-    """Return the indices of the GPUs of a machine that was asked for them, None if it could not say."""
+    """Return the indices of the machine's GPUs, None if they are unknown."""
     if machine.gpu_problem is not None and not machine.gpus:
         return None
     return frozenset(gpu.index for gpu in machine.gpus)
@@ -43,7 +43,7 @@ def known_gpus(machine: Machine) -> frozenset[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Which reservations stand, those that were written first in front, and why the others do not."""
+    """Which reservations are valid, oldest first, and why the others are not."""
 
     standing: tuple[Reservation, ...]
     refused: Mapping[str, str]
@@ -76,11 +76,11 @@ def conflict(
     each other's way. What stands does not change but at a start, so the starts within *new* are the moments to look at.
     """
     if new.end_at_ns <= new.start_at_ns:
-        return "it ends before it begins"
+        return "its end is before its start"
     if new.gpu_count is None and not new.gpu_indices:
         return "it names no GPUs"
     if new.gpu_count is not None and new.gpu_count < 1:
-        return "it must keep at least one GPU"
+        return "it must reserve at least one GPU"
     for index in new.gpu_indices:
         if gpus is not None and index not in gpus:
             return f"there is no GPU {index}, {_which(gpus)}"
@@ -93,13 +93,14 @@ def conflict(
         for each in at_once:
             both = sorted(wanted.intersection(each.gpu_indices))
             if both:
-                return f"at {when} {_gpus(both)} is kept for {_holder(each)} already ({each.name})"
+                return f"at {when} {_gpus(both)} is already reserved for {_holder(each)} ({each.name})"
         indices = wanted.union(*(each.gpu_indices for each in at_once))
         counted = sum(each.gpu_count or 0 for each in at_once) + (new.gpu_count or 0)
         if gpus is not None and len(indices) + counted > len(gpus):
             kept = f" beside {', '.join(sorted(each.name for each in at_once))}" if at_once else ""
             return (
-                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be kept{kept}, the machine has {len(gpus)}"
+                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be reserved{kept}, the machine has "
+                f"{len(gpus)}"
             )
     return None
 

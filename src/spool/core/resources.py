@@ -1,8 +1,8 @@
 """What a machine has left at one instant, and whether a job fits into it.
 
-A room is made for one pass, of the sums that the index of the runs keeps (`runs`); it changes only its own copy.
-A job that is to run elsewhere is held to the limits of groups, arrays, users, projects and the spool here, and finds
-its room there. It waits for nobody: room is left for jobs of this machine only.
+A room is made for one pass, of the sums that the index of the runs keeps (`runs`); it changes only its own copy. A job
+that runs elsewhere obeys the limits of groups, arrays, users, projects and the spool here, and finds its room there. It
+never waits for a protected job: room is kept free only for jobs on this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FreeResources:
     """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look.
 
     It begins with the sums that *runs* keeps, and changes nothing of theirs. `elsewhere` are the rooms of other
-    machines: whoever asks for a job is answered by that of its machine.
+    machines: each job is answered by the room of its machine.
     """
 
     def __init__(
@@ -109,6 +109,8 @@ class FreeResources:
 
     def lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
+        if self.machine.most_runs is not None:
+            return self.counts.runs >= self.machine.most_runs
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
@@ -118,6 +120,8 @@ class FreeResources:
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
+        if self.machine.most_runs is not None:
+            return not self.lacks(request)
         return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -138,7 +142,7 @@ class FreeResources:
         return tuple(lacking), tuple(asked)
 
     def lacking(self, request: Request) -> list[tuple[float, float]]:
-        """Return of each pool of which there is too little for *request* how much is free, and how much there is."""
+        """Return the free and total amounts of each pool that has too little for *request*."""
         places, named = self.scarce(request)
         free, counts = self._free(request), self.counts
         return [
@@ -183,19 +187,19 @@ class FreeResources:
             (gpus, len(machine.gpus)),
         )
 
-    # The rules, in the order in which they are asked. Each returns its reason, or None.
+    # The rules, in order. Each returns its reason, or None.
 
     def group(self, job: Waiting) -> Reason | None:
-        """At most so many of a group run at once."""
+        """Limit the running jobs of a group."""
         group = job.spec.group
         limit = None if group is None else self.limits.of_group(group)
         if group is None or limit is None:
             return None
         running = self.counts.groups.get(group, 0)
-        return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} run")
+        return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} running")
 
     def array(self, job: Waiting) -> Reason | None:
-        """At most so many tasks of an array run at once."""
+        """Limit the running tasks of an array."""
         task = job.spec.task
         if task is None:
             return None
@@ -205,22 +209,22 @@ class FreeResources:
         if limit is None:
             return None
         running = self.counts.arrays.get(task.array, 0)
-        return None if running < limit else Reason("array", f"array limit: {running} of {limit} run")
+        return None if running < limit else Reason("array", f"array limit: {running} of {limit} running")
 
     def quota(self, job: Waiting) -> Reason | None:
-        """No user and no project runs more than so much at once."""
+        """Limit what each user and project uses at once."""
         why = self.quotas.why_full(job, self.counts)
         return None if why is None else Reason("quota", f"quota: {why}")
 
     def max_running(self) -> Reason | None:
-        """At most so many runs of the whole spool at once."""
+        """Limit the running jobs of the whole spool."""
         running, limit = self.counts.runs, self.policy.max_running
         if limit is None or running < limit:
             return None
-        return Reason("max_running", f"spool is full: {running} of {limit} run")
+        return Reason("max_running", f"spool is full: {running} of {limit} running")
 
     def never_fits(self, job: Waiting) -> Reason | None:
-        """More than the whole machine has."""
+        """Refuse more than the whole machine has."""
         request = job.spec.request
         machine = self.machine
         if request.cpus > machine.cpus:
@@ -232,7 +236,7 @@ class FreeResources:
         return None if why is None else Reason("never_fits", f"never fits: {why}")
 
     def memory(self, job: Waiting) -> Reason | None:
-        """Neither the sum of the grants nor what the kernel could really give may be exceeded."""
+        """Exceed neither the sum of the grants nor what the kernel can actually give."""
         need = job.spec.request.memory_bytes
         if not need:
             return None
@@ -250,7 +254,7 @@ class FreeResources:
             return Reason(
                 "memory",
                 lambda: (
-                    f"memory: needs {show_size(need)}, {show_size(max(available, 0))} really "
+                    f"memory: needs {show_size(need)}, {show_size(max(available, 0))} actually "
                     f"free ({show_size(free)} not granted to runs)"
                 ),
             )
@@ -273,7 +277,7 @@ class FreeResources:
         return Reason("resources", named.why_full(request, pools))
 
     def gpus(self, job: Waiting) -> Reason | None:
-        """Enough GPUs have room, whoever they are kept for."""
+        """Enough GPUs have room, reserved or not."""
         request = job.spec.request
         if len(self.cards.open_to(request)) >= request.gpus or not request.gpus:
             return None
@@ -294,7 +298,7 @@ class FreeResources:
         return Reason("reserved", why)
 
     def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
-        """Yield every "no" of this room to *job*, in order. Without *ever*, "never fits" is not asked."""
+        """Yield every reason of this room against *job*, in order. Without *ever*, "never fits" is not checked."""
         spec = job.spec
         if spec.group is not None or spec.task is not None or self.quotas.limited:
             for rule in (self.group, self.array, self.quota):
@@ -306,6 +310,10 @@ class FreeResources:
             if reason is not None:
                 yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
+        if room.machine.most_runs is not None:
+            if room.lacks(spec.request):
+                yield Reason("max_in_flight", f"{room.counts.runs} of {room.machine.most_runs} are in {job.elsewhere}")
+            return
         if ever:
             reason = room.never_fits(job)
             if reason is not None:
@@ -318,7 +326,7 @@ class FreeResources:
             full = rule(job)
             if full is not None:
                 yield full
-        if full is None:  # there is room on the GPUs; is it kept for somebody?
+        if full is None:  # the GPUs have room; is it reserved?
             reason = room.kept(job)
             if reason is not None:
                 yield reason
@@ -330,7 +338,7 @@ class FreeResources:
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, those of *avoid* only if there are no others; None if too few."""
         request = job.spec.request
-        if not request.gpus:
+        if not request.gpus or self.machine.most_runs is not None:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         bound: Sequence[reserved.Moment] = ()
@@ -359,7 +367,9 @@ class FreeResources:
             gpu_indices=tuple(card.gpu.index for card in cards),
             gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
             resources=request.resources,
-            resource_indices=self.counts.named.take(request, self.machine.resources) if request.resources else (),
+            resource_indices=self.counts.named.take(request, self.machine.resources)
+            if request.resources and self.machine.most_runs is None
+            else (),
         )
 
     def _end_ns(self, job: Waiting) -> int | None:

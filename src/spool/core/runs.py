@@ -111,8 +111,8 @@ class Runs(Mapping[str, Running]):
         """Return when each run is expected to have ended, the first first; for reading only.
 
         One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
-        has passed is replaced by another, which depends on nothing but the instant and what was learnt. One that is
-        suspended has as much left as it had then, as if it went on now.
+        has passed is replaced by another, which depends only on the instant and the past. One that is suspended has as
+        much left as it had then, as if it went on now.
         """
         entries = self._in_order.entries
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}

@@ -27,9 +27,9 @@ UNKNOWN_NS = 3600 * SECOND_NS
 TEACHES = frozenset({State.FINISHED, State.TIMEOUT})
 """The outcomes that teach something: how long a job takes that fails says little about one that does not."""
 
-_ALIKE = 2  # so many runs of a job's like make a guess, and so many of the last ones its mean
+_ALIKE = 2  # similar runs needed for an estimate, which is the mean of as many recent ones
 _LASTS = 30  # runs that are remembered of each kind, to tell how long those go on that have overrun their guess
-_BEYOND = 3  # so many must have lasted longer
+_BEYOND = 3  # this many must have lasted longer
 _EVERYBODY = 101  # of the last runs of all, the middle one
 _KINDS = 5_000  # that are remembered; of more, those that ended longest ago are forgotten
 

@@ -1,13 +1,12 @@
-"""What to do now: which waiting jobs start with what, which end without a start, and why each other one waits.
+"""What to do now: which waiting jobs start with what grant, which end without a start, and why the others wait.
 
-`decide` is a pure function of the view, the instant and the policy. (The queue in the view is an index; `decide` lets
-it find things faster, which changes no answer.) The dispatcher performs the plan, the dry run prints it, `why` asks
-it, and the simulator runs on it.
+`decide` is a pure function of the view, the instant and the policy. (The queue in the view is an index that makes
+`decide` faster and changes no answer.) The dispatcher carries out the plan, the dry run prints it, `why` queries it,
+and the simulator runs on it.
 
-First those end that waited too long, or whose dependencies are impossible. Then every waiting job is considered in
-order, and what does not fit is passed over. Of each shape the first job is looked at; once it has failed to fit, its
-like is not tried again in that pass. Where nothing that waits could fit by the sums alone, nothing is put in order at
-all.
+First, jobs end that waited too long or whose dependencies are impossible. Then every waiting job is considered in
+order, and jobs that do not fit are skipped. Of each shape the first job is tried; once it does not fit, the others of
+its shape are not tried in that pass. If the sums alone show that no waiting job fits, nothing is sorted at all.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from spool.core.reasons import Reason
 from spool.core.resources import FreeResources
 from spool.core.runs import Runs
 
-_NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons of which nobody knows how long they stand
+_NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons whose duration is unknown
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
 _TRIES = 3
-"""How many jobs that do not fit are looked at to find one that is worth protecting: by experiment, of 1, 3 and 9."""
+"""How many jobs that do not fit are examined to find one worth protecting: the best of 1, 3 and 9 in experiments."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The whole spool as it was seen once.
+    """The whole spool as seen at one time.
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
-    names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays`
-    gives the tasks of each expanded array, `held_arrays` those of which nothing is to start. `holding` is that of the
-    plan before. `elsewhere` are the other machines that jobs may be for.
+    names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays` gives the
+    tasks of each expanded array, `held_arrays` those whose tasks must not start. `holding` is that of the plan before.
+    `elsewhere` are the other machines that jobs may be for.
     """
 
     machine: Machine
@@ -69,7 +68,7 @@ class View:
     past: Past = field(default_factory=lambda: Past(Policy()))
     paused: bool = False
     holding: Holding = field(default_factory=Holding)
-    zone: tzinfo = UTC  # in which instants are told to people
+    zone: tzinfo = UTC  # for instants in reasons
     elsewhere: Mapping[str, Machine] = field(default_factory=dict)
 
 
@@ -78,7 +77,7 @@ _BEYOND_HELP = frozenset({"never_fits", "dependency"})
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A job that starts now, and what it is given."""
+    """A job that starts now, and its grant."""
 
     name: str
     grant: Grant
@@ -97,8 +96,8 @@ class Plan:
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
-    none. `holding` is to be handed to the next view. `protected` is the job that room is left for, where anything
-    could start beside it; it could start at `protected_until_ns`, which rests on a guess if `protected_by_guess`.
+    none. `holding` goes into the next view. `protected` is the job that resources are kept free for, if anything could
+    start beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`.
     """
 
     def __init__(
@@ -124,21 +123,21 @@ class Plan:
 
     @property
     def stuck(self) -> bool:
-        """Whether only people can help what waits: each job never fits, or what it depends on neither waits nor runs.
+        """Whether the waiting jobs need a user's help: each never fits, or its dependencies neither wait nor run.
 
-        Asked when nothing runs.
+        For use when no job is running.
         """
         return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self._view.queue)
 
     def reason(self, name: str) -> Reason | None:
-        """Return why *name* waits or is held, the first "no"; None for a job that starts now or is not known."""
+        """Return why *name* waits or is held: the first reason; None for a job that starts now or is unknown."""
         job = self._view.queue.get(name)
         if job is None:
             return Reason("held", "held") if name in self._view.held else None
         return None if name in self._started else self._first(job)
 
     def all_reasons(self, name: str) -> list[Reason]:
-        """Return every "no" to *name* in the order of the rules; the first is `reason`."""
+        """Return every reason of *name* in the order of the rules; the first is `reason`."""
         job = self._view.queue.get(name)
         if job is not None:
             return [] if name in self._started else list(self._constraints.reasons(job))
@@ -148,9 +147,9 @@ class Plan:
     def expected_start(self, name: str) -> StartEstimate | None:
         """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
 
-        Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are not
-        thought of. None where it is unknown: it is to run elsewhere, what it depends on has not ended, somebody has to
-        do something first, or it never fits.
+        Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are ignored.
+        None where it is unknown: it will run elsewhere, its dependencies have not ended, it needs a user's help, or it
+        never fits.
         """
         job = self._view.queue.get(name) or self._view.held.get(name)
         if job is None or name in self._started or job.elsewhere is not None:
@@ -332,7 +331,7 @@ class SchedulingPass:
                 self._protect(job)
 
     def _consider(self, job: Waiting, number: int) -> bool:
-        """Start *job*, of the shape of that number, if nothing speaks against it; tell whether it was started."""
+        """Start *job*, of the shape with that number, if nothing prevents it; tell whether it was started."""
         constraints, room = self._constraints, self._room
         protection = constraints.protection
         reason = next(constraints.blockers(job), None)
@@ -414,7 +413,7 @@ def resolve_dependencies(
 
 
 def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
-    """Judge whoever depends on what has changed, and add to *ending* who ends by that."""
+    """Judge the jobs that depend on what changed, and add those that end to *ending*."""
     watch = queue.watch
     todo = list(watch.unresolved | watch.impossible)
     for name in ending:
@@ -426,7 +425,7 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         name = todo.pop()
         if name in names.ended_now:
             if name not in watch.impossible:
-                watch.unresolved.add(name)  # it was not judged, and is to be if nobody ends it
+                watch.unresolved.add(name)  # not judged; it will be, unless something ends it
             continue
         job = watch.job(name)
         if job is None:
@@ -447,7 +446,7 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
             names.end(name, State.CANCELLED)
             ending.append(name)
             todo += watch.dependents(name)
-    for name in names.ended_now:  # whoever was judged by what this pass decides is judged by what comes of it
+    for name in names.ended_now:  # jobs judged by what this pass decides are judged again by its results
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
     queue.open_dependency(name for name in satisfied if name in queue)

@@ -91,7 +91,7 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
 
 @dataclass(slots=True)
 class Pass:
-    """One turn of the imagined dispatcher, for whoever wants to look on."""
+    """One turn of the simulated dispatcher, for observers."""
 
     now_ns: int
     view: View

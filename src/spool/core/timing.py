@@ -6,7 +6,7 @@ from spool.core.model import Waiting
 
 
 def begins_at_ns(job: Waiting) -> int | None:
-    """Return the instant before which the file says that *job* is not to start; None: it says nothing."""
+    """Return the earliest start of *job* as set in its file; None: not set."""
     begins = job.spec.start_after_ns
     delay = job.spec.start_delay_ns
     if delay is None:
@@ -16,7 +16,7 @@ def begins_at_ns(job: Waiting) -> int | None:
 
 
 def opens_at_ns(job: Waiting) -> int | None:
-    """Return the instant before which *job* may not start: its begin, or a retry's delay. None: there is none."""
+    """Return the earliest start of *job*: from its file, or after a retry's delay. None: not limited."""
     begins = begins_at_ns(job)
     retry = job.not_before_ns
     if retry is None or begins is None:

@@ -6,8 +6,8 @@ without `B` or `iB` after them, in either case; `B` alone is bytes. It comes out
 A duration is numbers with units, largest first (`"90s"`, `"1h30m"`, `"500ms"`; w, d, h, m, s, ms, us, ns), or a
 clock reading, `"HH:MM:SS"` or `"D-HH:MM:SS"`. It comes out as whole nanoseconds, rounded down.
 
-A number without a unit is an error in both: what it would mean is different in every scheduler. White space around
-either is one too: a text that has it was put together by something that went wrong.
+A number without a unit is an error in both, because schedulers disagree about its unit. So is white space around
+either: such a text comes from a mistake.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from spool.core.errors import InvalidValue
 
 LARGEST = (1 << 63) - 1
-"""No size and no duration is larger than this: it fits every place it is written to (292 years, 8 EiB)."""
+"""The largest size and duration: it fits everywhere it is written (292 years, 8 EiB)."""
 
 _LONGEST_TEXT = 100  # what is longer is neither, and must not fill the caches
 
@@ -102,12 +102,12 @@ def _parse_size(text: str) -> int:
 def _why_no_size(text: str) -> str:
     bare = text.strip()
     if not bare:
-        return 'is empty; a size is a number and a unit, as in "16G"'
+        return 'is empty; a size is a number and a unit, such as "16G"'
     if bare.startswith("-"):
         return f'"{_shorten(bare)}" is negative'
     if _NUMBER.fullmatch(bare):
         return f'"{_shorten(bare)}" {_BARE_SIZE.format(_shorten(bare))}'
-    return f'"{_shorten(text)}" is not a size; a size is a number and a unit, K, M, G, T or P, as in "16G"'
+    return f'"{_shorten(text)}" is not a size; a size is a number and a unit, K, M, G, T or P, such as "16G"'
 
 
 @lru_cache(maxsize=4096)
@@ -132,7 +132,7 @@ def _clock_ns(clock: re.Match[str], text: str) -> int:
     if minutes > 59 or seconds > 59:
         raise InvalidValue(f'"{_shorten(text)}" has more than 59 minutes or seconds')
     if clock.group(1) is not None and hours > 23:
-        raise InvalidValue(f'"{_shorten(text)}" has more than 23 hours beside its days')
+        raise InvalidValue(f'"{_shorten(text)}" has more than 23 hours in addition to its days')
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * _UNIT_NS["s"]
 
 
@@ -189,7 +189,7 @@ def format_duration(duration_ns: int) -> str:
 
 
 def show_size(size_bytes: int) -> str:
-    """Return *size_bytes* for people: "24 GiB", "11.2 GiB", "642 MiB". At most one decimal, so not exact."""
+    """Return *size_bytes* in words: "24 GiB", "11.2 GiB", "642 MiB". At most one decimal, so not exact."""
     for unit, name in (("P", "PiB"), ("T", "TiB"), ("G", "GiB"), ("M", "MiB"), ("K", "KiB")):
         factor = 1 << 10 * _POWER[unit]
         if abs(size_bytes) >= factor:
@@ -200,7 +200,7 @@ def show_size(size_bytes: int) -> str:
 
 
 def show_duration(duration_ns: int) -> str:
-    """Return *duration_ns* for people, its two largest units: "1 h 02 m", "3 d 04 h", "45 s", "0.4 s"."""
+    """Return *duration_ns* in words, its two largest units: "1 h 02 m", "3 d 04 h", "45 s", "0.4 s"."""
     seconds = duration_ns // _UNIT_NS["s"]
     if seconds < 0:
         return f"-{show_duration(-duration_ns)}"

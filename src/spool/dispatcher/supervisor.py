@@ -14,7 +14,7 @@ from typing import Any
 from spool.core import layout
 from spool.core.events import EventName
 from spool.core.gpuuse import GpuWatch
-from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
+from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
 from spool.core.units import format_duration, show_size
 from spool.dispatcher.confinement import Thing
@@ -61,6 +61,7 @@ class Supervisor:
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
         self._ended: list[ActiveRun] = []  # found, and nobody was told of them
+        self._begun: list[ActiveRun] = []  # elsewhere, and nobody was told of that
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -79,6 +80,8 @@ class Supervisor:
         if self._wakeup.children_ended():
             self._suspects |= {run.key for run in self._executors.local.reap()}
         self._suspects |= self._wakeup.ended_runs()
+        with self._confinement.service("ask", "the engines of runs elsewhere"):
+            self._suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
@@ -99,6 +102,11 @@ class Supervisor:
         self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
+
+    def begun(self) -> list[ActiveRun]:
+        """Return the runs that have begun where they are since the last call: their time limits count from then."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
@@ -132,8 +140,12 @@ class Supervisor:
         handle = live.handle
         if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
-            if found is Liveness.ALIVE and live.elsewhere is not None:
-                return False  # however long it waits there before it says who it is
+            if live.elsewhere is not None:
+                self._note_begin(live, handle)
+                if found is Liveness.ALIVE:
+                    return False  # however long it waits there before it says who it is
+                if found is Liveness.ABSENT:
+                    self._nothing_left(live)  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             # One that never said who it is: whoever carries the run's mark may be it.
@@ -148,6 +160,15 @@ class Supervisor:
         if live.processes_gone and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
+
+    def _note_begin(self, live: ActiveRun, handle: RunHandle) -> None:
+        """Count the time of a run elsewhere from when its wrapper spoke, as far as clocks agree."""
+        if live.began_elsewhere or handle.waits is not None:
+            return
+        if (spoke_ns := self.concluder.spoke_at_ns(live)) is not None:
+            since_ns = max(0, time.time_ns() - max(spoke_ns, live.started_at_ns))
+            live.began(boot_clock() - since_ns)
+            self._begun.append(live)
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
         found = handle.liveness()
@@ -180,9 +201,9 @@ class Concluder:
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
                 live.resolved(self._explained(live, prove(ended)))
                 return True
+        if live.elsewhere is not None and live.handle is not None:
+            return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ELSEWHERE and live.handle is not None:
-            evidence = replace(evidence, liveness=live.handle.liveness())
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
@@ -220,6 +241,43 @@ class Concluder:
             return False
         live.resolved(self._explained(live, proof))
         return True
+
+    def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> bool:
+        """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
+        if handle.liveness() is Liveness.ALIVE:
+            return False
+        end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
+        stop = None if live.asking else evidence.stop or live.stop_kind
+        live.exited(evidence.rc)
+        spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
+        if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
+            # Whoever takes the jid decides: the engine may start it again, or have it after all.
+            spoke = not self._spool.take_jid(live.name, live.run)
+        if spoke:
+            self._identify(live)
+        if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
+            live.taken_back_by_engine(handle.refusal)
+            return True
+        proof = prove(
+            replace(
+                evidence,
+                liveness=Liveness.GONE if spoke or end is None else Liveness.ABSENT,
+                stop=stop,
+                oom_killed=live.oom_killed,
+                engine=end.word if end is not None else None,
+                said=end.said if end is not None else "",
+            )
+        )
+        if proof.verdict is Verdict.VOID:
+            live.not_begun_elsewhere(end.said if end is not None and end.word is EngineWord.FAILED else "")
+            return True
+        live.resolved(self._explained(live, proof))
+        return True
+
+    def spoke_at_ns(self, live: ActiveRun) -> int | None:
+        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
+        status = status_of(self._spool.layout.record(live.name, live.run, layout.JID))
+        return None if status is None else status.st_mtime_ns
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
@@ -327,7 +385,7 @@ class LimitEnforcer:
     def add(self, live: ActiveRun) -> None:
         """Watch a run that has been started or adopted, that goes on, or whose limit has changed."""
         limit = live.spec.time_limit_ns
-        if limit is not None:
+        if limit is not None and (live.elsewhere is None or live.began_elsewhere):
             end = live.counts_from_boot_ns + limit
             heapq.heappush(self._moments, _Moment(end, live.key, False))
             signal = live.spec.signal

@@ -140,7 +140,7 @@ def _outcome(word: str, record: str) -> State:
     except ValueError:
         state = State.INVALID
     if not state.ended:
-        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} is no outcome"))
+        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} is not an outcome"))
     return state
 
 
@@ -350,7 +350,7 @@ def parse_history_line(data: bytes) -> Result:
 
 
 def read_history(data: bytes) -> Iterator[Result]:
-    """Yield each run of a history. Passes over what cannot be understood: torn by a crash, of a later version."""
+    """Yield each run of a history. Skips what cannot be understood: torn by a crash, of a later version."""
     for line in data.split(b"\n"):
         if line:
             try:

@@ -26,7 +26,7 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import MAX_NAME_LENGTH
+from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH
 from spool.formats import keys, toml, values
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
@@ -119,7 +119,7 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     """Return the text of `NAME.toml.error`: what is wrong with the job file, in which key and on which line."""
     count = sum(problem.stands_for for problem in problems)
     head = f"The job {name} cannot run: its file has {count:,} problem{'s' if count != 1 else ''}.\n"
-    tail = "This file goes away when the job file is mended or removed.\n"
+    tail = "This file disappears when the job file is fixed or removed.\n"
     return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
@@ -158,13 +158,18 @@ def _check_together(reading: Reading) -> None:
         warning, time_limit = found[""].get("signal"), found[""].get("time_limit_ns")
         if warning is not None and time_limit is not None and warning.before_ns >= time_limit:
             text = toml.show(document["signal"])
-            problems.add(("signal",), f"{text} would come before the run begins, for it may not last that long")
+            problems.add(("signal",), f"{text} would come before the run begins: the time limit is shorter")
     if document.get("gpu_idle_action") == "stop" and "gpu_idle" not in document:
         problems.add(("gpu_idle_action",), 'needs "gpu_idle": how long GPUs may be idle before that')
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
+    executor = document.get("executor")
+    if "executor_options" in document and executor in LOCAL_EXECUTORS:
+        problems.add(("executor_options",), f'are for executor = "slurm", and the job says "{executor}"')
+    if document.get("keep_session") is True and executor == "slurm":
+        problems.add(("keep_session",), 'needs executor = "tmux"; a job in Slurm has no session')
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
-        problems.add(("depends_on",), 'is an empty table; state "all", "any", "ended", "failed" or "each"')
+        problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
         problems.add(("notify",), _NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:
@@ -181,9 +186,9 @@ def _check_array(reading: Reading) -> None:
     rows: Rows = found.get("rows", ())
     makers = [key for key in ("array", "matrix", "rows") if key in document]
     if "task" in document:
-        problems.add(("task",), "is written by spool into the files of single tasks, which are no arrays themselves")
+        problems.add(("task",), "is written by spool into the files of single tasks; a task cannot be an array")
     if "matrix" in document and "rows" in document:
-        problems.add(("rows",), 'cannot stand beside "matrix"; write the product into the rows')
+        problems.add(("rows",), 'cannot be combined with "matrix"; write the product into the rows')
     at_once = document.get("max_running")
     if array is not None and array.max_running is not None and at_once not in (None, array.max_running):
         problems.add(("max_running",), f'says {at_once}, and "array" says {array.max_running}')
@@ -197,7 +202,7 @@ def _check_array(reading: Reading) -> None:
         if len(makers) > 1 and tasks * len(array.indices) > MAX_TASKS:
             made = tasks * len(array.indices)
             problems.add(
-                ("array",), f'makes {made} jobs together with "{makers[1]}", and one file may make {MAX_TASKS}'
+                ("array",), f'makes {made} jobs together with "{makers[1]}", but one file may make at most {MAX_TASKS}'
             )
     if len(f"{reading.name}_{last}") > MAX_NAME_LENGTH:
         names = f"{reading.name}_{last}"
@@ -238,31 +243,31 @@ def _env(env: dict[str, str], at: Path, reading: Reading) -> tuple[tuple[str, st
 def _jobs(listed: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     alone = isinstance(listed, str)
     if not listed and not alone:
-        reading.problems.add(at, "is an empty list; name jobs, or leave the key out")
+        reading.problems.add(at, "is an empty list; name jobs, or remove the key")
     names: dict[str, None] = {}
     for index, other in enumerate(values.several(listed)):
         where = at if alone else (*at, index)
         if other == reading.name:
-            reading.problems.add(where, f"{toml.show(other)} is this job itself, which would wait for ever")
+            reading.problems.add(where, f"{toml.show(other)} is this job itself, so it would wait forever")
         elif other in names:
-            reading.problems.add(where, f"{toml.show(other)} stands in this list twice")
+            reading.problems.add(where, f"{toml.show(other)} is in this list twice")
         names[intern(reading.problems.value(where, values.job_name, other, ""))] = None
     return tuple(names)
 
 
 def _paired_job(name: str, at: Path, reading: Reading) -> str:
     if not _of_array(reading):
-        reading.problems.add(at, "pairs the tasks of two arrays, and this job is none")
+        reading.problems.add(at, "pairs the tasks of two arrays, but this job is not an array")
     return reading.problems.value(at, values.job_name, name, "")
 
 
 def _output(path: str, at: Path, reading: Reading) -> str:
     if re.search(r"(?<!%)(?:%%)*%a", path) and not _of_array(reading):
-        reading.problems.add(at, f"{toml.show(path)} has %a, and this job is of no array")
+        reading.problems.add(at, f"{toml.show(path)} has %a, but this job is not part of an array")
     return reading.problems.value(at, values.output_path, path, "")
 
 
-_NO_ADDRESS = 'needs "to": where the messages go'
+_NO_ADDRESS = 'needs "to": the recipients'
 
 
 def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
@@ -277,7 +282,7 @@ def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
 def _events(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     events = values.several(stated)
     if not events:
-        reading.problems.add(at, "is an empty list, so that nobody is told; name events, or leave the key out")
+        reading.problems.add(at, "is an empty list, so nothing would be sent; name events, or remove the key")
     reading.problems.value(at, values.different, events, None)
     for event in events:
         reading.problems.value(at, lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
@@ -313,8 +318,8 @@ FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
 _DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig)
 
 
-# Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables of which options
-# state single entries.
+# Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables whose
+# entries have options.
 _REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
 _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
 _ADDED_TO = {
@@ -326,8 +331,8 @@ class TaskFiles:
     """Makes the files of the tasks of one array. Raises InvalidFile for what is no TOML.
 
     A task's file is an ordinary job file: the keys of the array's own, less those that made it an array, with `{key}`
-    replaced, and a table `[task]`. It depends on nothing but the bytes of the array's file and the position, so that it
-    can be made again after a power cut.
+    replaced, and a table `[task]`. It depends only on the bytes of the array's file and the position, so that it can be
+    made again after a power cut.
     """
 
     def __init__(self, name: str, data: bytes, spec: Spec) -> None:

@@ -1,10 +1,10 @@
-"""The keys of a job file, each spelled once: a table, and what a row of such a table says.
+"""The keys of a job file, each spelled once, in a table; and what a row of such a table holds.
 
-Of the rows are made what reads the file (`validation`), its JSON Schema and its table on the pages (`schema`), and the
-options of the command line with their help (`cli.joboptions`). So a new key is a row here, a field of the model, and
-what is done with it. What a value of a kind may be is in `values`, and in `jobfile` if only a job file has it. The
-tables of the other files stand where these are read, in `config` and `reservation`; this one stands apart and imports
-next to nothing, so that the plain case of `spool submit` starts quickly.
+The rows make the reader of the file (`validation`), its JSON Schema and its table in the docs (`schema`), and the
+command line's options with their help (`cli.joboptions`). So a new key is a row here, a field of the model, and the
+code that uses it. `values` defines what each kind of value may be, `jobfile` those that only a job file has. The tables
+of the other files are beside their readers, in `config` and `reservation`; this one is separate and imports almost
+nothing, so that the plain case of `spool submit` starts quickly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST = 1_000_000
 """No count in a file is larger."""
 
 MOST_LOG_LINES = 200
-"""A message holds no more of a log."""
+"""A message includes at most this many lines of a log."""
 
 MAX_INDEX = 9_999_999
 """No index of an array is larger."""
@@ -26,11 +26,11 @@ MAX_INDEX = 9_999_999
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
 )  # fmt: skip
-"""The variables that a submission takes along unless the configuration names others."""
+"""The variables that a submission copies into the job file, unless the configuration names others."""
 
 
 class KeyTable:
-    """The keys of a file, or of a table in it. *short* is the key that a value means that is no table."""
+    """The keys of a file, or of a table in it. *short* is the key that is meant if the value is not a table."""
 
     def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
         self.name = name
@@ -40,18 +40,18 @@ class KeyTable:
 
 
 class Key:
-    """One key: its name, the kind of its value, and what it means, as the pages have it; and what else there is to say.
+    """One key: its name, the kind of its value, its meaning as the docs state it, and further properties.
 
-    * `default`: as the file would have it; None: there is none.
-    * `field`: of the model; with a dot from its root, without one in the part that the table is. By itself the key's
-      name, that of a size or duration with its unit.
-    * `option`: how the command line spells it; `help` if that is not what the pages have. `shortcut` is a flag that
-      stands for one value: its spelling, the value, its help.
-    * `also`: how other tools spell the option; it is taken, and no help lists it.
-    * `words`: the only ones that it may be. `least`, `most`: its bounds. `examples`: for editors.
-    * `needs`: another key, and why this one makes no sense without it.
-    * `array_only`: not of the tasks that are made of the file.
-    * `many`: "list" if it is a list of such tables, "named" if a table of them by names of the user's own.
+    * `default`: as written in the file; None: no default.
+    * `field`: of the model; with a dot from its root, without one within the table's part. By default the key's name,
+          plus the unit for a size or duration.
+    * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
+          stand for one value each: the spelling, the value, the help.
+    * `also`: how other tools spell the option; accepted, but not listed in the help.
+    * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
+    * `needs`: another key, and why this one is meaningless without it.
+    * `array_only`: for the array file only, not for its tasks.
+    * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
     """
 
     def __init__(  # a row has many columns, most of them empty
@@ -65,9 +65,9 @@ class Key:
         option: str = "",
         also: str = "",
         help: str = "",  # noqa: A002  (no other word says it)
-        shortcut: tuple[str, str, str] = ("", "", ""),
+        shortcuts: tuple[tuple[str, str, str], ...] = (),
         words: tuple[str, ...] = (),
-        least: int | None = None,
+        least: float | None = None,
         most: int = MOST,
         examples: Iterable[object] = (),
         needs: str = "",
@@ -83,7 +83,7 @@ class Key:
         self.option = option
         self.also = also
         self.help = help or about.replace("`", "")
-        self.shortcut = shortcut
+        self.shortcuts = shortcuts
         self.words = words
         self.least = least
         self.most = most
@@ -95,200 +95,208 @@ class Key:
 
 _UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}
 REQUIRED = object()
-"""The default of a key that must be stated."""
+"""The default of a required key."""
 
 # A row stays a row of a table.
 # fmt: off
 
 DEPENDS_ON = KeyTable(
     "DependsOn",
-    "Which jobs this one waits for, and how they must have ended. All that is stated must hold.",
-    every := Key("all", "jobs", "Every one of these jobs has finished (exit code 0)."),
-    Key("any", "jobs", "One of these jobs has finished."),
-    Key("ended", "jobs", "Every one of these jobs has ended, whatever the outcome."),
-    Key("failed", "jobs", "Every one of these jobs has ended badly."),
-    Key("each", "paired job", "An array of the same indices: each task waits for the one of its own index."),
+    "The jobs this one waits for, and how they must end. All stated conditions must hold.",
+    every := Key("all", "jobs", "All of these jobs finished (exit code 0)."),
+    Key("any", "jobs", "At least one of these jobs finished."),
+    Key("ended", "jobs", "All of these jobs ended, with any outcome."),
+    Key("failed", "jobs", "All of these jobs ended with any outcome but `finished`."),
+    Key("each", "paired job", "An array with the same indices: each task waits for the task with its own index."),
     short=every,
 )
 
 RETRY = KeyTable(
     "RetryTable",
-    "When a run that ended badly is tried again. Delay before try n: min(delay * backoff^(n-1), max_delay).",
-    Key("max", "count", "How many times at most it is tried again.", default=0, option="--retry-max N"),
-    Key("delay", "duration", "Wait before the first new try.", default="0s", option="--retry-delay TIME"),
-    Key("backoff", "number", "Each later wait is so many times the one before.", default=2.0, least=1, most=1000,
-        option="--retry-backoff FACTOR"),
-    Key("max_delay", "duration", "No wait is longer.", default="1h", option="--retry-max-delay TIME"),
-    Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to try again after.',
+    "When to retry a run that failed. Delay before retry n: min(delay * backoff^(n-1), max_delay).",
+    Key("max", "count", "Maximum number of retries.", default=0, option="--retry-max N"),
+    Key("delay", "duration", "Delay before the first retry.", default="0s", option="--retry-delay TIME"),
+    Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", default=2.0, least=1,
+        most=1000, option="--retry-backoff FACTOR", help="Multiply the delay by FACTOR after each retry."),
+    Key("max_delay", "duration", "Maximum delay between retries.", default="1h", option="--retry-max-delay TIME"),
+    Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to retry.',
         default=("failed",), option="--retry-on OUTCOME|CODE,…",
-        help="Outcomes (failed, timeout, out_of_memory) and exit codes to try again after. Default: failed."),
+        help="Outcomes (failed, timeout, out_of_memory) and exit codes to retry. Default: failed."),
 )
 
 NOTIFY = KeyTable(
     "NotifyTable",
-    "Where messages about the job go, and on which events.",
+    "Where to send notifications about the job, and for which events.",
     addresses := Key("to", "addresses",
-        "Where to: addresses of web hooks and services, names of `contacts` of the configuration, or what its "
+        "Recipients: addresses of webhooks and services, names from `contacts` in the configuration, or whatever its "
         "`notifier` understands.", default=(), option="--notify ADDRESS,…"),
     Key("on", "events",
-        '"ended" (whatever the outcome), outcomes, as "failed", "timeout", or other events of jobs, as "started", '
-        '"retrying", "held".', default=("ended",), option="--notify-on EVENT,…"),
-    Key("log_lines", "count", "So many last lines of the job's log go along.", default=0, most=MOST_LOG_LINES,
-        option="--notify-log-lines N"),
+        '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
+        '"retrying" or "held".', default=("ended",), option="--notify-on EVENT,…"),
+    Key("log_lines", "count", "Number of lines to include from the end of the job's log.", default=0,
+        most=MOST_LOG_LINES, option="--notify-log-lines N"),
     short=addresses,
 )
 
 TASK = KeyTable(
     "TaskTable",
-    "Which task of which array this file is. Written by spool when it expands an array; not for hand-written files.",
-    Key("array", "job", "The job whose file was expanded.", default=REQUIRED),
+    "Identifies this file as a task of an array. Written by spool when it expands an array; not for hand-written "
+    "files.",
+    Key("array", "job", "The array job that was expanded.", default=REQUIRED),
     Key("index", "count", "This task's index.", default=REQUIRED, most=MAX_INDEX),
-    Key("max_running", "count", "At most so many tasks of the array run at once.", least=1),
+    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1),
 )
 
-# The keys of a job file in blocks, for the pages have them in one order, and the help in another.
+# The keys of a job file in blocks, because the docs list them in one order and the help in another.
 
 _COMMAND = (
-    Key("command", "command", "What to run: a text, run by `shell`; or a list of arguments, executed as it is.",
+    Key("command", "command", "What to run: a string, run by `shell`; or a list of arguments, executed as is.",
         default=REQUIRED),
     Key("script", "program",
-        "The text of a script; its first line begins with `#!`. Each run has it as a file in its metadir, and executes "
-        "that file in place of the first word of `command`. `command` is a list then; its other words are the "
-        "arguments. `spool submit job.sh` writes it."),
-    Key("shell", "shell", "The shell that runs a `command` that is a text: an absolute path.", default="/bin/sh",
+        "The text of a script; its first line begins with `#!`. Each run gets it as a file in its metadir and "
+        "executes that file instead of the first word of `command`. `command` must then be a list; its other words "
+        "are the arguments. `spool submit job.sh` writes it."),
+    Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path.", default="/bin/sh",
         option="--shell PATH"),
     Key("workdir", "workdir",
-        "Where the command runs: an absolute path, or one that begins with `~` or an environment variable. The home "
-        "directory if absent; `spool submit` records its own.", option="--workdir DIR", also="--chdir -D",
-        help="Where the command runs; a relative one is taken from here. Default: here."),
-    Key("env", "variables", "Environment variables, added to those that every job begins with (clause 7).", default={},
+        "The working directory: an absolute path, or one that begins with `~` or an environment variable. Default: "
+        "the home directory; `spool submit` writes the current one.", option="--workdir DIR", also="--chdir -D",
+        help="Working directory, absolute or relative to the current one. Default: the current directory."),
+    Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
-        help="Set an environment variable; without =VALUE it is passed on as it is now. May be repeated."),
+        help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
 )
 
 _MACHINE = (
-    Key("cpus", "count", "How many CPUs it is given.", default=1, field="request.cpus", option="--cpus N",
-        also="--cpus-per-task"),
-    Key("memory", "size", "Host memory: counted when the job is placed, and enforced while it runs.", least=1,
+    Key("cpus", "count", "Number of CPUs.", default=1, field="request.cpus", option="--cpus N", also="--cpus-per-task"),
+    Key("memory", "size", "Host memory: counted when the job is scheduled and enforced while it runs.", least=1,
         field="request.memory_bytes", option="-m --memory SIZE", also="--mem"),
 )
 
 _GPUS = (
-    Key("gpus", "count", "How many GPUs it is given.", default=0, field="request.gpus", option="-g --gpus N",
+    Key("gpus", "count", "Number of GPUs.", default=0, field="request.gpus", option="-g --gpus N",
         also="-G --gpus-per-node"),
     Key("gpu_memory", "size",
-        "Memory of each GPU. With it the job shares its GPUs with other jobs that state theirs; without it its GPUs "
-        "are its own.", least=1, field="request.gpu_memory_bytes", option="--gpu-memory SIZE",
-        needs="gpus: it is the memory of each GPU"),
-    Key("gpu_type", "GPU type", 'The name of the GPUs, or a part of it: "A100". "auto" is any.',
+        "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
+        "its GPUs to itself.", least=1, field="request.gpu_memory_bytes", option="--gpu-memory SIZE",
+        needs="gpus: it is the memory on each GPU"),
+    Key("gpu_type", "GPU type", 'The GPU model or part of its name, such as "A100". "auto" means any.',
         field="request.gpu_type", option="--gpu-type NAME", needs="gpus"),
 )
 
 _RESOURCES = (
     Key("resources", "amounts",
-        "How much it is given of the resources that the configuration names, such as licences: `resources = { "
-        "licence = 1 }`.", default={}, field="request.resources", option="--resource --resources NAME=N,…",
-        help="What it needs of the resources that the configuration names; NAME alone is 1. May be repeated."),
+        "Amounts of the resources that the configuration defines, such as licences: `resources = { licence = 1 }`.",
+        default={}, field="request.resources", option="--resource --resources NAME=N,…",
+        help="Amounts of the resources defined in the configuration; NAME alone means 1. May be repeated."),
 )
 
 _LIMITS = (
-    Key("time_limit", "duration", "How long it may run; then it is stopped, and its outcome is `timeout`.", least=1,
-        option="-t --time-limit TIME", also="--time"),
+    Key("time_limit", "duration", "Maximum run time; a job that exceeds it is stopped with the outcome `timeout`.",
+        least=1, option="-t --time-limit TIME", also="--time"),
     Key("signal", "signal",
-        'A signal sent as a warning before the time limit, and how long before: "USR1@60s". "USR1" alone is 60 '
-        "seconds before.", examples=["USR1@60s"], option="--signal NAME@TIME",
-        needs="time_limit: it is a warning before that"),
+        'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
+        "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
     Key("gpu_idle", "timeout",
         "How long it may leave all its GPUs idle before `gpu_idle_action` follows. 0s is forever.",
         option="--gpu-idle TIME"),
     Key("gpu_idle_action", "word",
         'What follows: "warn" tells people, "stop" stops the run too, and its outcome is `cancelled`.',
         words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
-    Key("kill_grace", "duration", "The time between TERM and KILL for a run being stopped. 10s if absent.",
+    Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
         option="--kill-grace TIME"),
 )
 
 _WHEN = (
-    Key("priority", "count", "Higher is considered first.", default=10, most=255, option="-p --priority 0-255"),
+    Key("priority", "count", "Jobs with higher priority are considered first.", default=10, most=255,
+        option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
-        "Jobs that this one waits for. A list means that all must finish well. An array's name means all its tasks.",
-        option="-d --depends-on [KIND:]NAME,…", also="--dependency",
-        help="Jobs that must finish first; before a colon any, ended, failed or each. May be repeated."),
+        "Jobs that this one waits for. A list means that all must finish successfully. An array's name means all of "
+        "its tasks.", option="-d --depends-on [KIND:]NAME,…", also="--dependency",
+        help="Jobs that must finish first; prefix with any:, ended:, failed: or each: for other conditions. May be "
+        "repeated."),
     Key("on_dependency_failure", "word",
-        "What happens when a dependency can no longer be satisfied: the job is cancelled, or waits on.",
+        "What to do when a dependency can no longer be satisfied: cancel the job, or keep it waiting.",
         words=("cancel", "wait"), default="cancel", option="--on-dependency-failure cancel|wait"),
     Key("start_after", "moment or delay",
-        "Not before: a date and time (RFC 3339; without an offset it is the machine's local time), or a duration, "
-        "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
-        option="--start-after TIME", also="--begin -b",
-        help="Not before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
-    Key("scheduling_timeout", "timeout", "Waited longer than this without a start: `unschedulable`. 0s is never.",
+        "Earliest start: a date and time (RFC 3339; local time if it has no offset), or a duration counted from when "
+        "the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"], option="--start-after TIME",
+        also="--begin -b",
+        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
+    Key("scheduling_timeout", "timeout",
+        "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum.",
         option="--scheduling-timeout TIME"),
 )
 
 _GROUPS = (
-    Key("group", "label", "Jobs of one group are limited together.", option="--group NAME"),
-    Key("group_limit", "count", "At most so many jobs of the group run at once.", least=1, option="--group-limit N",
-        needs="group"),
+    Key("group", "label", "Group name; `group_limit` limits its running jobs.", option="--group NAME"),
+    Key("group_limit", "count", "Maximum number of the group's jobs that run at once.", least=1,
+        option="--group-limit N", needs="group"),
 )
 
 _MANY = (
     Key("array", "indices",
-        'Makes many jobs of this file: their indices, "0-99", with a step "0-99:2", as a list "1,3,7-9", and with '
-        '"%4" at the end at most 4 at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
+        'Turns this file into many jobs, one for each index: "0-99", "0-99:2" with a step, "1,3,7-9" as a list. With '
+        '"%4" at the end, at most 4 run at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
         option="--array 0-99:2%4", also="-a",
-        help="Makes many jobs of one, one for each index: with a step :2, at most 4 at once %4. Each has its index in "
+        help="Submit one job for each index; :2 is a step, %4 means at most 4 at once. Each job has its index in "
         "$SPOOL_ARRAY_INDEX, and {index} is replaced in the command, env and paths."),
     Key("matrix", "choices",
-        "Makes many jobs of this file: each key a list, one job for each combination. `{key}` in `command`, `env` "
-        "and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
-        help="Makes many jobs: a key and its values. May be repeated; {key} is replaced in the command."),
+        "Turns this file into many jobs: each key has a list, and each combination is a job. `{key}` in `command`, "
+        "`env` and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
+        help="Submit one job for each value; {key} in the command is replaced. Repeat it for all combinations."),
     Key("rows", "rows",
-        "Makes many jobs of this file: a list of tables with the same keys, one job for each. `{key}` is replaced "
-        "as for `matrix`. `spool submit --param-file` makes it of a table.",
+        "Turns this file into many jobs: a list of tables with the same keys, one job for each. `{key}` is replaced "
+        "as for `matrix`. `spool submit --param-file` writes it from a table.",
         examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
-        help="Makes many jobs: one for each row of a table; its first line has the keys. {key} is replaced."),
-    Key("max_running", "count", "At most so many of its tasks run at once.", least=1, array_only=True,
+        help="Submit one job for each row of a table; its first line has the keys. {key} in the command is replaced."),
+    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
         option="--max-running N"),
-    Key("task", TASK, "Written by spool: which task of which array this is."),
+    Key("task", TASK, "Written by spool: which array task this is."),
 )
 
 _AGAIN = (
-    Key("retry", RETRY, "When a run that ended badly is tried again."),
+    Key("retry", RETRY, "When to retry a run that failed."),
     Key("requeue", "flag",
-        "After a reboot or a vanished process run again, at most 3 times, counted apart from `retry`.", default=True,
-        option="--requeue --no-requeue",
-        help="Run it again after a reboot or when it vanished. Default: yes, at most 3 times."),
+        "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
+        "`retry`.", default=True, option="--requeue --no-requeue",
+        help="Run it again after a reboot or when its process vanished. Default: yes, at most 3 times."),
 )
 
 _OUTPUT = (
     Key("stdout", "output",
-        "Where the output goes: a path, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array "
-        "index, `%%` a percent sign. One `log` in the metadir if absent.", option="--stdout PATH", also="-o --output",
-        help="Where the output goes: %n is the job, %r the run, %a the index. Default: a file in the spool."),
-    Key("stderr", "output", "Where the error output goes, like `stdout`; together with it if absent.",
+        "Path for the output, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array index, `%%` "
+        "a percent sign. Default: `log` in the metadir.", option="--stdout PATH", also="-o --output",
+        help="Path for the output: %n is the job, %r the run, %a the array index. Default: a file in the spool."),
+    Key("stderr", "output", "Path for the error output, like `stdout`. Default: the same file as the output.",
         option="--stderr PATH", also="--error"),
 )
 
 _RUNNING = (
-    Key("prolog", "script", "Shell text that the wrapper runs before the command.", option="--prolog SHELL-TEXT"),
-    Key("epilog", "script", "Shell text that the wrapper runs after the command.", option="--epilog SHELL-TEXT"),
-    Key("executor", "word", "What runs the job. From the configuration if absent.", words=EXECUTORS,
+    Key("prolog", "script", "Shell code to run before the command.", option="--prolog SHELL-TEXT"),
+    Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
+    Key("executor", "word", "What runs the job. Default: from the configuration.", words=EXECUTORS,
         option=f"--executor {'|'.join(EXECUTORS)}",
-        shortcut=("--tmux", "tmux",
-                  "Run it in a terminal, to which `spool attach` goes: the same as --executor tmux.")),
+        shortcuts=(
+            ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
+            ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
+        )),
+    Key("executor_options", "options of Slurm",
+        "More options for sbatch, with the executor slurm: `--constraint=ib`. Options that spool sets are refused.",
+        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
+        help="One more option for sbatch, such as --constraint=ib, with the executor slurm. May be repeated."),
     Key("keep_session", "flag",
-        "Whether the session of the job stays after its end, to be read; with the executor tmux. From the "
-        "configuration if absent.", option="--keep-session --no-keep-session"),
+        "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
+        option="--keep-session --no-keep-session"),
 )
 
 _PEOPLE = (
-    Key("project", "label", "For people, filters and quotas.", option="--project NAME"),
-    Key("tags", "labels", "For people and filters.", default=(), option="--tag --tags TAG,…"),
-    Key("comment", "text", "For people.", option="--comment TEXT"),
+    Key("project", "label", "Project name, for filters and quotas.", option="--project NAME"),
+    Key("tags", "labels", "Tags, for filters.", default=(), option="--tag --tags TAG,…"),
+    Key("comment", "text", "Free-text comment.", option="--comment TEXT"),
     Key("notify", NOTIFY,
-        "Where messages about the job go, and on which events. A text or a list is where to, and the event is that "
-        "it ends."),
+        "Where to send notifications about the job, and for which events. A string or a list gives the recipients; "
+        "the event is then `ended`."),
 )
 
 JOB = KeyTable(
@@ -300,7 +308,7 @@ JOB = KeyTable(
 
 DEFAULTS = KeyTable(
     "DefaultsTable",
-    "What counts for jobs whose files do not say.",
+    "Defaults for keys that a job file does not set.",
     *(key for key in JOB.keys if key.name in (
         "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
     )),
@@ -316,14 +324,14 @@ COMMON = ("gpus", "cpus", "memory", "time_limit", "depends_on", "start_after", "
 """The keys whose options the help lists before all others."""
 
 SECTIONS = (
-    ("What it needs", (*_GPUS, *_MACHINE, *_RESOURCES)),
+    ("Resources", (*_GPUS, *_MACHINE, *_RESOURCES)),
     ("When it runs", (*_WHEN, *_GROUPS)),
-    ("How long it runs", _LIMITS),
+    ("Limits", _LIMITS),
     ("Retries", _AGAIN),
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
     ("Output", _OUTPUT),
     ("How it runs", _RUNNING),
-    ("Labels and messages", _PEOPLE),
+    ("Labels and notifications", _PEOPLE),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""

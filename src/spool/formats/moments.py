@@ -48,7 +48,7 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
         return span
     found = _calendar(words, now, text, past=past) if words else None
     if found is None and re.search("[0-9]", words) is None:
-        raise InvalidValue(f"{show(text)} is no moment; {EXAMPLES}")
+        raise InvalidValue(f"{show(text)} is not a point in time; {EXAMPLES}")
     return text if found is None else _written(found)
 
 
@@ -63,7 +63,7 @@ def _away(text: str, now: datetime, match: re.Match[str], *, past: bool) -> date
     """Return the moment that is a span away from now."""
     sign, span = ("-", match[5]) if match[6] else (match[1] or "+", match[2] or match[4] or "")
     if sign == "-" and not past:
-        raise InvalidValue(f"{show(text)} is over; {EXAMPLES}")
+        raise InvalidValue(f"{show(text)} is in the past; {EXAMPLES}")
     if re.fullmatch("[0-9.]+", span):
         raise InvalidValue(f'{show(text)} has no unit; write "now + {span} minutes" or "now + {span} hours"')
     length = _span(span) or span
@@ -71,7 +71,7 @@ def _away(text: str, now: datetime, match: re.Match[str], *, past: bool) -> date
         ahead = timedelta(microseconds=parse_duration(length.replace(" ", "")) // 1000)
         return now + ahead if sign == "+" else now - ahead
     except (InvalidValue, OverflowError):
-        raise InvalidValue(f'{show(text)} is no time from now; write "now + 2 hours" or "+90m"') from None
+        raise InvalidValue(f'{show(text)} is not a time from now; write "now + 2 hours" or "+90m"') from None
 
 
 def _span(words: str) -> str | None:
@@ -126,13 +126,13 @@ def _calendar(words: str, now: datetime, text: str, *, past: bool) -> datetime |
     which = _day(words, now, past=past)
     if which is None:
         if clock is not None or any(_weekday(word) is not None for word in words.split()):
-            raise InvalidValue(f"{show(text)} is no moment that is known here; {EXAMPLES}")
+            raise InvalidValue(f"{show(text)} is not a known point in time; {EXAMPLES}")
         return None
     if clock is None and words == "today" and not past:
         return now
     found = datetime(which.year, which.month, which.day) + (clock or timedelta())
     if words == "today" and found < now and not past:
-        raise InvalidValue(f'{show(text)} is over; write "tomorrow {found:%H:%M}"')
+        raise InvalidValue(f'{show(text)} is in the past; write "tomorrow {found:%H:%M}"')
     return found
 
 
@@ -140,7 +140,7 @@ def _clock(match: re.Match[str], text: str) -> timedelta:
     hour, minute, second = int(match[1] or match[5]), int(match[2] or 0), int(match[3] or 0)
     half = match[4] or match[6]
     if hour > (12 if half else 23) or (half and hour == 0) or minute > 59 or second > 59:
-        raise InvalidValue(f'{show(text)} is no time of day; it goes from "0:00" to "23:59"')
+        raise InvalidValue(f'{show(text)} is not a time of day, "0:00" to "23:59"')
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
     return timedelta(hours=hour, minutes=minute, seconds=second)
@@ -178,5 +178,5 @@ def _day(words: str, now: datetime, *, past: bool) -> date | None:
         if match[5] is None and (found > now.date() if past else found < now.date()):
             found = found.replace(year=found.year + (-1 if past else 1))
     except ValueError:
-        raise InvalidValue(f'"{words}" is no date that exists') from None
+        raise InvalidValue(f'"{words}" does not exist') from None
     return found

@@ -20,15 +20,15 @@ _LATEST_NS = (1 << 63) - 1
 
 _RESERVATION = KeyTable(
     "ReservationFile",
-    "GPUs kept for somebody: `reservations/NAME.toml`. Delete the file to cancel it.",
-    Key("user", "label", 'For whom. "nobody" keeps the GPUs free for interactive use.'),
-    Key("project", "label", "For which project, instead of a user."),
+    "A GPU reservation: `reservations/NAME.toml`. Delete the file to cancel it.",
+    Key("user", "label", 'The user. "nobody" keeps the GPUs free for interactive use.'),
+    Key("project", "label", "The project, instead of a user."),
     Key("gpus", "GPUs", "How many GPUs, or which: a list of indices.", default=REQUIRED),
-    Key("start", "moment or now", 'From when: a date and time, or "now", the moment at which the file was written.',
+    Key("start", "moment or now", 'Start: a date and time, or "now", the time at which the file was written.',
         examples=["now", "2026-01-31T14:00:00+01:00"], default="now"),
-    Key("duration", "duration", "For how long. This or `end`."),
-    Key("end", "moment", "Until when: a date and time. This or `duration`."),
-    Key("comment", "text", "For people."),
+    Key("duration", "duration", "Duration; set this or `end`."),
+    Key("end", "moment", "End: a date and time; set this or `duration`."),
+    Key("comment", "text", "Free-text comment."),
 )
 
 # fmt: on
@@ -43,9 +43,9 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     reading = FORMAT.read(data, what)
     problems, document, found = reading.problems, reading.document, reading.found[""]
     if ("user" in document) == ("project" in document):
-        problems.add(("user",), 'a reservation is for a "user" or for a "project", one of the two')
+        problems.add(("user",), 'a reservation needs either a "user" or a "project"')
     if ("end" in document) == ("duration" in document):
-        problems.add(("duration",), 'a reservation has a "duration" or an "end", one of the two')
+        problems.add(("duration",), 'a reservation needs either a "duration" or an "end"')
     start = created_at_ns if found.get("start") is None else found["start"]
     end = found.get("end", start + 1)
     if end <= start:
@@ -53,7 +53,7 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     elif "end" not in document:
         end = min(start + found.get("duration_ns", 1), _LATEST_NS)
         if end == start:
-            problems.add(("duration",), "must be more than nothing")
+            problems.add(("duration",), "must be more than 0")
     FORMAT.judge(reading, data, what)
     count, indices = found["gpus"]
     return Reservation(
@@ -92,13 +92,13 @@ def local_time(at_ns: int) -> datetime:
 def _gpus(stated: int | list[int]) -> tuple[int | None, tuple[int, ...]]:
     if isinstance(stated, int):
         if not 0 < stated <= 1_000_000:
-            raise InvalidValue(f"{toml.show(stated)} is no number of GPUs to keep")
+            raise InvalidValue(f"{toml.show(stated)} is not a number of GPUs to reserve")
         return stated, ()
     if not stated:
-        raise InvalidValue("is an empty list; name indices, or say how many")
+        raise InvalidValue("is an empty list; list indices, or give a number")
     for index in stated:
         if not 0 <= index < 10_000:
-            raise InvalidValue(f"{toml.show(index)} is no index of a GPU")
+            raise InvalidValue(f"{toml.show(index)} is not a GPU index")
     different(stated)
     return None, tuple(sorted(stated))
 

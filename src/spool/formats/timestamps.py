@@ -1,4 +1,4 @@
-"""Instants as text: RFC 3339 in UTC, for people and tools, and exact to the nanosecond for us."""
+"""Instants as text: RFC 3339 in UTC, for users and tools, and exact to the nanosecond for us."""
 
 from __future__ import annotations
 

@@ -37,9 +37,11 @@ MAX_BYTES = 1 << 20
 """A larger file is refused unread: eight times the longest command that the kernel takes, and read in half a second."""
 
 MAX_DEPTH = 32
-"""Lists and inline tables stand in each other at most so deep. No file of a spool needs more than three."""
+"""The deepest nesting of lists and inline tables. No file of a spool needs more than three."""
 
-_LARGE = 1 << 16  # characters: more of them may become so many objects that the collector of garbage is in the way
+_LARGE = (
+    1 << 16
+)  # characters: beyond this, parsing may create enough objects for the garbage collector to get in the way
 
 _BOM = b"\xef\xbb\xbf"
 _POSITION = re.compile(r"^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$", re.DOTALL)
@@ -108,7 +110,7 @@ def decode(data: bytes, what: str) -> str:
     """Return *data* as text: UTF-8, a byte order mark taken off. Raises InvalidFile."""
     if len(data) > MAX_BYTES:
         # Not how many: who reads a file for this reads no more of it than shows that it is too large.
-        why = f"it has more than {MAX_BYTES} bytes, and so it is not read"
+        why = f"it has more than {MAX_BYTES} bytes, so it is not read"
         raise InvalidFile(what, [Problem(None, None, why)])
     try:
         return (data[3:] if data.startswith(_BOM) else data).decode()
@@ -152,7 +154,7 @@ def _bad_value(value: object) -> tuple[Path, str] | None:
     if isinstance(value, int):
         return None if _SMALLEST_INT <= value <= _LARGEST_INT else ((), "this number does not fit 64 bits")
     if isinstance(value, float):
-        return None if math.isfinite(value) else ((), f"{value} is not a number that can be counted with")
+        return None if math.isfinite(value) else ((), f"{value} is not a finite number")
     if isinstance(value, list):
         for index, element in enumerate(value):
             bad = _bad_value(element)

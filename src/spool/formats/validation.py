@@ -112,7 +112,7 @@ class Problems:
             if not isinstance(value, dict):
                 lists.append((len(value), path))
             elif len(value) > MAX_NAMES:
-                self.add(path, f"has {len(value):,} entries, and it may have {MAX_NAMES:,}")
+                self.add(path, f"has {len(value):,} entries; at most {MAX_NAMES:,} are allowed")
                 return False
         total = sum(length for length, _ in lists)
         if total <= MAX_NAMES:
@@ -153,7 +153,7 @@ def _collections(raw: Struct, document: Mapping[str, Any], path: Path, free: Set
 
 
 def dotted(path: Path) -> str:
-    """Return *path* the way people write it: `retry.max`, `depends_on[2]`. Absurdly long keys are cut."""
+    """Return *path* as it is written in the file: `retry.max`, `depends_on[2]`. Absurdly long keys are cut."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -175,7 +175,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be: its type in the file, and how it is read; as it stands if nothing is said.
+    """What a value may be: its type in the file, and how it is read; unchanged by default.
 
     `parse` takes the value and raises InvalidValue. `read` also takes where it stands and the whole, and notes itself
     what is wrong. A value of `any_length` is bounded otherwise.
@@ -192,7 +192,7 @@ Kinds = Mapping[str, Callable[[Key], Kind]]
 
 
 class _Row:
-    """A key, ready to be read: what becomes of its value, and in which field of which part of the model."""
+    """A key, ready to be read: the conversion of its value, and its field in a part of the model."""
 
     __slots__ = ("each", "field", "hint", "key", "needs", "parse", "part", "read", "rows", "short", "why")
 

@@ -21,6 +21,7 @@ from spool.core.events import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration, parse_size
+from spool.formats import slurm
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -29,7 +30,7 @@ Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
 
 MAX_TASKS = 100_000
-"""One file makes at most so many jobs."""
+"""The most jobs that one file can make."""
 
 Matrix = tuple[tuple[str, tuple[str, ...]], ...]
 """The lists of a matrix, in the order of the file, their values as text."""
@@ -90,18 +91,18 @@ def one_of(value: str, words: Iterable[str]) -> str:
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 
-def at_least(least: int, parse: Callable[[object], int], text: str) -> int:
+def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
     """Return the size or duration *text*, which *parse* reads, if it is not less than *least*."""
     amount = parse(text)
     if amount >= least:
         return amount
     if least == 1:
-        raise InvalidValue(f"{show(text)} is nothing; leave the key out, or state more than zero")
-    raise InvalidValue(f"{show(text)} is too short; the least is {least // 1_000_000}ms")
+        raise InvalidValue(f"{show(text)} is zero; remove the key, or set more than zero")
+    raise InvalidValue(f"{show(text)} is too short; the minimum is {int(least) // 1_000_000}ms")
 
 
 def several(names: Names) -> tuple[str, ...]:
-    """Return *names*, of which one may stand alone, as a tuple."""
+    """Return *names*, a list or a single name, as a tuple."""
     return (names,) if isinstance(names, str) else names
 
 
@@ -109,7 +110,7 @@ def trimmed(value: str) -> str:
     """Return *value* if it has no white space around it, which nobody sees and nobody means."""
     bare = value.strip()
     if value and not bare:
-        raise InvalidValue(f"{show(value)} is nothing but white space")
+        raise InvalidValue(f"{show(value)} is only white space")
     if value != bare:
         raise InvalidValue(f"{show(value)} has white space around it; write {show(bare)}")
     return value
@@ -125,7 +126,7 @@ def label(value: str) -> str:
 def resource_name(value: str) -> str:
     """Return *value* if it can name a resource."""
     if value in ("cpus", "memory", "gpus"):
-        raise InvalidValue(f'{show(value)} is no named resource; it has a key of its own, "{value}"')
+        raise InvalidValue(f'{show(value)} is not a named resource; use the key "{value}"')
     if _RESOURCE.fullmatch(value) is None:
         raise InvalidValue(f"{show(value)} cannot name a resource: a name is 1-100 lower-case letters, digits, - and _")
     return value
@@ -137,7 +138,7 @@ def resource_variable(name: str) -> str:
 
 
 def words(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names or addresses that are used as they stand: none has white space around it, and each comes once."""
+    """Return names or addresses that are used unchanged: none has white space around it, and each comes once."""
     for value in values:
         trimmed(value)
     different(values)
@@ -157,7 +158,7 @@ def job_name(value: str) -> str:
     """Return *value* if a job can have that name."""
     why = why_not_name(value)
     if why is not None:
-        raise InvalidValue(f"{show(value)} is no job's name: {why}")
+        raise InvalidValue(f"{show(value)} is not a valid job name: {why}")
     if value.endswith(".toml"):
         raise InvalidValue(f"{show(value)} is a file's name; the job's is \"{value[:-5]}\"")
     return value
@@ -181,7 +182,7 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
             raise InvalidValue("is empty")
         return argument(value)
     if not value or not value[0]:
-        raise InvalidValue("is an empty list" if not value else "begins with an empty text, which is no program")
+        raise InvalidValue("is an empty list" if not value else "begins with an empty string, which is not a program")
     for part in value:
         argument(part)
     return value
@@ -191,16 +192,18 @@ def program(value: str) -> str:
     """Return *value* if the kernel can execute it as a file: a script that names its interpreter."""
     line, _, _ = value.partition("\n")
     if not line.startswith("#!") or not line[2:].strip():
-        raise InvalidValue('does not begin with "#!" and an interpreter, as in "#!/bin/sh"')
+        raise InvalidValue('does not begin with "#!" and an interpreter, such as "#!/bin/sh"')
     if line.endswith("\r"):
-        raise InvalidValue("has Windows line ends, and no interpreter is found by such a first line; convert the file")
+        raise InvalidValue("has Windows line endings, so its interpreter would not be found; convert the file")
     return value
 
 
 def variable(key: str, value: str) -> None:
     """Check one environment variable."""
     if _VARIABLE.fullmatch(key) is None:
-        raise InvalidValue(f"{show(key)} cannot be a variable: shells pass on only A-Z a-z 0-9 _, the first no digit")
+        raise InvalidValue(
+            f"{show(key)} is not a valid variable name: use only A-Z a-z 0-9 _, not starting with a digit"
+        )
     if key in SET_BY_SPOOL or key.startswith(RESOURCE_PREFIX):
         raise InvalidValue(f"{key} is set by spool itself, from what the run was given")
     if len(key) + 1 + len(value.encode()) > MAX_ARGUMENT_BYTES:
@@ -211,13 +214,13 @@ def shell(value: str) -> str:
     """Return *value* if it is the absolute path of a shell."""
     if trimmed(value).startswith("/"):
         return value
-    raise InvalidValue(f'{show(value)} must be an absolute path, as in "/bin/{value.rpartition("/")[2] or "sh"}"')
+    raise InvalidValue(f'{show(value)} must be an absolute path such as "/bin/{value.rpartition("/")[2] or "sh"}"')
 
 
 def _path(value: str) -> str:
     """Return *value* if it is not blank. A path may begin and end with white space: names of files do."""
     if not value.strip():
-        raise InvalidValue(f"{show(value)} is nothing but white space")
+        raise InvalidValue(f"{show(value)} is only white space")
     return value
 
 
@@ -226,7 +229,7 @@ def workdir(value: str) -> str:
     if _path(value)[0] in "/~${":
         return value
     raise InvalidValue(
-        f"{show(value)} is relative, and a job file has no current directory; "
+        f"{show(value)} is relative, but a job file has no current directory; "
         f"begin with / or ~, as in {show('~/' + value.removeprefix('./'))}"
     )
 
@@ -249,17 +252,19 @@ def warning_signal(value: str) -> WarningSignal:
     if name in ("KILL", "STOP"):
         raise InvalidValue(f"{show(value)}: no program can take {name} as a warning; use USR1 or TERM")
     if name not in WARNING_SIGNALS:
-        raise InvalidValue(f'{show(value)} is not a signal and a duration, as in "USR1@60s"')
+        raise InvalidValue(f'{show(value)} is not a signal and a duration such as "USR1@60s"')
     before_ns = parse_duration(before) if at else DEFAULT_WARNING_NS
     if before_ns == 0:
-        raise InvalidValue(f'{show(value)} is no warning before the limit; write how long before, as in "USR1@60s"')
+        raise InvalidValue(
+            f'{show(value)} gives no warning before the limit; write how long before, such as "USR1@60s"'
+        )
     return WarningSignal(name, before_ns)
 
 
 def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
     """Return the outcomes and exit codes after which a run is tried again."""
     if not values:
-        raise InvalidValue("is an empty list, so that nothing is tried again; leave the key out, or name outcomes")
+        raise InvalidValue("is an empty list, so nothing would be retried; remove the key, or name outcomes")
     different(values)
     for value in values:
         if isinstance(value, int):
@@ -283,9 +288,9 @@ def moment_or_delay(value: object) -> tuple[int | None, int | None]:
             try:
                 return instant_ns(datetime.fromisoformat(text.upper())), None
             except ValueError:
-                raise InvalidValue(f"{show(value)} is no date and time that exists") from None
+                raise InvalidValue(f"{show(value)} does not exist") from None
         if _DATE_LIKE.match(text):
-            raise InvalidValue(f'{show(value)} is not a date and time, as in "2026-01-31T09:00:00+01:00"')
+            raise InvalidValue(f'{show(value)} is not a date and time such as "2026-01-31T09:00:00+01:00"')
         return None, parse_duration(text)
     if isinstance(value, datetime):
         return instant_ns(value), None
@@ -314,7 +319,7 @@ def array(value: str) -> ArraySpec:
     """Return `"0-99:2%4"` as its indices, ascending. A blank may follow a comma."""
     ranges, percent, at_once = value.partition("%")
     if percent and _AT_ONCE.fullmatch(at_once) is None:
-        raise InvalidValue(f'{show(value)}: after "%" stands how many tasks run at once, at least 1')
+        raise InvalidValue(f'{show(value)}: the number after "%" is how many tasks run at once, at least 1')
     if ranges.count(",") >= MAX_NAMES:
         raise InvalidValue(f"{show(value)} lists more than {MAX_NAMES:,} indices and ranges; write a range, or rows")
     indices: set[int] = set()
@@ -324,7 +329,7 @@ def array(value: str) -> ArraySpec:
             raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
         if _PADDED.search(part):
             bare = _PADDED.sub("", part)
-            raise InvalidValue(f"{show(value)}: {part} has leading zeros, and the tasks' names have none; write {bare}")
+            raise InvalidValue(f"{show(value)}: {part} has leading zeros, but task names have none; write {bare}")
         first = int(match.group(1))
         last = first if match.group(2) is None else int(match.group(2))
         step = 1 if match.group(3) is None else int(match.group(3))
@@ -339,7 +344,7 @@ def array(value: str) -> ArraySpec:
             raise InvalidValue(f"{show(value)} makes more than {MAX_TASKS} jobs")
         if not indices.isdisjoint(more):
             twice = next(index for index in more if index in indices)
-            raise InvalidValue(f"{show(value)} names the index {twice} twice, and makes one task of each")
+            raise InvalidValue(f"{show(value)} names the index {twice} twice")
         indices.update(more)
     return ArraySpec(tuple(sorted(indices)), int(at_once) if percent else None)
 
@@ -348,16 +353,16 @@ def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
     """Return the lists of a matrix, their values as text."""
     tasks = 1
     if len(value) > MAX_NAMES:
-        raise InvalidValue(f"has {len(value):,} keys, and it may have {MAX_NAMES:,}")
+        raise InvalidValue(f"has {len(value):,} keys; at most {MAX_NAMES:,} are allowed")
     for key, choices in value.items():
         _variable_key(key)
         if not choices:
-            raise InvalidValue(f"{key} is an empty list, so that there is nothing to run")
+            raise InvalidValue(f"{key} is an empty list, so there is nothing to run")
         tasks *= len(choices)
     if not value:
         raise InvalidValue("is empty; each key of it is a list of values")
     if tasks > MAX_TASKS:
-        raise InvalidValue(f"makes {tasks} jobs, and one file may make {MAX_TASKS}")
+        raise InvalidValue(f"makes {tasks} jobs, but one file may make at most {MAX_TASKS}")
     return tuple((key, tuple(_text_of(choice) for choice in choices)) for key, choices in value.items())
 
 
@@ -366,7 +371,7 @@ def rows(value: list[dict[str, str | int | float | bool]]) -> Rows:
     if not value:
         raise InvalidValue("is an empty list, so that there is nothing to run")
     if len(value) > MAX_TASKS:
-        raise InvalidValue(f"makes {len(value)} jobs, and one file may make {MAX_TASKS}")
+        raise InvalidValue(f"makes {len(value)} jobs, but one file may make at most {MAX_TASKS}")
     keys = tuple(value[0])
     if not keys:
         raise InvalidValue("begins with an empty table; each has the same keys, with this task's values")
@@ -410,6 +415,7 @@ KINDS: Kinds = {
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, key),
     "duration": lambda key: _amount(Duration, parse_duration, key),
+    "options of Slurm": lambda key: Kind(tuple[str, ...], slurm.allowed),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
 }
 """The kinds of values that more than one file has."""

@@ -274,7 +274,7 @@ def _dispatcher(subject: Subject) -> Findings:
     path = subject.spool.layout.at(layout.STATE)
     if service is Service.NONE:
         waits = subject.spool.names(QUEUED) or subject.spool.names(RUNNING)
-        text = "no dispatcher runs" + (", and jobs wait or run" if waits else "; nothing waits")
+        text = "no dispatcher is running" + (", but there are active jobs" if waits else "; no active jobs")
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
         return
@@ -532,32 +532,35 @@ _A_SPOOL = (QUEUED,)
 _ITS_STAGING = (QUEUED, layout.STAGING)  # no look makes what is missing
 OF_THE_SPOOL = (
     Check("directories", "whether each directory of a spool is there", _directories),
-    Check("modes", "whose the directories are, and who else may read and write them", _modes, _A_SPOOL),
+    Check("modes", "who owns the directories, and who else may read and write them", _modes, _A_SPOOL),
     Check("one file system", "whether files can move between the directories", _one_file_system, _A_SPOOL),
     Check("moves", "whether a file can be made, linked, moved and synced, and how fast", _moves, _ITS_STAGING),
-    Check("leases", "whether the kernel tells that a dropped file is still written", _leases, _ITS_STAGING),
-    Check("staging", "what processes that are gone have left in .tmp/", _staging, _ITS_STAGING),
+    Check("leases", "whether the kernel reports that a dropped file is still open for writing", _leases, _ITS_STAGING),
+    Check("staging", "files in .tmp/ left by processes that are gone", _staging, _ITS_STAGING),
     Check("complaints", "`.error` files of jobs that are gone", _complaints, _A_SPOOL),
     Check("configuration", "whether config.toml is valid", _configuration, _A_SPOOL),
     Check(
-        "dispatcher", "who serves the spool, what that process sees, and whether it is paused", _dispatcher, _A_SPOOL
+        "dispatcher",
+        "which dispatcher serves the spool, what it sees, and whether the spool is paused",
+        _dispatcher,
+        _A_SPOOL,
     ),
     Check("jobs", "job files that cannot be used", _jobs, _A_SPOOL),
-    Check("runs", "runs whose end nobody has recorded", _runs, _A_SPOOL),
-    Check("reading", "what the checks before could not read", _unread, _A_SPOOL),
+    Check("runs", "runs whose end is not recorded", _runs, _A_SPOOL),
+    Check("reading", "what the checks above could not read", _unread, _A_SPOOL),
 )
 OF_THE_MACHINE = (
     Check("clock", "whether the clock is right, and was set back", _clock),
     Check("disk type", "whether the disk is shared between hosts", _file_system),
-    Check("room", "how much of the disk, and how many files, are free", _room),
+    Check("room", "how much of the disk, and how many inodes, are free", _room),
     Check("inotify", "whether file events can be watched", _inotify),
-    Check("executor", "whether the configured executor can be used", _executor),
-    Check("systemd", "who starts dispatchers, and whether jobs outlive a logout", _systemd),
+    Check("executor", "whether the configured executor works", _executor),
+    Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
-    Check("notify", "whether the receivers of the configuration are understood", _notify),
+    Check("notify", "whether the receivers in the configuration are valid", _notify),
     Check("metrics", "whether the metrics can be written", _metrics),
     Check("status page", "whether the status page can be written", _page),
-    Check("hooks", "which hooks are run, and what is wrong with the others", _hooks),
+    Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
 
 

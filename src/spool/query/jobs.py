@@ -34,7 +34,7 @@ from spool.store.spool import Spool, unreadable
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
-NOBODY = {False: "no dispatcher runs", True: "a dispatcher is starting"}
+NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
@@ -59,7 +59,7 @@ class JobList:
     paused: bool
     problems: tuple[str, ...]
     at_ns: int
-    unserved: bool  # jobs wait or run, and no dispatcher lives or starts
+    unserved: bool  # jobs wait or run, and no dispatcher is running or starting
     unknown: tuple[str, ...] = ()  # names that were asked for, and no job has
 
 

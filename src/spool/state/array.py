@@ -1,6 +1,6 @@
-"""An array in progress: which of its tasks are still to be issued, which go on, and how the others ended.
+"""An array in progress: which of its tasks have not been issued yet, which are active, and how the others ended.
 
-All of it can be lost: the array's metadir and the files of its tasks say it again.
+All of it can be rebuilt from the array's metadir and the files of its tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Array:
     taken: dict[str, int] = field(default_factory=dict)  # tasks whose names are taken, and their positions
     open: set[str] = field(default_factory=set)  # issued, and a job of that name goes on
     ended: dict[str, State] = field(default_factory=dict)
-    unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher came: how is to be read
+    unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher: outcome not read yet
     to_cancel: deque[str] = field(default_factory=deque)
     held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
     seen: tuple[int, int] | None = None  # inode and mtime of its job file when its text was last read
@@ -39,21 +39,21 @@ class Array:
     missing_ns: int | None = None  # monotonic: since when its file is nowhere
     cancelled: str | None = None  # by whom, and why
     unrecorded: Stop | None = None  # the same, while no record says it
-    result: Result | None = None  # set once it is over and that was told; all that is left is paperwork
+    result: Result | None = None  # set once it is over and reported; only the paperwork is left
 
     @property
     def held(self) -> bool:
-        """Whether nothing of it is to be issued or started."""
+        """Whether none of its tasks may be issued or started."""
         return self.held_since_ns is not None and self.cancelled is None
 
     @property
     def limit_edited(self) -> bool:
-        """Whether its file says another `max_running` now than its tasks do."""
+        """Whether `max_running` in its file differs from that in its tasks."""
         return self.max_running != self.tasks.max_running
 
     @property
     def over(self) -> bool:
-        """Whether every task has ended, and it is known how."""
+        """Whether every task has ended, with a known outcome."""
         return not (self.unissued or self.open or self.unknown or self.to_issue)
 
     @property
@@ -66,7 +66,7 @@ class Array:
     # Transitions.
 
     def resume(self, unissued: set[str]) -> None:
-        """Take in which tasks are still to be issued."""
+        """Record which tasks have not been issued yet."""
         self.unissued = set(unissued)
         self.to_issue = deque(at for at, name in enumerate(self.names) if name in unissued)
 
@@ -77,7 +77,7 @@ class Array:
     def edited(self, spec: Spec | None, seen: tuple[int, int]) -> bool:
         """Learn what its job file, which looks like *seen*, says now; return whether its limit is another.
 
-        A file that is not valid, or of no array, says nothing.
+        A file that is invalid or not an array changes nothing.
         """
         before, self.seen = self.max_running, seen
         if spec is not None and spec.is_array:
@@ -130,7 +130,7 @@ class Array:
         self.unrecorded = None
 
     def conclude(self, result: Result) -> None:
-        """Take in how it has ended, which was told."""
+        """Record how it ended; that has been reported."""
         self.result = result
 
     # In words.
@@ -140,7 +140,7 @@ class Array:
         return in_words(self.ended.values(), len(self.names))
 
     def progress(self, running: int) -> str:
-        """Return how far it has come, of which *running* tasks run now."""
+        """Return its progress in words; *running* is the number of tasks that run now."""
         words = [f"{len(self.ended) + len(self.unknown)} of {len(self.names)} ended", f"{running} run"]
         if self.taken:
             first = next(iter(self.taken))

@@ -30,6 +30,8 @@ from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
 
+_MOST_FAILURES = 3  # of an engine to start a job, in a row
+
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
@@ -44,10 +46,10 @@ class ActiveRun:
     attempts: Attempts
     inode: int  # of the job file in running/
     started_at_ns: int
-    started_boot_ns: int  # on the clock that no one sets: since boot
+    started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
     handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
-    registered: bool = False  # its jid was seen, whether anybody had to know whose it is or not
+    registered: bool = False  # its jid was seen, even if nobody had to read it
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
@@ -59,19 +61,21 @@ class ActiveRun:
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
-    refused: StartBackoff = NO_BACKOFF  # how often it has refused this job just before
+    refused: StartBackoff = NO_BACKOFF  # how many times in a row it has refused this job
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     gpu_watch: GpuWatch | None = None  # what it does with its GPUs, once that was looked at
     proof: Proof | None = None  # set once it has ended
-    result: Result | None = None  # set once that is written down
+    result: Result | None = None  # set once that is recorded
     accounted: bool = False  # the history has its line
     leftovers: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
-    processes_gone: bool = False  # it was made sure that nothing outlived the wrapper
+    processes_gone: bool = False  # verified: nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
+    began_elsewhere: bool = False  # its wrapper has spoken, on another machine
+    held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
     suspension: Suspension = NOT_SUSPENDED
@@ -109,7 +113,7 @@ class ActiveRun:
 
     @property
     def jid(self) -> Jid | None:
-        """Return who its wrapper is, None as long as nobody has found out."""
+        """Return its wrapper's identity, None until it is known."""
         return self.handle.jid if self.handle is not None else None
 
     @property
@@ -133,7 +137,7 @@ class ActiveRun:
 
     def began(self, boot_ns: int) -> None:
         """Learn when it began, on the clock since boot."""
-        self.started_boot_ns = boot_ns
+        self.started_boot_ns, self.began_elsewhere = boot_ns, self.elsewhere is not None
 
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
@@ -194,7 +198,7 @@ class ActiveRun:
         self.kept = kept or self.kept
 
     def note_registered(self, *, registered: bool) -> None:
-        """Learn whether its jid is there, whether anybody has to know whose it is or not."""
+        """Learn whether its jid is there, even if nobody has to read it."""
         self.registered = registered
 
     def seen_ended(self, at_ns: int) -> None:
@@ -202,7 +206,7 @@ class ActiveRun:
         self.ended_at_ns = at_ns
 
     def has_result(self, result: Result) -> None:
-        """Learn that its result is written down."""
+        """Learn that its result is recorded."""
         self.result = result
 
     def is_accounted(self, *, accounted: bool) -> None:
@@ -220,7 +224,7 @@ class ActiveRun:
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
-        """Learn that it had so much in memory at once."""
+        """Record a peak of memory use."""
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
 
     def gpus_watched(self, watch: GpuWatch) -> None:
@@ -252,9 +256,20 @@ class ActiveRun:
         self.proof, self.gone = proof, True
 
     def refused_by_machine(self, why: str | None) -> None:
-        """Learn that it is over and has not begun; *why*: the machine did not let it, where that is known."""
+        """Learn that it is over without having begun; *why*: the reason the machine did not let it, if known."""
         self.refusal = self.refusal or why
         self.resolved(Proof(Verdict.VOID))
+
+    def taken_back_by_engine(self, refusal: str | None) -> None:
+        """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
+        self.held_because = refusal or ""
+        self.resolved(Proof(Verdict.VOID))
+
+    def not_begun_elsewhere(self, failure: str) -> None:
+        """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
+        if failure and self.refused.times + 1 >= _MOST_FAILURES:
+            self.held_because = failure
+        self.refused_by_machine(failure or None)
 
     @property
     def running(self) -> Running:
@@ -340,5 +355,5 @@ class ActiveRun:
 
 
 def presumed_grant(spec: Spec) -> Grant:
-    """Return what a run is taken to have where no record says any more what it was given."""
+    """Return what a run is assumed to have when no record of its grant is left."""
     return Grant(cpus=spec.request.cpus, resources=spec.request.resources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import PREEMPTED, Liveness
 from spool.core.model import (
     SECOND_NS,
     Result,
@@ -27,7 +27,7 @@ class JobFileVersion:
     size: int
     changed_at_ns: int
     uid: int
-    spec: Spec | None  # None: it is not to be started, and `problem` says why
+    spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
     unread: bool = False  # it could not be read, so a look opens it again
 
@@ -83,14 +83,14 @@ LONGEST_PAUSE_NS = 60 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class StartBackoff:
-    """How often in succession the machine has refused something, why, and until when it is not asked again."""
+    """How many times in a row the machine has refused something, why, and until when it is not asked again."""
 
     times: int = 0
     why: str = ""
     until_ns: int = 0
 
     def again(self, why: str, now_ns: int) -> StartBackoff:
-        """Return what follows from one refusal more: the pauses grow from a second to a minute."""
+        """Return the state after one more refusal: the pauses grow from a second to a minute."""
         pause_ns = min(SECOND_NS << min(self.times, 10), LONGEST_PAUSE_NS)
         return StartBackoff(self.times + 1, why, now_ns + pause_ns)
 
@@ -100,7 +100,7 @@ NO_BACKOFF = StartBackoff()
 
 def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
     """Return how far a submission has come after a run that is not its last."""
-    requeued = result.again == "requeue" and stopped_by is None
+    requeued = result.again == "requeue" and stopped_by is None and not result.reason.startswith(PREEMPTED)
     return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
 
 
@@ -114,8 +114,8 @@ def attempts_so_far(
 ) -> Attempts:
     """Return how far the submission that came then has come, of its runs only those *before* one.
 
-    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is passed
-    over; *settle* takes it back, or returns that it has begun after all.
+    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is skipped;
+    *settle* takes it back, or returns that it has begun after all.
     """
     for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
         result = spool.result(name, run)

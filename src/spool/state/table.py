@@ -1,6 +1,7 @@
 """What is known of all jobs, runs and arrays of a spool, and the same facts as the planner wants them.
 
-All of it can be lost: a new dispatcher finds it again in the spool, and so does a command that explains or foresees.
+All of it can be rebuilt: a new dispatcher reads it from the spool again, and so does a command that explains or
+predicts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileV
 
 @dataclass(slots=True, eq=False)
 class JobEntry:
-    """All that is known of one name."""
+    """Everything known of one name."""
 
     name: str
     queued: JobFileVersion | None = None
@@ -47,7 +48,7 @@ class JobEntry:
     asked: str = ""  # what its start waits for, while somebody is asked about it
     parked: bool = False  # it was held when it was last seen
     hold_reason: str = ""  # why spool itself has held it
-    told_run: int | None = None  # the run of which it was told how it ended, until the paperwork is done
+    told_run: int | None = None  # the run whose end was reported, until the paperwork is done
 
     def file(self, place: str) -> JobFileVersion | None:
         """Return its file in `queued/` or `held/`."""
@@ -64,16 +65,16 @@ class SchedulerState:
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
     executors: Executors = field(default_factory=lambda: Executors(lambda: "process"))
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
-    array_files: set[str] = field(default_factory=set)  # waiting files that are to be expanded
-    left: list[str] = field(default_factory=list)  # names of which nothing is left since somebody asked
+    array_files: set[str] = field(default_factory=set)  # waiting files to expand
+    left: list[str] = field(default_factory=list)  # names that have nothing left, since the last call that asked
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
     told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of jobs that could not be started
-    version: int = 0  # moves with every change that may alter a decision
+    version: int = 0  # changes whenever a decision might
     runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
     past: Past = field(default_factory=lambda: Past(Policy()))
 
     def job(self, name: str) -> JobEntry:
-        """Return the entry of *name*, made if need be."""
+        """Return the entry of *name*, created if needed."""
         job = self.jobs.get(name)
         if job is None:
             job = self.jobs[name] = JobEntry(name)
@@ -86,7 +87,7 @@ class SchedulerState:
         self.recount(live)
 
     def recount(self, live: ActiveRun) -> None:
-        """Bring the planner's view of a run up to date, of which something has changed that decisions rest on."""
+        """Update the planner's view of a run after a change that decisions depend on."""
         self.version += 1
         counted = self.runs.get(live.name)
         if counted is not None and counted.run != live.run:
@@ -118,7 +119,7 @@ class SchedulerState:
         paused: bool,
         holding: Holding,
     ) -> View:
-        """Return what `decide` is asked about: by the dispatcher, and by every command that explains or foresees."""
+        """Return the input of `decide`: for the dispatcher, and for every command that explains or predicts."""
         return View(
             machine=machine,
             elsewhere=self.executors.machines(),
@@ -154,7 +155,7 @@ class SchedulerState:
         return new
 
     def changed(self) -> None:
-        """Have the next plan made anew: something that decisions rest on has changed."""
+        """Have the next plan made anew: something that decisions depend on has changed."""
         self.version += 1
 
     # A job's file.
@@ -170,7 +171,7 @@ class SchedulerState:
             job.last_inode = seen.inode
 
     def refuse_file(self, job: JobEntry, place: str, problem: str) -> None:
-        """Take a file for one that cannot be used after all."""
+        """Mark a file as unusable after all."""
         file = job.file(place)
         if file is not None:
             file.spec, file.problem = None, problem
@@ -188,7 +189,7 @@ class SchedulerState:
         job.wait, job.parked = QueueTime.of_line(line), line.clock_at_ns is None
 
     def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
-        """Let a job go on where its earlier runs have brought it."""
+        """Let a job go on from where its earlier runs left it."""
         job.attempts = attempts
 
     def park(self, job: JobEntry, *, parked: bool) -> bool:
@@ -308,7 +309,7 @@ class SchedulerState:
         self.queue.changed(name)
 
     def take_left(self) -> list[str]:
-        """Return the names of which nothing is left since the last call."""
+        """Return the names that have lost everything since the last call."""
         left, self.left = self.left, []
         return left
 
@@ -334,7 +335,7 @@ class SchedulerState:
             self.held[job.name] = parked
         else:
             self.held.pop(job.name, None)
-        self.queue.changed(job.name)  # it may be an array, or none any more
+        self.queue.changed(job.name)  # it may have become an array, or stopped being one
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
             if self.arrays:
@@ -351,7 +352,7 @@ class SchedulerState:
 
     @property
     def held_arrays(self) -> frozenset[str]:
-        """The arrays of which nothing is to start."""
+        """The arrays whose tasks must not start."""
         return frozenset(array.name for array in self.arrays.values() if array.held)
 
     def user_of(self, job: JobEntry) -> str:
@@ -373,6 +374,6 @@ class SchedulerState:
             attempt=job.attempts.attempt,
             not_before_ns=max(retry_ns, job.refused.until_ns) or None,
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
-            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem(file.spec.executor),
+            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem_of(file.spec),
             elsewhere=self.executors.elsewhere(file.spec.executor),
         )

@@ -1,4 +1,4 @@
-"""The machine and the rest of what a decision needs, looked at no more often than it can have changed."""
+"""The machine and whatever else a decision needs, looked at no more often than it can change."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class MachineMonitor:
         self._available: tuple[int, int] = (0, 0)  # bytes, when
         self._disk: tuple[int | None, int] = (None, 0)
         self._seen: Machine | None = None
-        self.gpu_indices: frozenset[int] | None = None  # of the GPUs that there are; None as long as nobody knows
+        self.gpu_indices: frozenset[int] | None = None  # of the GPUs that exist; None until known
 
     @property
     def gpus(self) -> GpuWatcher | None:
-        """Return what watches the GPUs, None as long as no job has asked for one."""
+        """Return what watches the GPUs, None until a job asks for one."""
         return self._gpus
 
     def gpus_matter(self) -> bool:
@@ -69,11 +69,11 @@ class MachineMonitor:
         return self._with_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
-        """Have the GPUs looked at even if no job has to do with them, or no longer."""
+        """Have the GPUs looked at even if no job uses them."""
         self._with_gpus = wanted
 
     def machine(self, now_ns: int, *, patience_ns: int = 0) -> Machine:
-        """Return the machine as it is; the same object as long as nothing has changed.
+        """Return the machine as it is; the same object while nothing has changed.
 
         *patience_ns* is how long NVML, where it is asked, is waited for.
         """
@@ -108,7 +108,7 @@ class MachineMonitor:
         return self._seen or seen
 
     def why_no_room(self) -> str:
-        """Return why the disk is too short for anything new; "" if it is not."""
+        """Return why the disk has too little room for anything new; "" if it has enough."""
         short = short_of_disk(disk_free_bytes(self._spool_dir), self._settings.config.policy)
         return short.text if short is not None else ""
 

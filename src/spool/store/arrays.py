@@ -19,7 +19,7 @@ from spool.store.locked_spool import LockedSpool
 
 
 class Issue(Enum):
-    """What became of a task that was to be issued."""
+    """The result of issuing a task."""
 
     ISSUED = "issued"
     TAKEN = "its name is taken"
@@ -27,7 +27,7 @@ class Issue(Enum):
 
 
 class ArrayStore:
-    """Changes a locked spool for its arrays. What is thrown away is removed bit by bit, by :meth:`clean`."""
+    """Changes a locked spool for its arrays. Discarded files are removed step by step, by :meth:`clean`."""
 
     def __init__(self, spool: LockedSpool) -> None:
         self._spool = spool
@@ -68,13 +68,13 @@ class ArrayStore:
         self.drop(name, run)
 
     def abandon(self, staged: str) -> None:
-        """Throw away what was being made ready."""
+        """Discard what was being prepared."""
         self._rubbish.append(staged)
 
     def unissued(self, name: str, run: int) -> set[str]:
         """Return the tasks that were not issued yet, after completing every issue that was cut off half way.
 
-        A file that has both names is issued; only the old name is left to be taken away.
+        A file that has both names is issued; only its old name is left to remove.
         """
         found: set[str] = set()
         with suppress(FileNotFoundError), os.scandir(f"{self._layout.metadir(name, run)}/{layout.TASKS}") as entries:
@@ -113,7 +113,7 @@ class ArrayStore:
         self._disk.put(path, text)
 
     def drop(self, name: str, run: int) -> None:
-        """Throw away every task that was not issued, by one rename."""
+        """Discard every task that was not issued, by one rename."""
         path = self._fresh("dropped")
         with suppress(FileNotFoundError):
             self._disk.rename(f"{self._layout.metadir(name, run)}/{layout.TASKS}", path)
@@ -131,11 +131,11 @@ class ArrayStore:
 
     @property
     def has_rubbish(self) -> bool:
-        """Whether something was thrown away, and is not removed."""
+        """Whether something discarded is still to remove."""
         return bool(self._rubbish)
 
     def clean(self, until_ns: int) -> bool:
-        """Remove what was thrown away until *until_ns*, monotonic; return whether there is more."""
+        """Remove discarded files until *until_ns*, monotonic; return whether there is more."""
         while self._rubbish:
             if self._removing is None:
                 self._removing = self._disk.removing(self._rubbish[0])

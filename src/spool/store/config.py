@@ -45,7 +45,7 @@ class Settings:
             text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
             return self._keep(text, first=force)
         advice = "; ".join(new.advice)
-        problem = cannot("use all of", "the configuration", advice, where=self._path) if advice else None
+        problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
         if problem is not None and problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem
@@ -54,7 +54,9 @@ class Settings:
 
     def _keep(self, problem: str, *, first: bool) -> bool:
         if problem != self.problem:
-            log.warning("%s; %s", problem, "the defaults are in force" if first else "what was in force stays so")
+            log.warning(
+                "%s; %s", problem, "the defaults apply" if first else "the previous configuration stays in force"
+            )
         self.problem = problem
         return False
 

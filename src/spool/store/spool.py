@@ -26,6 +26,7 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, parse_array
@@ -237,6 +238,10 @@ class Spool:
             return []
         return [name for name in map(layout.job_of_suspend_file, listed) if name is not None]
 
+    def is_void(self, name: str, run: int) -> bool:
+        """Whether a dispatcher took the jid of a run, which therefore never starts."""
+        return self.jid(name, run) is Liveness.VOID
+
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whatever became of its jid."""
         traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
@@ -269,7 +274,9 @@ class Spool:
             if jid is Liveness.ABSENT:
                 grant = self.grant(name, run)
                 host = grant.host if grant is not None else None
-                if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
+                if grant is not None and grant.executor not in LOCAL_EXECUTORS:
+                    pass  # it may wait there for days, whatever is restarted here meanwhile
+                elif grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
                     if self.has_begun(name, run):  # somebody has removed the jid
                         liveness = Liveness.GONE
                 elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:

@@ -1,7 +1,7 @@
-"""Values for tests, each with everything sensible that a test does not care to say.
+"""Values for tests, with sensible defaults for everything that a test does not set.
 
 Sizes and durations are written as in a job file (`"16G"`, `"2h"`) or given as integers of bytes and nanoseconds. GPU
-number i has the UUID `GPU-i`, and a run that asks for GPUs has the first ones unless it is told which.
+number i has the UUID `GPU-i`, and a run that asks for GPUs has the first ones unless told which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spool.core.model import (
 from spool.core.units import parse_duration, parse_size
 
 NOW_NS = 1_800_000_000 * SECOND_NS
-"""The instant of every value that is not told another."""
+"""The default instant of every value."""
 
 
 def gpu_uuid(index: int) -> str:
@@ -106,7 +106,10 @@ def a_job(
     attempt: int = 1,
     not_before_ns: int | None = None,
 ) -> Waiting:
-    """Make a job that waits, its clock running since it arrived. *spec*, if given, stands for all that a file says."""
+    """Make a job that waits, its clock running since it arrived.
+
+    *spec*, if given, replaces everything that a file says.
+    """
     if spec is None:
         spec = a_spec(
             request=a_request(cpus=cpus, memory=memory, gpus=gpus, gpu_memory=gpu_memory, gpu_type=gpu_type),
@@ -129,7 +132,7 @@ def a_job(
 
 
 def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) -> Grant:
-    """Make the grant of just what *request* asks for, on the GPUs *on*: by default the first ones."""
+    """Make the grant of exactly what *request* asks for, on the GPUs *on*: by default the first ones."""
     request = request or Request()
     indices = tuple(range(request.gpus) if on is None else on)
     return Grant(
@@ -196,7 +199,10 @@ def a_gpu(
     taken: Iterable[tuple[str, str | int]] = (),
     problem: str | None = None,
 ) -> Gpu:
-    """Make an idle GPU. *used* is what is not free any more, whoever has it; *taken* is what which job has of it."""
+    """Make an idle GPU.
+
+    *used* is what is not free any more, no matter who has it; *taken* is how much of it each job has.
+    """
     total = _size(memory)
     return Gpu(
         uuid=gpu_uuid(index) if uuid is None else uuid,
@@ -219,7 +225,10 @@ def a_machine(
     gpu_problem: str | None = None,
     disk_free: str | int | None = "100G",
 ) -> Machine:
-    """Make a machine with nothing in use: so many idle GPUs, or the given ones. *available* None: all of *memory*."""
+    """Make a machine with nothing in use: that number of idle GPUs, or the given ones.
+
+    *available* None: all of *memory*.
+    """
     return Machine(
         cpus=cpus,
         memory_bytes=_size(memory) or 0,
@@ -245,7 +254,7 @@ def a_result(
     project: str | None = None,
     request: Request | None = None,
 ) -> Result:
-    """Make the end of a run that waited and ran for so long. A finished one has exit code 0, a failed one 1."""
+    """Make the end of a run that waited and ran for the given times. A finished one has exit code 0, a failed one 1."""
     started_at_ns = submitted_at_ns + (_duration(waited) or 0)
     if exit_code is None:
         exit_code = {State.FINISHED: 0, State.FAILED: 1}.get(outcome)

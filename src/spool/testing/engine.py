@@ -1,4 +1,4 @@
-"""An engine that is a table: runs elsewhere, which begin, end and are stopped as a test says."""
+"""A fake engine: runs elsewhere that begin, end and stop when a test says so."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine
-from spool.executors import Launch, Usage
-from spool.executors.local import LocalProcesses
+from spool.executors import EngineEnd, Launch, Usage
 from spool.formats import run_records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -33,6 +32,9 @@ class FakeRun:
     asked: list[str] = field(default_factory=list)  # which signals it was sent
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
+    waits: str | None = None
+    said: EngineEnd | None = None  # how the engine calls its end
+    refusal: str | None = None
     is_child: bool = False
     holds_memory: bool = True
 
@@ -42,7 +44,7 @@ class FakeRun:
         self._write(layout.JID, run_records.render_jid(self.jid))
 
     def end(self, code: int | None) -> None:
-        """Let it leave that exit code, or None, and be gone."""
+        """End it with that exit code, or without one."""
         if code is not None:
             self._write(layout.RC, run_records.render_rc(code))
         self.gone = True
@@ -52,15 +54,20 @@ class FakeRun:
             record.write(data)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is."""
+        """Return the wrapper's identity."""
         self.jid = jid
+
+    @property
+    def ending(self) -> EngineEnd | None:
+        """Say how it ended: as the test says, or that there is no more to say than what it left."""
+        return (self.said or EngineEnd(EngineWord.FORGOTTEN, "it is gone")) if self.gone else None
 
     def liveness(self) -> Liveness:
         """Return that it is alive, whether it has begun or waits there."""
         return Liveness.GONE if self.gone else Liveness.ALIVE
 
     def watch(self) -> None:
-        """Have nothing that tells of its end: it is asked for."""
+        """Return nothing that signals its end: callers poll."""
 
     def left_behind(self) -> bool:
         """Leave nothing behind."""
@@ -88,8 +95,10 @@ class FakeEngine:
     has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
     problem: ClassVar[str | None] = None
 
-    def __init__(self, local: LocalProcesses | None = None) -> None:
-        """Have nothing to do with this machine."""
+    tells = False
+
+    def __init__(self, *made_with: object) -> None:
+        """Use nothing of this machine, the configuration or the spool."""
 
     # What an executor does.
 
@@ -116,7 +125,7 @@ class FakeEngine:
         return None
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Release nothing."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Raise SpoolError: nothing here has a terminal."""
@@ -130,6 +139,16 @@ class FakeEngine:
     def machine(self) -> Machine:
         """Return what it has for all its runs."""
         return self.has
+
+    def fileno(self) -> None:
+        """Have none."""
+
+    def due_ns(self) -> None:
+        """Have nothing to do by itself."""
+
+    def work(self) -> tuple[FakeRun, ...]:
+        """Do nothing: each run is asked."""
+        return ()
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""

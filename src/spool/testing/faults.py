@@ -1,8 +1,8 @@
 """A disk that loses its power, or its room, before a chosen change.
 
-:class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs every change for real and counts them. Run a
-piece of the program over it once to learn how many changes it makes, then once for each of them with the power
-cut there: what then lies on the disk is what a successor would find. :func:`every_cut` does just that.
+:class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs every change for real and counts them. Run a piece
+of the program over it once to count its changes, then once for each of them with the power cut there: what then lies on
+the disk is what a successor would find. :func:`every_cut` does this.
 
 A cut stands for the sudden end of the process (`kill -9`, a reset): what was done before it has happened. That
 written data may be lost too when the machine itself loses power is what `recorded` is for: it shows whether
@@ -21,7 +21,7 @@ from spool.store.disk import Disk
 
 
 class PowerCut(BaseException):
-    """The process is no more. Not an Exception, so that nothing in the program under test can live on."""
+    """The process is gone. Not an Exception, so that nothing in the program under test can live on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class FaultyDisk(Disk):
     happening, and with *fail_for* that many from there on; with *only*, those of these names. *torn*: where the change
     that is hit writes data, half of it is written first.
 
-    Only the thread that made the disk is counted: what a background thread syncs depends on timing, and a cut
-    must not. After a cut a background thread's changes are passed over in silence, as of a process that is dead.
+    Only the thread that made the disk is counted: what a background thread syncs depends on timing, and a cut must not.
+    After a cut a background thread's changes are silently ignored, since its process is dead.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class FaultyDisk(Disk):
         return super().exchange(one, other) if self._happens("exchange", one, other) else True
 
     def link(self, old: str, new: str) -> None:
-        """Give a second name, unless the fault is here."""
+        """Link a second name, unless the fault is here."""
         if self._happens("link", old, new):
             super().link(old, new)
 
     def unlink(self, path: str, at: int | None = None) -> None:
-        """Take a name away, unless the fault is here."""
+        """Remove a name, unless the fault is here."""
         if self._happens("unlink", path_at(path, at)):
             super().unlink(path, at)
 
@@ -140,7 +140,7 @@ class FaultyDisk(Disk):
             super().sync_log(fd)
 
     def _happens(self, name: str, *paths: str, half: Callable[[], None] | None = None) -> bool:
-        """Count and record one change; raise if the fault is here. False: pass it over."""
+        """Count and record one change; raise if the fault is here. False: skip it."""
         if threading.get_ident() != self._owner:
             if not self.is_cut:
                 self.recorded.append(Operation(name, paths, background=True))
@@ -165,7 +165,7 @@ def every_cut(scenario: Callable[[int], FaultyDisk], limit: int = 1000) -> Itera
 
     *scenario* takes the number to cut at, does its work on a new FaultyDisk, lets PowerCut through or catches it
     at its end, and returns that disk. The last disk that is yielded is the one whose power lasted to the end.
-    AssertionError after *limit* cuts: a scenario that never comes to its end.
+    AssertionError after *limit* cuts: a scenario that never ends.
     """
     for number in range(1, limit + 1):
         disk = scenario(number)

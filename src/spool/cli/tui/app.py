@@ -1,4 +1,4 @@
-"""The screen of `spool top`: three lists, the output of a job below them, and what the keys do to it."""
+"""The screen of `spool top`: three lists, the output of a job below them, and the actions of the keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import on
@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
 from textual.message import Message
+from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
@@ -36,7 +37,8 @@ from spool.query.tasks import ListedJob
 from spool.store.spool import Spool
 
 _EVERY_S = 1.0
-_REST = 5  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_REST = 4  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_LONGEST_S = 5.0
 _FEW = 1000  # jobs: why one of them waits is planned as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until it is asked for
 _GPU_LINES = 4
@@ -58,8 +60,8 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda gpu: gpu.remark),
 )
 _MORE = """\
-The filter takes words that the name, state, user, project or a tag contains, and patterns as in sweep_*. Click on \
-the head of a column to sort by it, and again for the usual order. Click twice on a job to open it.
+The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
+heading to sort by it, again to restore the usual order. Double-click a job to open it.
 """
 
 
@@ -153,15 +155,15 @@ class Top(App[int]):
     KEYS = (
         ("1 2 3 [ ]", "the queue, the history, the GPUs"),
         ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-        ("Enter l", "the output of the job, or why it waits, on the whole screen; Escape goes back"),
+        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
         ("/", "filter; Enter keeps it, Escape clears it"),
-        ("h r", "hold a job; release it"),
-        ("c Del", "cancel it, after a question"),
+        ("h r", "hold or release a job"),
+        ("c Del", "cancel it, after confirmation"),
         ("p", "change its priority"),
         ("R", "run it again"),
         ("e", "edit its file in $VISUAL or $EDITOR"),
-        ("a", "go to its terminal, if it has one; Ctrl-B D comes back"),
-        ("Tab", "to the output below the list, and back"),
+        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+        ("Tab", "switch between the list and the output"),
         ("t", "dark, light, or the colours of the terminal"),
         ("q Ctrl-C", "quit"),
     )
@@ -178,22 +180,32 @@ class Top(App[int]):
         self._facts = ""
         self._subject: PaneSubject | None = None
         self._read: SubjectReader | None = None  # the thread's alone
+        # Kept, as messages still come in while the screen is closed, when no search finds its parts any more.
+        self._header, self._gpu_lines = Static(id="header"), Static(id="gpu-lines")
+        self._facts_line, self._pane = Static(id="facts"), TextPane(id="pane")
+        self._views = Choices(id="views")
+        self._filter = Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
+        self._lists: dict[str, RowList[Any]] = {
+            view: RowList([_column(name) for name in names], _key_of, _style_of, id=view)
+            for view, names in _COLUMNS.items()
+        }
+        self._lists["gpus"] = RowList(
+            _GPU_COLUMNS, lambda gpu: (gpu.index,), lambda gpu: "" if gpu.jobs else "dim", id="gpus"
+        )
         self._overviews = OverviewReader(root)
         self._looks = Repeater(self._look, self._broken)
         self._reads = Repeater(self._read_subject, self._broken)
 
     def compose(self) -> ComposeResult:
-        """Make the parts."""
-        yield Static(id="header")
-        yield Static(id="gpu-lines")
-        yield Choices(id="views")
-        for view, names in _COLUMNS.items():
-            yield RowList([_column(name) for name in names], _key_of, _style_of, id=view)
-        yield RowList(_GPU_COLUMNS, lambda gpu: (gpu.index,), lambda gpu: "" if gpu.jobs else "dim", id="gpus")
+        """Lay out the parts."""
+        yield self._header
+        yield self._gpu_lines
+        yield self._views
+        yield from self._lists.values()
         with Vertical(id="below"):
-            yield Static(id="facts")
-            yield TextPane(id="pane")
-        yield Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
+            yield self._facts_line
+            yield self._pane
+        yield self._filter
         footer = Footer(show_command_palette=False)
         footer.compact = True
         yield footer
@@ -224,7 +236,7 @@ class Top(App[int]):
         except OSError as error:
             problem = f"cannot read the spool: {error.strerror or error}"
         quietly(lambda: self.post_message(Looked(seen, problem)))
-        return max(_EVERY_S, _REST * (time.monotonic() - begun))
+        return min(max(_EVERY_S, _REST * (time.monotonic() - begun)), _LONGEST_S)
 
     def _read_subject(self) -> float:
         """Read what there is about the job under the cursor, send what is new, and return how long to rest."""
@@ -270,7 +282,7 @@ class Top(App[int]):
     @on(Looked)
     def looked(self, message: Looked) -> None:
         """Show what is new."""
-        if message.seen is None and message.problem == self._problem:
+        if not self._is_open or (message.seen is None and message.problem == self._problem):
             return
         self._problem = message.problem
         if message.seen is not None:
@@ -281,8 +293,8 @@ class Top(App[int]):
     @on(SubjectRead)
     def subject_read(self, message: SubjectRead) -> None:
         """Show the lines about a job, unless the cursor has gone on."""
-        if self._subject is not None and message.subject.key == self._subject.key:
-            self.query_one(TextPane).show_lines(message.lines, anew=message.anew)
+        if self._is_open and self._subject is not None and message.subject.key == self._subject.key:
+            self._pane.show_lines(message.lines, anew=message.anew)
 
     @on(Done)
     def done(self, message: Done) -> None:
@@ -296,14 +308,26 @@ class Top(App[int]):
         self._looks.wake()
 
     def _tick(self) -> None:
+        if not self._is_open:
+            return
         self._list.draw_changed()
         self._draw_facts()
 
     # --- drawing -------------------------------------------------------------------------------------------------
 
     @property
+    def _base(self) -> Screen[object]:
+        """The screen below every question."""
+        return self.screen_stack[0]
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is something to draw on: messages come in while the screen is closed, too."""
+        return bool(self.screen_stack) and bool(self._base.query(TextPane))
+
+    @property
     def _list(self) -> RowList[JobRow] | RowList[GpuGlance]:
-        return self.query_one(f"#{self._view}", RowList)
+        return self._lists[self._view]
 
     @property
     def _row(self) -> JobRow | None:
@@ -313,9 +337,9 @@ class Top(App[int]):
 
     def _draw_header(self) -> None:
         seen, width = self._seen, self.size.width
-        self.query_one("#header", Static).update(header.header(seen, self._root, self._problem, width))
+        self._header.update(header.header(seen, self._root, self._problem, width))
         most = min(_GPU_LINES, (self.size.height - 14) // 4)
-        gpus = self.query_one("#gpu-lines", Static)
+        gpus = self._gpu_lines
         gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
         if seen is not None and gpus.display:
             gpus.update(header.gpu_lines(seen.gpus, width, most))
@@ -328,52 +352,54 @@ class Top(App[int]):
             counts = {"queue": len(seen.active), "history": len(seen.ended), "gpus": len(seen.gpus)}
         words = {"queue": "Queue", "history": "History", "gpus": "GPUs"}
         choices = [(view, f"{at} {words[view]} {counts[view]}") for at, view in enumerate(_VIEWS, 1)]
-        pattern = self.query_one("#filter", Input).value.strip()
+        pattern = self._filter.value.strip()
         remarks = [f"filter: {pattern}" if pattern else "", f"sorted by {self._order}" if self._order else ""]
-        self.query_one(Choices).show_choices(choices, self._view, ", ".join(filter(None, remarks)))
+        self._views.show_choices(choices, self._view, ", ".join(filter(None, remarks)))
 
     def _draw_lists(self, views: Iterable[str]) -> None:
         seen = self._seen
         if seen is None:
             return
-        pattern = self.query_one("#filter", Input).value
+        pattern = self._filter.value
         for view in views:
             if view == "gpus":
-                self.query_one("#gpus", RowList).show_rows(seen.gpus, seen.gpu_problem or "no GPU on this machine")
+                self._lists["gpus"].show_rows(seen.gpus, seen.gpu_problem or "this machine has no GPU")
                 continue
             rows: Sequence[JobRow] = seen.active if view == "queue" else seen.ended
-            nothing = "no job waits or runs" if view == "queue" else "no job has ended yet"
+            nothing = "no active jobs" if view == "queue" else "no job has ended yet"
             if pattern.strip():
                 found = [row for row in rows if _matches(row, pattern.lower().split())]
                 nothing, rows = "no job matches the filter" if rows else nothing, found
             if self._order is not None:
                 rows = sorted(rows, key=ORDERS[self._order])
-            self.query_one(f"#{view}", RowList).show_rows(rows, nothing)
+            self._lists[view].show_rows(rows, nothing)
 
     def _draw_facts(self) -> None:
         row = self._row
         text = f" {header.facts(row, time.time_ns())}" if row is not None else ""
         if text != self._facts:
             self._facts = text
-            self.query_one("#facts", Static).update(Text(text, no_wrap=True, overflow="ellipsis"))
+            self._facts_line.update(Text(text, no_wrap=True, overflow="ellipsis"))
 
     @on(RowList.Moved)
     def moved(self) -> None:
         """Read about the job that the cursor is on now."""
-        row, enlarged = self._row, self.screen.has_class("enlarged")
+        if not self._is_open:
+            return
+        row, enlarged = self._row, self._base.has_class("enlarged")
         few = self._seen is not None and len(self._seen.active) <= _FEW
         subject = PaneSubject(row, fully=enlarged or few) if row is not None else None
         self._draw_facts()
         before = self._subject.key if self._subject is not None else None
         if subject is None or subject.key != before:
-            self.query_one(TextPane).show_lines((), anew=True)
+            self._pane.show_lines((), anew=True)
             self._subject = subject
             self._reads.wake()
 
     @on(Resize)
     def resized(self) -> None:
         """Leave out what there is no room for."""
-        self.screen.set_class(self.size.height < _LOW, "low")
+        self._base.set_class(self.size.height < _LOW, "low")
         self._draw_header()
 
     # --- keys ----------------------------------------------------------------------------------------------------
@@ -386,9 +412,9 @@ class Top(App[int]):
     def action_view(self, view: str) -> None:
         """Show another list."""
         self._view = view
-        self.screen.remove_class("enlarged")
+        self._base.remove_class("enlarged")
         for each in _VIEWS:
-            self.query_one(f"#{each}", RowList).set_class(each == view, "chosen")
+            self._lists[each].set_class(each == view, "chosen")
         self._list.focus()
         self._draw_header()
         self.moved()
@@ -400,26 +426,26 @@ class Top(App[int]):
     @on(RowList.Opened)
     def action_enlarge(self) -> None:
         """Give the job the whole screen, or the list its part again."""
-        if self._row is None and not self.screen.has_class("enlarged"):
+        if self._row is None and not self._base.has_class("enlarged"):
             return
-        enlarged = not self.screen.has_class("enlarged")
-        self.screen.set_class(enlarged, "enlarged")
-        (self.query_one(TextPane) if enlarged else self._list).focus()
+        enlarged = not self._base.has_class("enlarged")
+        self._base.set_class(enlarged, "enlarged")
+        (self._pane if enlarged else self._list).focus()
         self.moved()
 
     def action_leave(self) -> None:
         """Leave what was opened last: the job, else the filter."""
-        if self.screen.has_class("enlarged"):
+        if self._base.has_class("enlarged"):
             self.action_enlarge()
             return
-        pattern = self.query_one("#filter", Input)
+        pattern = self._filter
         pattern.value = ""
         pattern.remove_class("asked")
         self._list.focus()
 
     def action_filter(self) -> None:
         """Ask for words to filter by."""
-        pattern = self.query_one("#filter", Input)
+        pattern = self._filter
         pattern.add_class("asked")
         pattern.focus()
 
@@ -432,7 +458,7 @@ class Top(App[int]):
     @on(Input.Submitted, "#filter")
     def filter_kept(self) -> None:
         """Keep the filter and go on in the list."""
-        self.query_one("#filter", Input).remove_class("asked")
+        self._filter.remove_class("asked")
         self._list.focus()
 
     @on(RowList.Headed)
@@ -454,21 +480,21 @@ class Top(App[int]):
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
     def action_hold(self) -> None:
-        """Hold the job; one that runs only after a question."""
-        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and starts "
-                      "over when it is released.", "Stop and hold it")  # fmt: skip
+        """Hold the job; if it is running, after confirmation."""
+        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and "
+            "starts over when released.", "Stop and hold it")  # fmt: skip
 
     def action_release(self) -> None:
         """Release the job."""
         self._request(control.RELEASE, lambda requests, name: (requests.release(name),))
 
     def action_requeue(self) -> None:
-        """Run the job again; one that runs only after a question."""
-        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped, "
-                      "and starts over.", "Stop and rerun it")  # fmt: skip
+        """Run the job again; if it is running, after confirmation."""
+        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
+            "and starts over.", "Stop and rerun it")  # fmt: skip
 
     def action_cancel(self) -> None:
-        """Cancel the job, after a question."""
+        """Cancel the job, after confirmation."""
         row = self._job()
         if row is None:
             return
@@ -550,7 +576,7 @@ class Top(App[int]):
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C would end the screen
             try:
                 if act() != 0:
-                    input("Enter goes back to `spool top` ")
+                    input("Press Enter to return to `spool top` ")
             except (KeyboardInterrupt, EOFError):
                 pass
             finally:
@@ -562,7 +588,7 @@ class Top(App[int]):
         """Return the job under the cursor; without one say so."""
         row = self._row
         if row is None:
-            self.notify("there is no job under the cursor", severity="warning")
+            self.notify("no job is selected", severity="warning")
         return row
 
 

@@ -1,6 +1,6 @@
-"""What the screen leaves to threads, so that a key never waits for a disk: looking at the spool, and reading output.
+"""Work that the screen leaves to threads so that a key never waits for a disk: reading the spool and output.
 
-The threads are daemons: one that hangs in a file system that does not answer keeps nobody from leaving.
+The threads are daemons: one that hangs in an unresponsive file system does not prevent an exit.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _drawn(line: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PaneSubject:
-    """What the pane below the list is about: a job, and whether everything is wanted that can be said of it."""
+    """What the pane below the list shows: a job, in full or in brief."""
 
     row: JobRow
     fully: bool = False
@@ -102,7 +102,7 @@ class PaneSubject:
 
 
 class SubjectReader:
-    """Reads what there is to say of one job: why it waits, or what it has written so far."""
+    """Reads the details of one job: why it waits, or its output so far."""
 
     def __init__(self, root: str, subject: PaneSubject) -> None:
         self.subject = subject

@@ -1,4 +1,4 @@
-"""What stands around the lists, as text: how the spool is, what of the machine is given, each GPU, one job."""
+"""The text around the lists: the spool's condition, what is in use, each GPU, one job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROBLEMS = 2  # lines
 
 
 def bar(part: float, width: int) -> str:
-    """Return a line of *width* cells of which *part*, from 0 to 1, is heavy; what is not nothing is seen."""
+    """Return a line of *width* cells, drawn heavy up to *part* (0 to 1); anything above zero is visible."""
     halves = round(min(1.0, max(0.0, part)) * width * 2)
     full, half = divmod(max(1, halves) if part > 0 else 0, 2)
     return ("━" * full + "╾" * half).ljust(width, "─")
@@ -77,13 +77,13 @@ def _service(seen: Overview) -> tuple[str, str]:
 def _problems(seen: Overview) -> Iterator[str]:
     found = seen.found
     if found.paused:
-        yield "the spool is paused: nothing starts until `spool resume`"
+        yield "the spool is paused: no job starts until `spool resume`"
     if found.unserved:
-        yield "no dispatcher runs: `spool dispatch` starts one"
+        yield "no dispatcher is running: `spool dispatch` starts one"
     elif found.stale_ns is not None:
-        yield f"the dispatcher has been silent for {show_duration(found.stale_ns)}; the reasons are as old"
+        yield f"no heartbeat from the dispatcher for {show_duration(found.stale_ns)}; the reasons are equally old"
     if seen.gpu_problem is not None:
-        yield f"the GPUs cannot be seen: {seen.gpu_problem}"
+        yield f"the GPUs are unavailable: {seen.gpu_problem}"
     yield from seen.problems
 
 
@@ -109,7 +109,7 @@ def _machine(seen: Overview, width: int) -> Text:
 
 
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
-    """Return a line for each GPU, at most so many: memory, how much it computes, who has it."""
+    """Return a line for each GPU, up to a maximum: memory, utilisation, and who has it."""
     lines = []
     for gpu in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
         room = max(_LEAST_BAR, min(12, width // 8))

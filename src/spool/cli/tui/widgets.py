@@ -1,4 +1,4 @@
-"""What the screen is made of: lists that draw only the lines that are seen, the log, bars, and two questions."""
+"""The widgets of the screen: lists that draw only visible lines, the log, bars, and two dialogs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ListColumn(Generic[T]):
 
 
 class RowList(ScrollView, Generic[T], can_focus=True):
-    """A list of rows under a head, of which only those in view are drawn, so that its length costs nothing.
+    """A list of rows under a heading; only visible rows are drawn, so its length costs nothing.
 
     The cursor stays with the row that it is on while others come and go, and on the same line of the screen: with that
     *key*, else with the name that the key begins with. At the top of a list without the focus it stays at the top.
@@ -252,7 +252,7 @@ class TextPane(ScrollView, can_focus=True):
 
 
 class Choices(Static):
-    """Words in a line of which one is chosen, by a click too."""
+    """A line of words, one of them selected, by a click too."""
 
     class Chosen(Message):
         """One was clicked."""
@@ -283,7 +283,7 @@ class Choices(Static):
 
 
 class Question(ModalScreen[bool]):
-    """A question that is answered with yes or no."""
+    """A yes-or-no question."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),
@@ -314,7 +314,7 @@ class Question(ModalScreen[bool]):
 
 
 class Prompt(ModalScreen[str | None]):
-    """A question that is answered with a text; None: it was left."""
+    """A question with a text as its answer; None: dismissed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
 

@@ -1,0 +1,152 @@
+"""Slurm, by its own commands: how they are called, and what their answers mean (`formats/slurm.py` reads them)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from spool.core.errors import SpoolError, cannot
+from spool.core.lifecycle import EngineWord
+from spool.executors.base import Home, Launch
+from spool.executors.engine import ClusterEngine, ClusterRun, EnginePolicy, Sighting
+from spool.executors.local import LocalProcesses
+from spool.executors.process import reset_of_ignored_signals
+from spool.formats import slurm
+from spool.formats.config import Config
+from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.machine.commands import Command, CommandEnd, CommandRunner
+
+_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
+_WITHIN_S = 60.0  # squeue gives a controller up after 19 s that is not there
+
+
+class SlurmLanguage:
+    """What Slurm is told and says."""
+
+    name = "slurm"
+    title = "Slurm"
+    surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+
+    def policy(self) -> EnginePolicy:
+        """Return what `[slurm]` says."""
+        config = self._config().slurm
+        return EnginePolicy(config.poll_ns, config.submit_per_second, config.max_in_flight)
+
+    def missing(self) -> str | None:
+        """Return which of Slurm's programs are not there."""
+        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+        return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
+
+    def identify(self) -> Command:
+        """Ask for the configuration."""
+        return _urgent("scontrol", "show", "config")
+
+    def cluster(self, done: CommandEnd) -> str | None:
+        """Return the name in it."""
+        return slurm.cluster_of(done.out) if done.status == 0 else None
+
+    def submit(self, launch: Launch, mark: str) -> Command:
+        """Hand the wrapper over as a batch script, in the environment that every job begins with."""
+        config = self._config().slurm
+        assert launch.spec is not None
+        said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
+        environment = slurm.environment(launch.inherited())
+        environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
+        return Command(("sbatch", *said, launch.script), environment, _WITHIN_S)
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id, or Slurm's words for why it refuses."""
+        if done.status == 0:
+            return slurm.submitted_id(done.out)
+        if self.is_silence(done):
+            return None
+        return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
+
+    def look(self) -> Command:
+        """Ask for all jobs of this user, those that have ended among them."""
+        return _urgent("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={slurm.FIELDS}")
+
+    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+        """Return them."""
+        return [_sighting(line) for line in slurm.queue_lines(done.out)] if done.status == 0 else None
+
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
+        """Call scancel."""
+        return _urgent(*slurm.cancel(ids, signal, only_waiting=only_waiting))
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether the controller has not answered."""
+        return slurm.is_silence(done.status, done.err)
+
+    def nodes(self, names: Collection[str]) -> Command:
+        """Ask sinfo."""
+        return _urgent("sinfo", "--noheader", "-N", f"--nodes={','.join(names)}", "--format=%N\t%T")
+
+    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
+        """Return those that are not marked as silent."""
+        return slurm.nodes_back(done.out) if done.status == 0 else None
+
+    def nodes_given_up(self) -> frozenset[str]:
+        """Return what `other_hosts_gone` names."""
+        return frozenset(self._config().other_hosts_gone)
+
+    def last_words(self, log: str) -> tuple[EngineWord, str] | None:
+        """Return what slurmstepd wrote."""
+        return slurm.last_words(log)
+
+
+def _urgent(*arguments: str) -> Command:
+    return Command(arguments, None, _WITHIN_S, urgent=True)
+
+
+def _sighting(line: slurm.QueueLine) -> Sighting:
+    """Return what a line of squeue means. A word that nobody knows is that of a job that lives."""
+    begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
+    return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
+
+
+class SlurmExecutor:
+    """Hands wrappers over to Slurm."""
+
+    name = "slurm"
+
+    def __init__(
+        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
+    ) -> None:
+        """Speak to Slurm as *config* says. Without a *home*, no run can be handed over or adopted."""
+        self._language = SlurmLanguage(config)
+        runner = CommandRunner(lambda: slurm.environment(os.environ))
+        self.engine = ClusterEngine(self._language, home, runner)
+
+    def unavailable(self) -> str | None:
+        """Return that its programs are not there, or that it does not answer."""
+        return self.engine.unavailable()
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text has to say: a node tells the rest."""
+        program, reset = reset_of_ignored_signals()
+        return Surroundings(
+            pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._language.surroundings
+        )
+
+    def start(self, launch: Launch) -> ClusterRun:
+        """Have the wrapper handed over when its turn comes."""
+        return self.engine.start(launch)
+
+    def get_ready(self, text: bytes | None = None) -> None:
+        """Have nothing ready."""
+
+    def close(self) -> None:
+        """Let go of the helper."""
+        self.engine.close()
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Raise SpoolError: nothing here has a terminal."""
+        raise SpoolError(cannot("attach to", f"job {job}", "it runs in Slurm, and has no terminal"))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Do nothing: nothing is kept."""
