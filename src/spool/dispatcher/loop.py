@@ -469,6 +469,8 @@ class Dispatcher:
 
     def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
+        if self.executors.turned():
+            self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
         for live in ended:
