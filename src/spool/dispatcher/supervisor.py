@@ -244,6 +244,11 @@ class Concluder:
 
     def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> bool:
         """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
+        if live.adopted and live.stop is None and self._spool.is_void(*live.key):
+            # An earlier dispatcher gave it up, and was killed before that was written down: whatever its engine has of
+            # it never begins, and nobody has moved the file that waits again.
+            live.taken_back_by_engine(None)
+            return True
         if handle.liveness() is Liveness.ALIVE:
             return False
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)

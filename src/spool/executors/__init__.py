@@ -110,6 +110,11 @@ class Executors:
         before, self._problems = self._problems, {}
         return any(self.problem(name) != problem for name, problem in before.items())
 
+    def problems(self) -> list[str]:
+        """Return why engines that have runs of ours cannot be spoken to now."""
+        found = (self.problem(name) for name in self._made if name not in LOCAL_EXECUTORS)
+        return [problem for problem in found if problem is not None]
+
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return the run that an executor of that name has started for another dispatcher.
 

@@ -359,7 +359,7 @@ class ClusterEngine:
         self._doubt = False  # a submission was not answered: the next one waits for a look
         self._tokens, self._tokens_at_ns = 0.0, 0
         self._ghosts_until_ns = clock() + _GHOSTS_NS
-        self._back: frozenset[str] = frozenset()
+        self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
 
     @property
@@ -493,13 +493,16 @@ class ClusterEngine:
         return self._language.last_words(text[-65536:].decode("utf-8", "replace"))
 
     def is_back(self, node: str) -> bool:
-        """Whether nothing of its old jobs is left on a node that went away: it answers again, or it is no more."""
-        return not node or node in self._back or node in self._language.nodes_given_up()
+        """Whether nothing of its old jobs is left on a node that went away: it is back for long, or it is no more."""
+        if not node or node in self._language.nodes_given_up():
+            return True
+        # What it had goes on until it has heard from the controller, and ends no sooner than its grace there is over.
+        return node in self._back and self._clock() >= self._back[node] + GRACE_NS
 
     # Handing over.
 
     def _may_submit(self) -> bool:
-        return self._silent_since is None and not self._doubt and self._sending < _SENT
+        return self.cluster is not None and self._silent_since is None and not self._doubt and self._sending < _SENT
 
     def _submit(self) -> None:
         """Hand over as many as may be."""
@@ -584,13 +587,16 @@ class ClusterEngine:
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
             self._end_ghosts(by_mark)
-        if lost := {run.lost_node for run in self._runs.values() if run.lost_node}:
+        lost = {run.lost_node for run in self._runs.values() if run.lost_node}
+        self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
+        if lost:
             self._order(self._language.nodes(sorted(lost)), self._nodes_seen)
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         back = self._language.nodes_back(done)
         if back is not None:
-            self._back = back
+            now_ns = self._clock()
+            self._back = {node: self._back.get(node, now_ns) for node in back}
             self._news |= {run.key: run for run in self._runs.values() if run.lost_node}
 
     def _is_silent(self, done: CommandEnd) -> None:

@@ -55,7 +55,8 @@ class SlurmLanguage:
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
         environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
-        return Command(("sbatch", *said, launch.script), environment, _WITHIN_S)
+        # Found as the other commands are, by the PATH of this process: that of the job may lack it.
+        return Command((shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S)
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id, or Slurm's words for why it refuses."""
