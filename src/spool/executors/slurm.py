@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
+from spool.core import layout
 from spool.core.errors import SpoolError, cannot
+from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterEngine, ClusterRun, EnginePolicy, Sighting
@@ -14,6 +17,7 @@ from spool.executors.local import LocalProcesses
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats import slurm
 from spool.formats.config import Config
+from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import EngineSurroundings, Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -145,8 +149,17 @@ class SlurmExecutor:
         self.engine.close()
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: nothing here has a terminal."""
-        raise SpoolError(cannot("attach to", f"job {job}", "it runs in Slurm, and has no terminal"))
+        """Return the command that opens a shell beside what the run runs, on its node."""
+        what, there = f"job {job}", Layout(spool_dir)
+        if read_only:
+            remedy = f"`spool log -f {job}` shows its output"
+            raise SpoolError(cannot("attach to", what, "a job in Slurm has no terminal to watch", remedy=remedy))
+        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb") as record:
+            jid = parse_jid(record.read())
+            if jid is not None and jid.engine is not None:
+                return slurm.attach(jid.engine.partition(":")[2])
+        remedy = f"`spool why {job}` shows what it waits for"
+        raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
