@@ -123,8 +123,9 @@ class CommandRunner:
         self._send()
 
     def close(self) -> None:
-        """Let go of the helper, which leaves; what it has begun goes on."""
+        """Let go of the helper, which leaves at once; what it has begun goes on."""
         self._child.close()
+        self._child.join()
 
     def _gone(self, why: str, *, kill: bool = False) -> Iterator[tuple[int, CommandEnd]]:
         """Know that the helper is gone: what it was sent may have been done or not."""
