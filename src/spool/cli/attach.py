@@ -75,6 +75,6 @@ def _run_of(spool: Spool, name: str, run: int | None) -> int:
     newest = run if run is not None else spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise NoSuchJob(cannot("attach to", f"job {name}", "the spool has no job of that name"))
+            raise spool.no_such_job("attach to", f"job {name}", name)
         raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     return newest

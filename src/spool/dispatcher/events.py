@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import Any
 
 from spool.core.errors import NO_ROOM
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing

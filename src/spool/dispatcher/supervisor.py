@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind

@@ -101,9 +101,9 @@ def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | 
         last = next((known for known in spool.accounts_since(None) if known.job == name), None)
         if last is not None:
             return _of_result(last, None, (last.run,))
-        known = bool(spool.places(name))
-        why = "it has not run yet" if known else "no job of that name is in the spool"
-        raise NoSuchJob(cannot("compare", f"job {name}", why))
+        if not spool.places(name):
+            raise spool.no_such_job("compare", f"job {name}", name)
+        raise NoSuchJob(cannot("compare", f"job {name}", "it has not run yet", remedy=f"`spool why {name}` says why"))
     array = spool.array(name, newest)
     if array is not None:
         return ArrayEfficiency(name, _of_tasks(spool, array))

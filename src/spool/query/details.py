@@ -96,7 +96,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     places = spool.places(name)
     runs = spool.runs(name)
     if not places and not runs:
-        raise NoSuchJob(cannot("show", f"job {name}", "no job of that name is in the spool"))
+        raise spool.no_such_job("show", f"job {name}", name)
     if run is not None and run not in runs:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from spool.core.backfill import StartEstimate
-from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
@@ -63,7 +63,7 @@ def why(spool: Spool, name: str) -> Explanation:
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
-        raise NoSuchJob(cannot("find", f"job {name}", "no job of that name is in the spool"))
+        raise spool.no_such_job("find", f"job {name}", name)
     lister = JobLister(spool)
     seen = snapshot(spool)
     said = lister.state.jobs.get(name) if lister.state is not None else None

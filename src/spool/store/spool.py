@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from spool.core import layout
-from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
+from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
@@ -75,6 +75,15 @@ class Spool:
     def places(self, name: str) -> list[str]:
         """Return the state directories in which job *name* has a file now."""
         return [place for place in layout.PLACES if status_of(self.layout.job_file(place, name)) is not None]
+
+    def no_such_job(self, verb: str, thing: str, name: str) -> NoSuchJob:
+        """Return the error for a *name* that no job has: cannot *verb* *thing*, and which name was probably meant."""
+        from difflib import get_close_matches
+
+        known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
+        near = get_close_matches(name, known, n=1, cutoff=0.75)
+        remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
+        return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """Whether the file of that inode lies under job *name* in one of *places*.
