@@ -252,6 +252,7 @@ class Dispatcher:
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
+        if started or changed or self.supervisor.heard():
             self.status.changed()
         self._write_status()
         self.planner.end_pass()

@@ -416,6 +416,8 @@ class ClusterEngine:
         if known is None:
             known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
+            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
+                known.withdraw()
         if jid is not None:
             known.identified(jid)
         return known

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
-from spool.core.errors import SpoolError
+from spool.core import layout
+from spool.core.errors import SpoolError, cannot
+from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats import slurm
 from spool.formats.config import Config
+from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -117,3 +121,16 @@ class SlurmExecutor(ClusterExecutor):
     ) -> None:
         """Speak to Slurm as *config* says. Without a *home*, no run can be handed over or adopted."""
         super().__init__(SlurmLanguage(config), home, CommandRunner(lambda: slurm.environment(os.environ)))
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Return the command that opens a shell beside what the run runs, on its node."""
+        what, there = f"job {job}", Layout(spool_dir)
+        if read_only:
+            remedy = f"`spool log -f {job}` shows its output"
+            raise SpoolError(cannot("attach to", what, "a job in Slurm has no terminal to watch", remedy=remedy))
+        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb") as record:
+            jid = parse_jid(record.read())
+            if jid is not None and jid.engine is not None:
+                return slurm.attach(jid.engine.partition(":")[2])
+        remedy = f"`spool why {job}` shows what it waits for"
+        raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))
