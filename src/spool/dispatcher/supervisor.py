@@ -260,7 +260,7 @@ class Concluder:
         live.exited(evidence.rc)
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
-            # Whoever takes the jid decides: the engine may start it again, or have it after all.
+            # Taking the jid decides: the engine may start it again, or have it after all.
             spoke = not self._spool.take_jid(live.name, live.run)
         if spoke:
             self._identify(live)

@@ -127,7 +127,7 @@ class Executors:
         return engine.adopt(job, run, jid)
 
     def work(self) -> list[RunHandle]:
-        """Have every engine do what is due; return the runs of which there is news."""
+        """Have every engine do what is due; return the runs with news."""
         return [run for engine in self._engines() for run in engine.work()]
 
     def turned(self) -> bool:

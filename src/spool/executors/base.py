@@ -195,7 +195,7 @@ class Engine(Protocol):
         """Return when it has something to do by itself, on the monotonic clock."""
 
     def work(self) -> Collection[RunHandle]:
-        """Do what is due, without waiting for anything; return the runs of which there is news."""
+        """Do what is due, without waiting for anything; return the runs with news."""
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is who its wrapper said it is, if it has."""

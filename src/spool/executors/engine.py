@@ -30,16 +30,16 @@ from spool.machine.commands import Command, CommandEnd, CommandRunner
 log = logging.getLogger(__name__)
 
 GRACE_NS = 120 * SECOND_NS
-"""So long an exit code may stay unseen after the end: caches of network file systems are up to a minute old."""
+"""This long an exit code may stay unseen after the end: caches of network file systems are up to a minute old."""
 
-QUICK_NS, FEW = 2 * SECOND_NS, 20  # so often it is asked while so few are there
-_LONGEST_PAUSE_NS = 60 * SECOND_NS  # before an engine is asked that did not answer
+QUICK_NS, FEW = 2 * SECOND_NS, 20  # asked this often while no more than FEW are there
+_LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _SURE = 2  # answers without a job before it is not there
-_BURST_S = 10  # so many seconds' worth of submissions may come at once
+_BURST_S = 10  # seconds' worth of submissions that may come at once
 _SENT = 8  # submissions on their way at once
 _IDS = 200  # of one cancel
 _AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
-_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive for so long
+_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 
 
@@ -112,7 +112,7 @@ class Language(Protocol):
         """Return those that can; None: nobody has answered."""
 
     def nodes_given_up(self) -> frozenset[str]:
-        """Return the nodes of which a person says that they are no more."""
+        """Return the nodes that a person calls gone."""
 
     def last_words(self, log: str) -> tuple[EngineWord, str] | None:
         """Return how the engine has ended a job by what it wrote into the job's log; None if it did not."""
@@ -265,7 +265,7 @@ class ClusterRun:
         if self.phase is _Phase.QUEUED:
             self.engine.withdraw(self)
         if self.ending is not None and kill:
-            self._forced = True  # nobody waits for an exit code of what is to be gone
+            self._forced = True  # nobody waits for its exit code any more
         if self.liveness() is not Liveness.ALIVE:
             return True
         if self.id is not None and self.ending is None:
@@ -583,7 +583,7 @@ class ClusterEngine:
         by_id = {each.id: each for each in seen}
         for run in self._runs.values():
             found = by_mark.pop(run.mark, [])
-            if run.id in by_id:  # whoever has changed its mark
+            if run.id in by_id:  # though something has changed its mark
                 found = [*found, by_id[run.id]]
             if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
                 self._news[run.key] = run

@@ -1,4 +1,4 @@
-"""Slurm, by its own commands: how they are called, and what their answers mean (`formats/slurm.py` reads them)."""
+"""Slurm, by its own commands: their arguments, and what their answers mean (`formats/slurm.py` reads them)."""
 
 from __future__ import annotations
 

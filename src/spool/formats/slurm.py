@@ -1,7 +1,7 @@
 """How Slurm is spoken to: the options of `sbatch`, the lines of `squeue`, the words for states. Values and text only.
 
-The parsers are total: a line that cannot be read is passed over, and a word that nobody knows is that of a live job,
-for nothing is to be concluded from it. docs/FORMAT.md 5.2 has the tables.
+The parsers are total: a line that cannot be read is skipped, and an unknown state is that of a live job, because
+nothing follows from it. docs/FORMAT.md 5.2 has the tables.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class QueueLine:
 
 
 def queue_lines(text: str) -> Iterator[QueueLine]:
-    """Yield the jobs of an answer of squeue; what cannot be read is passed over."""
+    """Yield the jobs of an answer of squeue; what cannot be read is skipped."""
     for line in text.split("\n"):
         fields = line.split("\t", 4)
         if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():

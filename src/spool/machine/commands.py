@@ -23,7 +23,7 @@ from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess
 
 AT_ONCE = 4
-"""So many commands run at once that others may wait for; those that are urgent wait for none of these."""
+"""How many commands run at once that others may wait for; those that are urgent wait for none of these."""
 
 _PATIENCE_NS = 30 * SECOND_NS  # with the helper, beyond what a command may take
 _LAST_WORDS_S = 1.0

@@ -84,7 +84,7 @@ class BatchLanguage:
         return EnginePolicy(poll_ns=100_000_000, per_second=1000, most=200)
 
     def missing(self) -> str | None:
-        """Return that nobody says where it is."""
+        """Return that its directory is not known."""
         return None if DIRECTORY in os.environ else f"{DIRECTORY} is not set"
 
     def identify(self) -> Command:
