@@ -13,12 +13,12 @@ from crash.world import Session, ends_of, history, world_at
 from spool import executors
 from spool.cli.why import sentences
 from spool.core import layout
-from spool.core.layout import DONE, RUNNING
-from spool.core.lifecycle import Liveness
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
-from spool.executors import Usage
+from spool.executors import EngineEnd, Usage
 from spool.formats.run_records import render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
@@ -26,6 +26,7 @@ from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, JobRow, list_jobs
 from spool.query.tasks import WaitWatch
+from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
@@ -411,3 +412,86 @@ def test_quotas_and_groups_count_what_is_in_an_engine(session: Session, monkeypa
         "group g is full: 1 of 1 running",
         f"quota: {user} uses 1 of 9 CPUs, needs 9",
     ]
+
+
+def ends_there(session: Session, name: str, word: EngineWord, *, run: int = 1, begun: bool = False) -> None:
+    """Have the engine say that a run has ended, and let the dispatcher see it."""
+    there = FakeEngine.runs[name, run]
+    if begun:
+        there.begin()
+    there.said, there.gone = EngineEnd(word, f"it says {word}"), True
+    session.settle()
+
+
+def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing counts, no result is written, and the file in held/ has the engine's words beside it."""
+    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 0)
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    for run in (1, 2):
+        ends_there(session, "x", EngineWord.FAILED, run=run)
+        assert ("x", run + 1) in FakeEngine.runs
+    ends_there(session, "x", EngineWord.FAILED, run=3)
+    assert ends_of(session.world).places["x"] == (HELD,)
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    assert not history(session.world.root)
+    assert ("x", 4) not in FakeEngine.runs
+
+
+def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None:
+    """Its run is void, and it is not handed over again; released, it is."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    run = FakeEngine.runs["x", 1]
+    run.refusal, run.absent = "no such partition", True
+    session.settle()
+    assert ends_of(session.world).places["x"] == (HELD,)
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    assert list(FakeEngine.runs) == []
+    (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
+    session.settle()
+    assert list(FakeEngine.runs) == [("x", 2)]
+
+
+def test_a_run_that_its_engine_never_had_waits_again_uncounted(session: Session) -> None:
+    """Its jid is void before anything else, so what arrives late begins nothing."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    FakeEngine.runs["x", 1].absent = True
+    session.settle()
+    assert Spool(str(session.world.root)).jid("x", 1) is Liveness.VOID
+    assert list(FakeEngine.runs) == [("x", 2)]
+    assert not history(session.world.root)
+
+
+def test_a_run_that_is_preempted_runs_again_however_often(session: Session) -> None:
+    """That counts neither as a retry nor as one of the three requeues of a lost run."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    for run in range(1, 6):
+        ends_there(session, "x", EngineWord.PREEMPTED, run=run, begun=True)
+    lines = history(session.world.root)
+    assert {(line.outcome, line.again, line.requeues) for line in lines} == {("lost", "requeue", 0)}
+    assert ("x", 6) in FakeEngine.runs
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_somebody_cancels_there_is_cancelled(session: Session, *, begun: bool) -> None:
+    """Whether it has begun or not, it is no loss, and does not run again."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    ends_there(session, "x", EngineWord.CANCELLED, begun=begun)
+    assert ends_of(session.world).outcomes["x"] == ("cancelled 1.0",)
+    assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_what_an_engine_refuses_keeps_no_job_of_this_machine_waiting(session: Session) -> None:
+    """A shortage there is none here."""
+    session.users.submit("far", "true", THERE)
+    session.turns(3)
+    FakeEngine.runs["far", 1].gone = True
+    session.users.submit("near", "ok")
+    session.settle()
+    assert ends_of(session.world).places["near"] == (DONE,)

@@ -29,6 +29,7 @@ class FakeRun:
     jid: Jid | None = None
     obeys: bool = True  # it ends when it is asked to
     gone: bool = False
+    absent: bool = False  # the engine says that it never had it
     asked: list[str] = field(default_factory=list)  # which signals it was sent
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
@@ -64,7 +65,7 @@ class FakeRun:
 
     def liveness(self) -> Liveness:
         """Return that it is alive, whether it has begun or waits there."""
-        return Liveness.GONE if self.gone else Liveness.ALIVE
+        return Liveness.ABSENT if self.absent else Liveness.GONE if self.gone else Liveness.ALIVE
 
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
