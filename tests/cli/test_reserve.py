@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import tomllib
 from datetime import datetime, timedelta
@@ -260,3 +261,40 @@ def test_a_cancelled_reservation_is_listed_with_all(spool: Command, spool_root: 
     (spool_root / ".reservations" / "junk").write_text("x")
     (spool_root / ".reservations" / "x.12.toml").mkdir()
     assert asked(spool, "reserve", "list", "--all")["reservations"] == rows
+
+
+def test_what_is_kept_of_reservations_is_open_to_those_who_may_change_them(spool: Command, spool_root: Path) -> None:
+    """In a spool that a group shares, the first who cancels one does not shut the others out, whatever the umask."""
+    os.chmod(spool_root / "reservations", 0o2770)
+    assert spool("reserve", "create", "a", "--gpus", "2", "--duration", "1h").code == 0
+    before = os.umask(0o077)
+    try:
+        assert spool("reserve", "cancel", "a").code == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(spool_root / ".reservations").st_mode) == 0o2770
+
+
+def test_a_reservation_that_cannot_be_kept_is_cancelled_all_the_same(spool: Command, spool_root: Path) -> None:
+    """Its GPUs matter more than its memory: as with `rm`, the file is gone."""
+    (spool_root / ".reservations").write_text("in the way")
+    assert spool("reserve", "create", "a", "--gpus", "2", "--duration", "1h").code == 0
+    assert spool("reserve", "cancel", "a").out == "a cancelled\n"
+    assert os.listdir(spool_root / "reservations") == []
+
+
+def test_gc_removes_what_is_kept_of_old_reservations(spool: Command, spool_root: Path) -> None:
+    """By the time of their removal, with --older-than alone; a dry run tells of them, and other files stay."""
+    for name in ("a", "b"):
+        assert spool("reserve", "create", name, "--gpus", "2", "--duration", "1h").code == 0
+        assert spool("reserve", "cancel", name).code == 0
+    kept = spool_root / ".reservations"
+    (kept / "notes").write_text("mine")
+    files = sorted(str(path) for path in kept.glob("*.toml"))
+    assert spool("gc", "--keep-runs", "1").out == "0 runs (0 B) and 0 records removed\n"
+    assert spool("gc", "--older-than", "1h").out == "0 runs (0 B) and 0 records removed\n"
+    time.sleep(0.02)
+    tried = spool("gc", "--older-than", "1ms", "--dry-run").out.splitlines()
+    assert tried == [*files, "0 runs (0 B), 0 records and 2 old reservations would be removed"]
+    assert asked(spool, "gc", "--older-than", "1ms")["reservations"] == [os.path.basename(file) for file in files]
+    assert os.listdir(kept) == ["notes"]

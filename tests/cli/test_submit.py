@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
@@ -381,6 +381,7 @@ QUICK_OPTIONS = st.lists(
             ["--stdout", "//"], ["--stderr", "/dev/null"],
             ["--retry-max", "0"], ["--retry-max", "9999999"], ["--retry-delay", "5s"], ["--retry-delay", "x"],
             ["--retry-backoff", "2"], ["--retry-on", "failed,3"], ["--retry-max-delay", "1m"],
+            ["--gpu-idle", "30m"], ["--gpu-idle", "0s"], ["--gpu-idle-action", "warn"], ["--gpu-idle-action", "stop"],
         ]
     ),
     max_size=4,
@@ -388,6 +389,7 @@ QUICK_OPTIONS = st.lists(
 
 
 @given(QUICK_OPTIONS, st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=3))
+@example([["--gpu-idle-action", "stop"]], ["true"])
 def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]

@@ -42,6 +42,7 @@ class Run:
     group: str | None = None
     tags: tuple[str, ...] = ()
     executor: str | None = None
+    suspended_ns: int = 0
     gpu_percent: float | None = None
 
 
@@ -338,3 +339,13 @@ def test_hours_in_which_gpus_computed_are_those_of_the_runs_where_that_is_known(
     groups = dict(found.groups)
     assert (groups["alice"].gpu_efficiency, groups["bob"].gpu_efficiency) == (0.5, 0)
     assert added(unknown).total.gpu_used_hours is None
+
+
+def test_a_run_neither_runs_nor_uses_its_gpu_while_it_is_suspended() -> None:
+    """It is still given all of that time, so its GPU hours count it; a suspension beyond its length leaves nothing."""
+    found = total(
+        ran("a", 0, 0, 4 * 3600, gpus=("g",), gpu_percent=100.0, cpu_time_ns=3600 * S, suspended_ns=10800 * S)
+    )
+    assert (found.gpu_hours, found.gpu_used_hours, found.gpu_efficiency, found.cpu_efficiency) == (4, 1, 1, 1)
+    assert (found.cpu_hours, found.run_time_median_ns) == (4, 3600 * S)
+    assert total(ran("a", 0, 0, 60, suspended_ns=61 * S)).run_time_median_ns == 0

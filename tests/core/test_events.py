@@ -6,18 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spool.core.events import (
-    ENDS,
-    EVENT_WORDS,
-    JOB_WORDS,
-    Event,
-    EventName,
-    NotifyRule,
-    addressees,
-    body,
-    concerns,
-    headline,
-)
+from spool.core.eventnames import ENDS, EVENT_WORDS, JOB_WORDS, EventName, concerns
+from spool.core.events import Event, NotifyRule, addressees, body, headline
 from spool.core.model import SECOND_NS, Grant, Notify, Result, State
 
 

@@ -147,8 +147,7 @@ def test_every_verdict_and_every_outcome_of_a_run_has_a_row() -> None:
     """The page has each verdict, and each outcome that evidence can prove by itself."""
     assert {row.verdict for row in rows()} == {verdict.value for verdict in Verdict}
     proved = {row.outcome for row in rows()} - {"", "as recorded"}
-    # Nothing runs that was given up while it waited, so no evidence of a run can prove it.
-    assert proved == {outcome.value for outcome in OUTCOMES} - {"unschedulable"}
+    assert proved == {outcome.value for outcome in OUTCOMES}
 
 
 def test_an_outcome_comes_with_an_end_and_a_reason() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.metrics import BOUNDS_NS, Histogram, RecentKeys, Sums
 from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
 
@@ -54,6 +55,8 @@ def test_the_time_in_which_gpus_computed_is_counted_where_it_is_known() -> None:
     use = (GpuUse(30 * SECOND_NS, 100.0, 100), GpuUse(30 * SECOND_NS, 0.0, 0))
     known = replace(FAILED, result=replace(RESULT, run=2, attempt=2, gpu_use=use))
     assert sums(RETRYING, known).gpu_busy_ns == 60 * SECOND_NS
+    paused = replace(known, result=replace(known.result, suspended_ns=30 * SECOND_NS))
+    assert sums(paused).gpu_busy_ns == 30 * SECOND_NS
 
 
 def test_what_is_told_again_counts_once() -> None:

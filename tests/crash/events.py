@@ -8,7 +8,8 @@ import pytest
 
 from crash.world import World
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.listener_client import ListenerClient
 from spool.store.disk import Disk

@@ -11,6 +11,7 @@ import pytest
 
 from crash.world import Session, ends_of, history, world_at
 from spool import executors
+from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.layout import DONE, RUNNING
 from spool.core.lifecycle import Liveness
@@ -18,9 +19,13 @@ from spool.core.model import SECOND_NS, Machine, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import Usage
-from spool.formats import run_records
+from spool.formats.run_records import VOID_JID, render_engine
+from spool.formats.state import JobView
 from spool.machine import processes
-from spool.query.explain import why
+from spool.query.details import job_details
+from spool.query.explain import preview, why
+from spool.query.jobs import JobFilter, JobRow, list_jobs
+from spool.query.tasks import WaitWatch
 from spool.state.run import ActiveRun
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
@@ -137,7 +142,7 @@ def test_a_run_given_up_by_a_dispatcher_that_was_killed_counts_for_nothing(sessi
     session.turns(2)
     session.end()
     spool = session.world.root
-    (spool / "jobs" / "x" / "1" / "jid").write_bytes(run_records.VOID_JID)
+    (spool / "jobs" / "x" / "1" / "jid").write_bytes(VOID_JID)
     (spool / "running" / "x.toml").rename(spool / "queued" / "x.toml")  # and the journal does not say so
     assert FakeEngine.runs["x", 1].liveness() is Liveness.ALIVE
     session.turns(2)
@@ -217,3 +222,211 @@ def test_more_room_elsewhere_is_used_at_once(session: Session, monkeypatch: pyte
     session.looks_at_everything = False
     session.turns(2)
     assert list(FakeEngine.runs) == [("wide", 1)]
+
+
+def handed_over(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, ActiveRun]:
+    """Have a job of that name handed over, and wait there."""
+    session.users.submit(name, "true", THERE, *lines)
+    session.turns(2)
+    run, live = FakeEngine.runs[name, 1], now(session).state.live[name, 1]
+    run.waits = "Slurm: PENDING (Resources)"
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    return run, live
+
+
+def listed(session: Session, name: str = "x") -> JobRow:
+    """Return the job as `spool ls` has it."""
+    (row,) = list_jobs(Spool(str(session.world.root)), JobFilter((name,))).rows
+    return row
+
+
+def told(session: Session, name: str = "x") -> JobView:
+    """Return the job as `state.json` would have it now."""
+    here = now(session)
+    return here.status._view(here.planner.plan, here.planner.machine, paused=False).jobs[name]
+
+
+def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(session: Session) -> None:
+    """It has not started, in the dispatcher's view and in every command's; once its wrapper speaks, it runs."""
+    run, live = handed_over(session)
+    view = told(session)
+    assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
+    row = listed(session)
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    (details,) = job_details(Spool(str(session.world.root)), "x").runs
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    run.begin()
+    assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
+    run.waits = None
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    view = told(session)
+    assert (view.state, view.reason) == ("running", "")
+    assert live.begun_at_ns is not None
+    assert view.started_at_ns == live.begun_at_ns >= live.started_at_ns
+    assert listed(session).started_at_ns is not None
+
+
+def test_news_of_what_a_run_waits_for_is_told_at_once(session: Session) -> None:
+    """Another reason of the engine is written to `state.json`, though nothing else has changed."""
+    run, live = handed_over(session)
+    for reason in ("Slurm: PENDING (Priority)", "Slurm: CONFIGURING"):
+        run.waits = reason
+        now(session).supervisor.suspect(live)
+        now(session).status._wanted = session.looks_at_everything = False
+        session.turns(1)
+        assert now(session).status._wanted
+        assert told(session).reason == reason
+    now(session).status._wanted = False
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    assert not now(session).status._wanted
+
+
+def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session: Session) -> None:
+    """The engine's reason and its own id; no instant is made up, neither for the job nor for those who wait for it."""
+    run, _ = handed_over(session)
+    (Path(run.metadir) / layout.ENGINE).write_bytes(render_engine("slurm", "lab", "4711"))
+    session.users.submit("after", "true", 'depends_on = ["x"]')
+    session.turns(2)
+    spool = Spool(str(session.world.root))
+    answer = why(spool, "x")
+    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
+    text = "\n".join(sentences(answer))
+    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "could start" not in text
+    (waits,) = preview(spool).waits
+    assert (waits.name, waits.start_at_ns) == ("after", None)
+    assert WaitWatch(spool, ["x"]).look(time.time_ns()).end_at_ns is None
+    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
+
+
+def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
+    """Neither its user's share nor its run time counts before its wrapper has spoken."""
+    run, live = handed_over(session, "x", "cpus = 4")
+    state = now(session).state
+    assert state.runs["x"].submitted
+    user = state.runs["x"].user
+    assert user not in state.past.shares._rate
+    run.begin()
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    assert not state.runs["x"].submitted
+    assert user in state.past.shares._rate
+    run.end(0)
+    session.settle()
+    assert user not in state.past.shares._rate
+    (result,) = history(session.world.root)
+    assert result.started_at_ns == live.begun_at_ns
+
+
+def test_a_run_that_is_cancelled_while_it_waits_there_never_started(session: Session) -> None:
+    """Its result says so: it has no start, so it has used nothing."""
+    run, _ = handed_over(session)
+    session.users.cancel("x")
+    run.gone = True
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns, result.run) == (State.CANCELLED, None, 1)
+
+
+def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(session: Session) -> None:
+    """Its engine never said that it runs, and its records say when it did."""
+    run, live = handed_over(session)
+    run.begin()
+    run.end(0)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns) == (State.FINISHED, live.begun_at_ns)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
+    session: Session, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    """The time in the queue and the time there count together; a dispatcher that came since counts the latter."""
+    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    if restarted:
+        session.end()
+        session.turns(2)
+        live = now(session).state.live["x", 1]
+        run.waits = "Slurm: PENDING (Resources)"
+    for minutes, asked in ((9, []), (11, ["TERM"])):
+        at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
+        monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
+        session.turns(2)
+        assert run.asked == asked
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
+    assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
+    assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduling timeout ends with the start."""
+    run, live = running(session, "x", 'scheduling_timeout = "10m"')
+    monkeypatch.setattr(supervisor, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
+    session.turns(2)
+    assert run.asked == []
+
+
+def test_what_is_moved_back_while_it_waits_there_waits_in_the_queue_again(session: Session) -> None:
+    """It is the same submission: its earlier run that never started is not taken for its end."""
+    run, _ = handed_over(session, "x", 'scheduling_timeout = "1h"')
+    session.users.move("x", RUNNING, layout.HELD)
+    session.turns(3)
+    assert run.asked == ["TERM"]
+    session.settle()
+    assert ends_of(session.world).places["x"] == (layout.HELD,)
+    session.users.move("x", layout.HELD, DONE)
+    session.settle()
+    assert [(result.run, result.outcome) for result in history(session.world.root)] == [
+        (1, State.CANCELLED),
+        (2, State.CANCELLED),
+    ]
+
+
+def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next ones wait with that reason, in the order of their priority, whatever they ask for."""
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
+    for name, priority in (("low", 1), ("first", 30), ("second", 20)):
+        session.users.submit(name, "true", THERE, f"priority = {priority}", "cpus = 99", "gpus = 3")
+    session.settle()
+    assert list(FakeEngine.runs) == [("first", 1), ("second", 1)]
+    plan = now(session).planner.plan
+    assert plan is not None
+    reason = plan.reason("low")
+    assert reason is not None
+    assert (reason.code, reason.text) == ("max_in_flight", "2 of 2 are in slurm")
+    FakeEngine.runs["first", 1].end(0)
+    session.settle()
+    assert ("low", 1) in FakeEngine.runs
+
+
+def test_quotas_and_groups_count_what_is_in_an_engine(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs too, though nobody here knows which ones: what a user may have at once is a matter of both machines."""
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(200))
+    limits = "[quotas.default_user]\nmax_running_gpus = 4\nmax_running_cpus = 9\n"
+    (session.world.root / layout.CONFIG).write_text(f'disk_floor = "0M"\n{limits}')
+    session.users.submit("a", "true", THERE, "gpus = 3", 'group = "g"', "group_limit = 1")
+    session.settle()
+    session.users.submit("b", "true", THERE, "gpus = 2")
+    session.users.submit("c", "true", THERE, 'group = "g"', "group_limit = 1")
+    session.users.submit("d", "true", THERE, "cpus = 9")
+    session.settle()
+    assert list(FakeEngine.runs) == [("a", 1)]
+    plan = now(session).planner.plan
+    assert plan is not None
+    user = now(session).state.runs["a"].user
+    assert [str(plan.reason(name)) for name in "bcd"] == [
+        f"quota: {user} uses 3 of 4 GPUs, needs 2",
+        "group g is full: 1 of 1 running",
+        f"quota: {user} uses 1 of 9 CPUs, needs 9",
+    ]

@@ -19,7 +19,8 @@ import pytest
 
 from end_to_end.plugging import MARKER, install
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import SECOND_NS
 from spool.dispatcher.listener_client import ListenerClient
 from spool.formats.events import render_event

@@ -160,7 +160,7 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
     told = {
         ("live",): (1, "this is not a terminal; `spool log -f live` needs no terminal"),
         ("plain",): (1, "run 1 has no terminal: it runs as a plain process"),
-        ("over",): (1, "run 1 is over (finished); `spool log over` shows its output"),
+        ("over",): (1, "run 1 has ended (finished); `spool log over` shows its output"),
         ("waits",): (1, "it has not run yet"),
         ("nobody",): (3, "the spool has no job of that name"),
         ("live", "--run", "4"): (3, "its runs are 1"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import Grant, Notify, Request, Result, State
 from spool.formats.events import facts, render_facts, variables
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, StateView, render_state

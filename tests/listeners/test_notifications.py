@@ -16,7 +16,8 @@ import pytest
 
 from receivers import HOST, MailServer, WebServer
 from spool import __version__
-from spool.core.events import Event, EventName, NotifyRule
+from spool.core.eventnames import EventName
+from spool.core.events import Event, NotifyRule
 from spool.core.model import Notify, Result, State
 from spool.formats.config import Config
 from spool.listeners import transports

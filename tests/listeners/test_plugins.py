@@ -10,7 +10,8 @@ from threading import Thread
 import pytest
 
 from end_to_end.plugging import MARKER, install
-from spool.core.events import Answer, Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.plugins import Plugins

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import Grant, Notify, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import eventlog

@@ -28,7 +28,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     """Attach to the terminal of a running job, to watch it and to type its input.
 
     Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends,
-    unless the job has keep_session = true.
+    unless the job has keep_session = true. For a job in Slurm this opens a shell on its node, beside the job.
 
       spool submit --tmux --name ask -- python ask.py
       spool attach ask
@@ -75,6 +75,6 @@ def _run_of(spool: Spool, name: str, run: int | None) -> int:
     newest = run if run is not None else spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise NoSuchJob(cannot("attach to", f"job {name}", "the spool has no job of that name"))
+            raise spool.no_such_job("attach to", f"job {name}", name)
         raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     return newest

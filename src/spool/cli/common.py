@@ -6,7 +6,7 @@ import fnmatch
 import os
 import pwd
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,9 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
-from spool.store.spool import Spool, TolerantSpool
+
+if TYPE_CHECKING:
+    from spool.store.spool import Spool  # imported when it is needed: a submission does without it
 
 
 class SpelledOption(click.Option):
@@ -41,11 +43,15 @@ class SpelledOption(click.Option):
 
 def opened(root: str) -> Spool:
     """Return the spool at *root*. Raises SpoolUnusable if there is none."""
+    from spool.store.spool import Spool
+
     return Spool.open(root)
 
 
 def viewed(root: str) -> Spool:
     """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
+    from spool.store.spool import TolerantSpool
+
     spool = TolerantSpool.open(root)
     assert isinstance(spool, TolerantSpool)
 
@@ -61,6 +67,8 @@ def made(root: str) -> Spool:
     """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
     if ensure_spool(root):
         tell(f"created a new spool in {root}")
+    from spool.store.spool import Spool
+
     return Spool.open(root)
 
 

@@ -283,7 +283,7 @@ def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[st
 
 
 def _events(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.core.events import JOB_WORDS
+    from spool.core.eventnames import JOB_WORDS
 
     return JOB_WORDS
 

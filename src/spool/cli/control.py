@@ -24,7 +24,7 @@ from spool.cli.common import (
 )
 from spool.cli.group import Verb, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
+from spool.core.errors import ExitCode, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
@@ -96,7 +96,7 @@ def picked_names(
 
     found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
     for name in unknown:
-        tell(str(NoSuchJob(cannot("find", f"job {name}", "the spool has no job of that name"))))
+        tell(str(spool.no_such_job("find", f"job {name}", name)))
     if not found and not unknown:
         render.say(f"nothing to do: no job in {'/, '.join(places)}/ matches")
     return found, int(ExitCode.NO_SUCH_JOB) if unknown else 0

@@ -17,7 +17,7 @@ from spool.cli.common import SpelledOption, name_argument, one_job, opened, this
 from spool.cli.group import Verb, tell
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.client.requests import Requests
-from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile
@@ -112,7 +112,7 @@ def _file(spool: Spool, name: str) -> tuple[str, bytes]:
             return place, text
     places = spool.places(name)
     if not places:
-        raise NoSuchJob(cannot("edit", f"job {name}", "the spool has no job of that name"))
+        raise spool.no_such_job("edit", f"job {name}", name)
     remedy = f"`spool requeue {name} --with KEY=VALUE` changes it and runs it again"
     raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
 

@@ -178,7 +178,8 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
         labels = value if isinstance(value, list) else [str(value)]
         return len(set(labels)) == len(labels) and all(_is_label(label) for label in labels)
     if key.kind == "word":
-        return value in key.words
+        # What it says alone may need more, which the configuration may have: "stop" needs an idle time.
+        return value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys)
     if key.kind == "DependsOn":
         return isinstance(value, list) and value != [] and all(layout.valid_name(name) for name in value)
     if key.kind == "output":

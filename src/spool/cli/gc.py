@@ -12,6 +12,8 @@ from spool.cli.common import json_option, opened
 from spool.cli.group import Verb, tell
 from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
+from spool.core.layout import GONE_RESERVATIONS
+from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.executors import by_name
 from spool.store.config import Settings
@@ -30,7 +32,8 @@ def command(
 ) -> int:
     """Remove old runs and their output, and the records of jobs that have nothing else left.
 
-    Only jobs that have ended, and that no waiting job depends on, are affected. The history stays. Limits that you do
+    Only jobs that have ended, and that no waiting job depends on, are affected. The history stays. --older-than also
+    applies to cancelled reservations. Limits that you do
     not give come from [gc] in config.toml. A dispatcher may be running. Links are not followed, so nothing outside the
     spool is removed. If something cannot be removed, stderr says what and why, and the exit code is 1.
 
@@ -91,6 +94,7 @@ def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> N
                 "size_bytes": removal.size_bytes,
                 "runs": removal.runs,
                 "jobs": jobs,
+                "reservations": removal.reservations,
                 "problems": removal.problems,
             }
         )
@@ -100,9 +104,11 @@ def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> N
             render.say(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
         for name, _ in removal.jobs:
             render.say(spool.layout.job_file("done", name))
+        for filename in removal.reservations:
+            render.say(spool.layout.at(f"{GONE_RESERVATIONS}/{filename}"))
     verb = "would be removed" if dry_run else "removed"
-    runs, jobs_gone = len(removal.runs), len(removal.jobs)
-    render.say(
-        f"{runs} run{'' if runs == 1 else 's'} ({show_size(removal.size_bytes)}) "
-        f"and {jobs_gone} record{'' if jobs_gone == 1 else 's'} {verb}"
-    )
+    runs, jobs_gone, others = len(removal.runs), len(removal.jobs), len(removal.reservations)
+    said = [f"{count_of(runs, 'run')} ({show_size(removal.size_bytes)})", count_of(jobs_gone, "record")]
+    if others:
+        said.append(count_of(others, "old reservation"))
+    render.say(f"{', '.join(said[:-1])} and {said[-1]} {verb}")

@@ -83,6 +83,14 @@ _ELSEWHERE = {
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
+    "enqueue": "submit", "new": "submit", "create": "submit", "exec": "run", "follow-log": "log -f", "output": "log",
+    "jobs": "ls", "view": "show", "describe": "show", "inspect": "show", "watch": "ls --watch", "monitor": "top",
+    "htop": "top", "dashboard": "top", "stop": "cancel", "abort": "cancel", "terminate": "cancel", "end": "cancel",
+    "del": "cancel", "unhold": "release", "unpause": "resume", "stash": "hold", "park": "hold", "prioritize": "move",
+    "up": "move --first", "urgent": "move --first", "retry": "requeue", "resubmit": "requeue", "again": "requeue",
+    "clear": "gc", "purge": "gc", "prune": "gc", "cleanup": "gc", "validate": "check", "lint": "check",
+    "config": "doctor", "version": "--version", "completions": "completion", "sattach": "attach", "qhold": "hold",
+    "qrls": "release", "qrerun": "requeue", "qalter": "edit", "update": "edit", "modify": "edit", "change": "edit",
     "cont": "continue", "freeze": "suspend", "thaw": "continue", "unsuspend": "continue",
     "restart": "requeue", "redo": "requeue", "rerun": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
     "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
@@ -221,14 +229,17 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or suggest which one was probably meant."""
+        """Find the verb, or suggest which one was probably meant. `help VERB` is `VERB --help`."""
         verb = args[0]
+        if verb == "help":
+            return self.resolve_command(ctx, [*args[1:2], "--help"])
         if verb not in VERBS and not verb.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(verb, VERBS, n=1)
-            meant = _ELSEWHERE.get(verb) or (near[0] if near else None)
-            hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists them"
+            low = verb.lower()
+            near = [low] if low in VERBS else difflib.get_close_matches(low, VERBS, n=1)
+            meant = _ELSEWHERE.get(low) or (near[0] if near else None)
+            hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists the commands"
             raise UsageError(f"unknown command {verb!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -237,6 +248,19 @@ class Verbs(click.Group):
         for title, verbs in SECTIONS:
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
+
+
+class Subverbs(click.Group):
+    """A verb with verbs of its own."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or list those that there are."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            known = ", ".join(self.commands)
+            raise UsageError(f"unknown command {args[0]!r} of `{ctx.command_path}`; the commands are {known}")
+        return super().resolve_command(ctx, args)
 
 
 _EPILOG = unfilled("""
@@ -298,11 +322,44 @@ def tell(message: str) -> None:
 
 
 def _tell_usage(error: click.ClickException) -> None:
-    message = " ".join(error.format_message().split())
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "spool"
     help_hint = f" (see `{path} --help`)" if isinstance(error, click.UsageError) else ""
+    message = _in_our_words(error, ctx)
     tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
+
+
+def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str:
+    """Return what is wrong with a command line; where click speaks of its own types, what to write instead."""
+    message = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption):
+        near = error.possibilities or ()
+        return f"unknown option {error.option_name}" + (f"; did you mean {' or '.join(sorted(near))}?" if near else "")
+    if isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
+        return f"option {error.option_name} needs a value"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        wanted = _number_wanted(error.param.type)
+        given = message.partition(": ")[2].partition(" is not ")[0]
+        if wanted and given:
+            return f"{error.param.opts[-1]} must be {wanted}, not {given}"
+    if message.startswith("Got unexpected extra argument") and ctx is not None:
+        extra = message.partition("(")[2].rpartition(")")[0]
+        takes = " ".join(each.make_metavar(ctx) for each in ctx.command.params if isinstance(each, click.Argument))
+        return f"unexpected argument {extra!r}; `{ctx.command_path}` takes {f'only {takes}' if takes else 'none'}"
+    return message
+
+
+def _number_wanted(kind: click.ParamType) -> str:
+    """Return which numbers *kind* takes, "" if it takes something else."""
+    if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return ""
+    word = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if most is not None:
+        return f"{word} from {least:g} to {most:g}"
+    if least is None:
+        return word
+    return f"{word} above {least:g}" if getattr(kind, "min_open", False) else f"{word} of at least {least:g}"
 
 
 def _tell_invalid(error: InvalidFile) -> None:

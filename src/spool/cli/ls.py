@@ -14,7 +14,7 @@ import click
 from spool.cli import render
 from spool.cli.common import job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
-from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, UsageError, cannot, shown
+from spool.core.errors import ExitCode, InvalidValue, UsageError, shown
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration
@@ -192,7 +192,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
             _print_table(lines, asked, found.at_ns)
     _remark(found)
     for name in found.unknown:
-        tell(str(NoSuchJob(cannot("list", f"job {name}", "the spool has no job of that name"))))
+        tell(str(spool.no_such_job("list", f"job {name}", name)))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 

@@ -7,7 +7,7 @@ import click
 from spool.cli.common import for_each, named, names_argument, opened, this_user
 from spool.cli.group import Verb
 from spool.client.requests import Requests
-from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.errors import SpoolError, cannot
 from spool.core.layout import QUEUED
 from spool.formats import jobfile
 from spool.query.selection import priorities_to_move
@@ -42,7 +42,7 @@ def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bo
         text = spool.job_text(QUEUED, name)
         if text is None:
             if not spool.places(name) and not spool.runs(name):
-                raise NoSuchJob(cannot("move", f"job {name}", "the spool has no job of that name"))
+                raise spool.no_such_job("move", f"job {name}", name)
             raise SpoolError(
                 cannot("move", f"job {name}", "it is not waiting", remedy=f"`spool show {name}` says more")
             )

@@ -10,7 +10,7 @@ import click
 
 from spool.cli import charts, render
 from spool.cli.common import for_each, json_option, made, opened, this_user, viewed
-from spool.cli.group import Verb, tell, unfilled
+from spool.cli.group import Subverbs, Verb, tell, unfilled
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.model import Reservation
@@ -47,7 +47,7 @@ By hand: a file in reservations/; rm cancels it
 """)
 
 
-@click.group(help=_HELP, short_help="Reserve GPUs for a user or project.")
+@click.group(cls=Subverbs, help=_HELP, short_help="Reserve GPUs for a user or project.")
 def command() -> None:
     """Do nothing: the subcommands do the work."""
 

@@ -8,7 +8,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, made, this_user
-from spool.cli.group import Verb, tell, unfilled
+from spool.cli.group import Subverbs, Verb, tell, unfilled
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT, UnitState
 from spool.core.errors import ExitCode
@@ -27,7 +27,7 @@ By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
 """)
 
 
-@click.group(help=_HELP, short_help="Keep the dispatcher running with systemd.")
+@click.group(cls=Subverbs, help=_HELP, short_help="Keep the dispatcher running with systemd.")
 def command() -> None:
     """Do nothing: the subcommands do the work."""
 

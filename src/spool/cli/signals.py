@@ -11,7 +11,7 @@ import click
 from spool.cli.common import for_each, opened, states_of
 from spool.cli.control import picked_names, picking
 from spool.cli.group import Verb
-from spool.core.errors import NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
@@ -85,7 +85,7 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
     run = spool.latest_run(name)
     if RUNNING not in spool.places(name) or run is None:
         if not spool.places(name) and not spool.runs(name):
-            raise NoSuchJob(cannot(*what, "the spool has no job of that name"))
+            raise spool.no_such_job(*what, name)
         raise SpoolError(cannot(*what, "it is not running", remedy=f"`spool show {name}` shows its state"))
     if spool.array(name, run) is not None:
         raise SpoolError(cannot(*what, "it is an array, and none of its tasks is running"))

@@ -1,5 +1,7 @@
 """Garbage collection: the metadirs of old runs, and the records in `done/` of jobs that have nothing else left.
 
+Also what is kept of reservations that were removed long ago.
+
 Safe while a dispatcher is running. It only touches jobs that have no file except in `done/`, whose newest run has
 finally ended, and that no waiting job depends on. A job's newest run goes last, and only if nothing else of the job
 stays. Before that its number is recorded, so that it is never used again.
@@ -15,13 +17,14 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import DONE, HELD, JOBS, QUEUED, RUNNING, STAGING
+from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.formats import jobfile, run_records
 from spool.store.disk import Disk, open_directory, walk
 from spool.store.spool import Spool, read_record
@@ -60,11 +63,12 @@ class ExpiredRun:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is removed: runs, and jobs that keep none, each with the number of its newest run."""
+    """What is removed: runs, jobs that keep none, each with the number of its newest run, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
     jobs: tuple[tuple[str, int], ...]
     problems: tuple[str, ...] = ()  # what could not be read or removed, one line each
+    reservations: tuple[str, ...] = ()  # files of removed reservations
 
     @property
     def size_bytes(self) -> int:
@@ -86,6 +90,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     total_bytes = 0
     with _directories(spool) as at:
         planner = _Planner(spool, keep, now_ns, at[JOBS])
+        reservations = _old_reservations(at.get(GONE_RESERVATIONS), keep, now_ns)
         names = sorted({*filter(layout.valid_name, os.listdir(at[JOBS])), *spool.names(DONE)})
         for done, name in enumerate(names):
             step(done, len(names))
@@ -116,7 +121,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
         elif _record_is_old(spool, name, keep, now_ns):
             jobs.append((name, 0))
     going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
-    return Removal(tuple(going), tuple(jobs), tuple(problems))
+    return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
 
 def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = _nothing) -> Removal:
@@ -143,7 +148,8 @@ def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step 
                 step(done, len(removal.runs))
             if name in last and collector.remove_record(name):
                 jobs.append((name, last[name]))
-    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems))
+        kept = tuple(filter(collector.remove_reservation, removal.reservations))
+    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), kept)
 
 
 class _Collector:
@@ -237,6 +243,16 @@ class _Collector:
             self._disk.rmdir(name, self._at[JOBS])
         return True
 
+    def remove_reservation(self, filename: str) -> bool:
+        """Remove what is kept of a reservation; return whether it is gone."""
+        try:
+            self._disk.discard(filename, self._at[GONE_RESERVATIONS])
+        except OSError as error:
+            where = self._spool.layout.at(f"{GONE_RESERVATIONS}/{filename}")
+            self.problems.append(_cannot("remove", "an old reservation", error, where))
+            return False
+        return True
+
     def _goes_on(self, name: str) -> bool:
         return any(place != DONE for place in self._spool.places(name))
 
@@ -258,7 +274,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
         path = spool.root
         try:
             root = open_directory(path)
-            for name in (JOBS, DONE, STAGING):
+            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)
@@ -369,6 +385,18 @@ def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) 
         return now_ns - os.lstat(spool.layout.job_file(DONE, name)).st_ctime_ns > keep.max_age_ns
     except OSError:
         return False
+
+
+def _old_reservations(at: int | None, keep: RetentionPolicy, now_ns: int) -> tuple[str, ...]:
+    """Return the files in the directory *at* of reservations that were removed too long ago."""
+    found = []
+    for filename in sorted(os.listdir(at)) if at is not None and keep.max_age_ns is not None else ():
+        with suppress(OSError):
+            status = os.stat(filename, dir_fd=at, follow_symlinks=False)
+            known = stat.S_ISREG(status.st_mode) and layout.gone_reservation_of(filename) is not None
+            if known and now_ns - status.st_ctime_ns > (keep.max_age_ns or 0):
+                found.append(filename)
+    return tuple(found)
 
 
 def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:

@@ -124,7 +124,7 @@ def run_of(spool: Spool, name: str, run: int | None = None) -> int:
     newest = spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise NoSuchJob(cannot("show", f"the output of job {name}", "the spool has no job of that name"))
+            raise spool.no_such_job("show", f"the output of job {name}", name)
         raise SpoolError(cannot("show", f"the output of job {name}", "it has not run yet", remedy="-f waits for it"))
     return newest
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spool.core import layout
-from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.formats import run_records
@@ -309,7 +309,7 @@ class Requests:
     def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:
         thing = f"job {name}"
         if not places and not self._spool.runs(name):
-            return NoSuchJob(cannot(verb, thing, "the spool has no job of that name"))
+            return self._spool.no_such_job(verb, thing, name)
         words = {
             QUEUED: "it is waiting in queued/",
             HELD: "it is already held" if verb == "hold" else "it is held",

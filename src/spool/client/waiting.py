@@ -13,7 +13,7 @@ from itertools import islice
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
-from spool.core.errors import InvalidJob, NoSuchJob, cannot
+from spool.core.errors import InvalidJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats import jobfile
@@ -48,7 +48,7 @@ class Awaited:
         self._absent_since_ns: int | None = None
         self._again_at_ns = 0  # when to check the tasks of an array again
         if not spool.places(name) and not spool.runs(name):
-            raise NoSuchJob(cannot("wait for", f"job {name}", "the spool has no job of that name"))
+            raise spool.no_such_job("wait for", f"job {name}", name)
 
     def poll(self) -> End | None:
         """Return how the job ended, None if it has not."""

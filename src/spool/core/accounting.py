@@ -203,6 +203,7 @@ class EndedRun(Protocol):
     resources: dict[str, int] | None
     cpu_time_ns: int | None
     peak_memory_bytes: int | None
+    suspended_ns: int  # of the time from its start to its end
     gpu_percent: float | None  # in how much of the time its GPUs computed, on average
     attempt: int
     requeues: int
@@ -529,7 +530,9 @@ class Ledger:
                     waited_ns = start - ready
                 if end is not None:
                     if 0 <= end - start <= LARGEST:
-                        ran_ns = end - start
+                        ran_ns = end - start - run.suspended_ns if run.suspended_ns else end - start
+                        if ran_ns < 0:  # the clock was set while it was suspended
+                            ran_ns = 0
                         if run.cpus or run.gpus or run.resources:
                             given_from, given_until = (start, end) if always else (max(start, since), min(end, until))
                     elif counts:

@@ -8,41 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from spool.core.eventnames import EventName, concerns
 from spool.core.gpuuse import mean_part
-from spool.core.model import OUTCOMES, SECOND_NS, Grant, Notify, Request, Result
+from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
-
-
-class EventName(StrEnum):
-    """Every kind of event; the word is also the name of its hook."""
-
-    QUEUED = "queued"  # a new submission was found in queued/
-    SUBMITTING = "submitting"  # about to start; a listener may veto it
-    SUBMITTED = "submitted"  # its start is committed and the wrapper is launched
-    STARTED = "started"  # the wrapper has reported
-    POLLING = "polling"  # its progress was checked while it runs
-    GPU_IDLE = "gpu_idle"  # it has left its GPUs idle for too long
-    FINISHED = "finished"
-    FAILED = "failed"
-    RETRYING = "retrying"  # a run was over, and the submission goes on with another
-    CANCELLING = "cancelling"  # about to be cancelled; a listener may veto it
-    CANCELLED = "cancelled"
-    TIMEOUT = "timeout"
-    OUT_OF_MEMORY = "out_of_memory"
-    LOST = "lost"
-    UNSCHEDULABLE = "unschedulable"
-    HELD = "held"
-    RELEASED = "released"
-    RESERVATION_STARTED = "reservation_started"
-    RESERVATION_ENDED = "reservation_ended"
-    GPU_TAKEN = "gpu_taken"  # a GPU that could be given was given, or is used by somebody else
-    GPU_FREE = "gpu_free"  # a GPU that was taken can be given again
-    DISPATCHER_STARTED = "dispatcher_started"
-    DISPATCHER_STOPPED = "dispatcher_stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,35 +61,6 @@ class Answer:
         """Return a yes with the texts of both."""
         pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
         return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
-
-
-ENDS = frozenset(EventName(outcome) for outcome in OUTCOMES)
-"""The events that say that a job is over."""
-
-OF_NO_JOB = frozenset(
-    {
-        EventName.RESERVATION_STARTED,
-        EventName.RESERVATION_ENDED,
-        EventName.GPU_TAKEN,
-        EventName.GPU_FREE,
-        EventName.DISPATCHER_STARTED,
-        EventName.DISPATCHER_STOPPED,
-    }
-)
-
-_GROUPS = {"ended": ENDS, "retried": frozenset({EventName.RETRYING})}
-
-# Nobody wants a message at every check.
-EVENT_WORDS = (*_GROUPS, *(name.value for name in EventName if name is not EventName.POLLING))
-"""What may stand in `on` of the configuration."""
-
-JOB_WORDS = tuple(word for word in EVENT_WORDS if word not in OF_NO_JOB)
-"""What may stand in `on` of a job file."""
-
-
-def concerns(on: Iterable[str], name: EventName) -> bool:
-    """Whether one of the words of *on* means events of that kind."""
-    return any(word == name or name in _GROUPS.get(word, ()) for word in on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ _STOPPED_AS = {
     StopKind.HOLD: (State.CANCELLED, "stopped for holding"),
     StopKind.TIMEOUT: (State.TIMEOUT, "exceeded its time limit"),
     StopKind.MEMORY: (State.OUT_OF_MEMORY, "exceeded its memory limit"),
+    StopKind.UNSCHEDULABLE: (State.UNSCHEDULABLE, "scheduling timeout"),
 }
 
 
@@ -126,12 +127,12 @@ _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
 
 
 def _ended(evidence: Evidence) -> Proof:
-    """Return what is proved of a run whose processes are all gone (rows 9 to 22)."""
+    """Return what is proved of a run whose processes are all gone (rows 9 to 23)."""
     if evidence.stop is None and evidence.rc is None:
-        if evidence.liveness is Liveness.ABSENT:  # row 12
+        if evidence.liveness is Liveness.ABSENT:  # row 13
             if evidence.engine in _VOID_IF_UNSPOKEN:
                 return Proof(Verdict.VOID)
-        elif evidence.refused:  # row 13
+        elif evidence.refused:  # row 14
             return Proof(Verdict.VOID)
     return Proof(Verdict.ENDED, *_outcome(evidence))
 
@@ -150,20 +151,20 @@ _CUT_SHORT = {
 def _outcome(evidence: Evidence) -> tuple[State, str]:
     """Return how a run ended that had begun, and why."""
     said = f": {evidence.said}" if evidence.said else ""
-    if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
+    if evidence.stop is not None:  # rows 9 to 12: what spool stopped has never finished, whatever its code
         return _STOPPED_AS[evidence.stop]
-    if evidence.rc == 0:  # row 14
+    if evidence.rc == 0:  # row 15
         return State.FINISHED, "exit code 0"
-    if evidence.oom_killed:  # row 15
+    if evidence.oom_killed:  # row 16
         return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
-    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 16 to 19
+    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 17 to 20
         outcome, why = _CUT_SHORT[evidence.engine]
         return outcome, f"{why}{said}"
-    if evidence.rc is not None:  # row 20
+    if evidence.rc is not None:  # row 21
         return State.FAILED, exit_words(evidence.rc)
-    if evidence.liveness is Liveness.REBOOTED:  # row 21
+    if evidence.liveness is Liveness.REBOOTED:  # row 22
         return State.LOST, "the machine was restarted while it ran"
-    if evidence.engine is EngineWord.COMPLETED:  # row 22, as all that follows
+    if evidence.engine is EngineWord.COMPLETED:  # row 23, as all that follows
         return State.LOST, f"it left no exit code; is the spool on a file system that its node shares?{said}"
     if evidence.engine is not None:
         return State.LOST, f"it left no exit code{said}"
@@ -178,10 +179,13 @@ _SHOWN = {
 }
 
 
-def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State | None, str]:
+def shown(
+    proof: Proof, *, filed: bool, stop: Stop | None = None, submitted: str | None = None
+) -> tuple[State | None, str]:
     """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
 
-    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`.
+    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`. *submitted* is what keeps
+    it waiting where it was handed to; None if it has begun, or was started here.
     """
     match proof.verdict:
         case Verdict.VOID:
@@ -194,8 +198,15 @@ def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State
             return State.RUNNING, "on another host, not visible from here"
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
+        case _ if submitted is not None:
+            return (State.SUBMITTED, submitted) if stop is None else (State.STOPPING, f"{stop.kind} by {stop.by}")
         case _:
             return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
+
+
+def handed_to(engine: str) -> str:
+    """Return why a run is `submitted`, where its engine has not said more."""
+    return f"handed to {engine}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:

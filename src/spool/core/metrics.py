@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from spool.core.events import ENDS, Event, EventName
+from spool.core.eventnames import ENDS, EventName
+from spool.core.events import Event
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 
@@ -123,4 +124,5 @@ class Sums:
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
             gpu_ns = took_ns * len(result.grant.gpu_uuids)
             self.gpu_ns += gpu_ns
-            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * gpu_ns)
+            ran_ns = max(0, took_ns - result.suspended_ns)  # while it was suspended nobody looked
+            self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * ran_ns * len(result.grant.gpu_uuids))

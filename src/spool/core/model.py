@@ -19,6 +19,7 @@ class State(StrEnum):
 
     QUEUED = "queued"
     HELD = "held"
+    SUBMITTED = "submitted"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -58,6 +59,7 @@ class StopKind(StrEnum):
     MEMORY = "memory"
     REQUEUE = "requeue"
     HOLD = "hold"
+    UNSCHEDULABLE = "unschedulable"  # it has waited too long where it was handed to
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class Grant:
     gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means: they are its own
     resources: tuple[tuple[str, int], ...] = ()
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the resources that have indices
+    gpus_elsewhere: int = 0  # of a run whose engine alone knows which GPUs it has
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs it has, here or elsewhere."""
+        return len(self.gpu_uuids) or self.gpus_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +406,7 @@ class Running:
     attempt: int = 1
     stopping: bool = False
     elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
+    submitted: bool = False  # it waits there, and has not begun
     suspension: Suspension = NOT_SUSPENDED
 
     @property

@@ -370,6 +370,7 @@ class FreeResources:
             resource_indices=self.counts.named.take(request, self.machine.resources)
             if request.resources and self.machine.most_runs is None
             else (),
+            gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
         )
 
     def _end_ns(self, job: Waiting) -> int | None:

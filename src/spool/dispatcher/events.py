@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import Any
 
 from spool.core.errors import NO_ROOM
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
@@ -351,7 +352,7 @@ class EventRecorder:
             "executor": live.executor,
             "grant": live.grant,
             "submitted_at_ns": live.wait.arrived_at_ns,
-            "started_at_ns": live.started_at_ns,
+            "started_at_ns": live.ran_from_ns,
             "metadir": self._spool.layout.metadir(live.name, live.run),
         }
         return self._event(name, event_id, at_ns, reason, **facts)

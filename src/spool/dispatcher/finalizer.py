@@ -232,8 +232,8 @@ class Finalizer:
             outcome=outcome,
             reason=reason,
             submitted_at_ns=live.wait.arrived_at_ns,
-            started_at_ns=live.started_at_ns,
-            ended_at_ns=max(ended, live.started_at_ns),
+            started_at_ns=live.ran_from_ns,
+            ended_at_ns=max(ended, live.ran_from_ns or live.started_at_ns),
             exit_code=live.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
@@ -308,7 +308,7 @@ class Finalizer:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
-        if result is None or wait is None or result.started_at_ns is not None:
+        if result is None or wait is None or result.started_at_ns is not None or result.again is not None:
             return None
         return result if result.submitted_at_ns == wait.arrived_at_ns else None
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import Answer, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Answer
 from spool.core.lifecycle import Liveness
 from spool.core.model import Grant, Spec
 from spool.core.scheduler import Start

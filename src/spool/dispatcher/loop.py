@@ -252,6 +252,7 @@ class Dispatcher:
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
+        if started or changed or self.supervisor.heard():
             self.status.changed()
         self._write_status()
         self.planner.end_pass()
@@ -469,6 +470,8 @@ class Dispatcher:
 
     def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
+        if self.executors.turned():
+            self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
         for live in ended:

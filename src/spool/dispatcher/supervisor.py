@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
-from spool.core.units import format_duration, show_size
+from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
@@ -62,6 +62,7 @@ class Supervisor:
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
         self._ended: list[ActiveRun] = []  # found, and nobody was told of them
         self._begun: list[ActiveRun] = []  # elsewhere, and nobody was told of that
+        self._news = False  # an engine has said something else of a run that waits there
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -108,6 +109,11 @@ class Supervisor:
         begun, self._begun = self._begun, []
         return begun
 
+    def heard(self) -> bool:
+        """Return whether an engine has said something new of a run that waits there, since the last call."""
+        news, self._news = self._news, False
+        return news
+
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
         if run is None or run.proof is not None or run.unread:
@@ -141,7 +147,7 @@ class Supervisor:
         if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
             if live.elsewhere is not None:
-                self._note_begin(live, handle)
+                self._note_begin(live)
                 if found is Liveness.ALIVE and self.concluder.was_given_up(live):
                     found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
@@ -163,14 +169,17 @@ class Supervisor:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
 
-    def _note_begin(self, live: ActiveRun, handle: RunHandle) -> None:
+    def _note_begin(self, live: ActiveRun) -> None:
         """Count the time of a run elsewhere from when its wrapper spoke, as far as clocks agree."""
-        if live.began_elsewhere or handle.waits is not None:
+        if live.submitted is None:
             return
         if (spoke_ns := self.concluder.spoke_at_ns(live)) is not None:
-            since_ns = max(0, time.time_ns() - max(spoke_ns, live.started_at_ns))
-            live.began(boot_clock() - since_ns)
+            now_ns = time.time_ns()
+            at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
+            live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
+            self._state.recount(live)
             self._begun.append(live)
+        self._news |= live.heard()
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
         found = handle.liveness()
@@ -287,9 +296,8 @@ class Concluder:
         return live.adopted and live.stop is None and self._spool.is_void(*live.key)
 
     def spoke_at_ns(self, live: ActiveRun) -> int | None:
-        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
-        status = status_of(self._spool.layout.record(live.name, live.run, layout.JID))
-        return None if status is None else status.st_mtime_ns
+        """Return when the wrapper of a run said who it is; None if it has not."""
+        return self._spool.spoke_at_ns(live.name, live.run)
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
@@ -372,6 +380,8 @@ class _Moment:
 
 def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
     """Whether that moment of a run has come; its limit may have been changed since it was set."""
+    if live.submitted is not None:
+        return live.gives_up_boot_ns is not None and live.gives_up_boot_ns <= now_ns
     limit, signal = live.spec.time_limit_ns, live.spec.signal
     if limit is None:
         return False
@@ -397,13 +407,15 @@ class LimitEnforcer:
     def add(self, live: ActiveRun) -> None:
         """Watch a run that has been started or adopted, that goes on, or whose limit has changed."""
         limit = live.spec.time_limit_ns
-        if limit is not None and (live.elsewhere is None or live.began_elsewhere):
+        if limit is not None and live.submitted is None:
             end = live.counts_from_boot_ns + limit
             heapq.heappush(self._moments, _Moment(end, live.key, False))
             signal = live.spec.signal
             if signal is not None:
                 # Later than that when it was adopted is better than never.
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
+        if live.gives_up_boot_ns is not None:
+            heapq.heappush(self._moments, _Moment(live.gives_up_boot_ns, live.key, False))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
             self._memory_timer.set(self._memory_at_ns)
@@ -431,7 +443,11 @@ class LimitEnforcer:
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
         signal = live.spec.signal
-        if warning and signal is not None:
+        if live.submitted is not None:
+            allowed = show_duration(live.spec.scheduling_timeout_ns or 0)
+            words = f"it has waited longer than {allowed} ({live.submitted})"
+            self._order(live, Stop(StopKind.UNSCHEDULABLE, "spool", time.time_ns(), words))
+        elif warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
             if live.handle is not None:
                 live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))

@@ -64,6 +64,7 @@ class Executors:
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
+        self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
@@ -128,6 +129,11 @@ class Executors:
     def work(self) -> list[RunHandle]:
         """Have every engine do what is due; return the runs of which there is news."""
         return [run for engine in self._engines() for run in engine.work()]
+
+    def turned(self) -> bool:
+        """Whether an engine has fallen silent, or answers again, since the last call."""
+        before, self._silent = self._silent, [engine for engine in self._engines() if engine.silent]
+        return before != self._silent
 
     def due_ns(self) -> int | None:
         """Return when an engine has something to do by itself, on the monotonic clock."""

@@ -184,6 +184,10 @@ class Engine(Protocol):
     def tells(self) -> bool:
         """Whether :meth:`work` tells of every change, so that nobody has to ask each run."""
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody answers there, so that nothing can be started."""
+
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when :meth:`work` has something to do; the same for life."""
 

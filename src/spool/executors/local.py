@@ -216,6 +216,7 @@ class LocalProcesses:
     """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
 
     tells = False  # of what is no child of this process
+    silent = False
 
     def __init__(
         self,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
+from spool.core import layout
 from spool.core.errors import SpoolError, cannot
+from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Home, Launch
-from spool.executors.engine import ClusterEngine, ClusterRun, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
-from spool.executors.process import reset_of_ignored_signals
 from spool.formats import slurm
 from spool.formats.config import Config
-from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.formats.run_records import parse_jid
+from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
@@ -110,44 +113,24 @@ def _sighting(line: slurm.QueueLine) -> Sighting:
     return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
 
 
-class SlurmExecutor:
+class SlurmExecutor(ClusterExecutor):
     """Hands wrappers over to Slurm."""
-
-    name = "slurm"
 
     def __init__(
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
     ) -> None:
         """Speak to Slurm as *config* says. Without a *home*, no run can be handed over or adopted."""
-        self._language = SlurmLanguage(config)
-        runner = CommandRunner(lambda: slurm.environment(os.environ))
-        self.engine = ClusterEngine(self._language, home, runner)
-
-    def unavailable(self) -> str | None:
-        """Return that its programs are not there, or that it does not answer."""
-        return self.engine.unavailable()
-
-    def surroundings(self) -> Surroundings:
-        """Return what the wrapper's text has to say: a node tells the rest."""
-        program, reset = reset_of_ignored_signals()
-        return Surroundings(
-            pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._language.surroundings
-        )
-
-    def start(self, launch: Launch) -> ClusterRun:
-        """Have the wrapper handed over when its turn comes."""
-        return self.engine.start(launch)
-
-    def get_ready(self, text: bytes | None = None) -> None:
-        """Have nothing ready."""
-
-    def close(self) -> None:
-        """Let go of the helper."""
-        self.engine.close()
+        super().__init__(SlurmLanguage(config), home, CommandRunner(lambda: slurm.environment(os.environ)))
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: nothing here has a terminal."""
-        raise SpoolError(cannot("attach to", f"job {job}", "it runs in Slurm, and has no terminal"))
-
-    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Do nothing: nothing is kept."""
+        """Return the command that opens a shell beside what the run runs, on its node."""
+        what, there = f"job {job}", Layout(spool_dir)
+        if read_only:
+            remedy = f"`spool log -f {job}` shows its output"
+            raise SpoolError(cannot("attach to", what, "a job in Slurm has no terminal to watch", remedy=remedy))
+        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb") as record:
+            jid = parse_jid(record.read())
+            if jid is not None and jid.engine is not None:
+                return slurm.attach(jid.engine.partition(":")[2])
+        remedy = f"`spool why {job}` shows what it waits for"
+        raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from spool.core.errors import InvalidConfig, InvalidValue
-from spool.core.events import EVENT_WORDS, NotifyRule
+from spool.core.eventnames import EVENT_WORDS
+from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size

@@ -386,11 +386,13 @@ class _RunLine(msgspec.Struct, gc=False):
     requeues: int = 0
     again: str | None = None
     executor: str | None = None
+    suspended_ms: int = 0
     gpu_use: tuple[GpuUseLine, ...] = ()
-    submitted_at_ns: int | None = None  # these five are in no line
+    submitted_at_ns: int | None = None  # these six are in no line
     started_at_ns: int | None = None
     ended_at_ns: int | None = None
     cpu_time_ns: int | None = None
+    suspended_ns: int = 0
     gpu_percent: float | None = None
 
 
@@ -437,6 +439,8 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
         line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
         line.peak_memory_bytes = line.peak_memory_bytes or None
         line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * NS_PER_MS
+        if line.suspended_ms > 0:
+            line.suspended_ns = line.suspended_ms * NS_PER_MS
         if line.gpu_use:
             known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not UNSET]
             line.gpu_percent = sum(known) / len(known) if known else None

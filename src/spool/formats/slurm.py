@@ -255,3 +255,8 @@ def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> tup
     how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
     which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
     return ("scancel", *how, *which, *ids)
+
+
+def attach(job_id: str) -> tuple[str, ...]:
+    """Return the command that puts a person before a shell beside what a job runs, within what it was given."""
+    return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from spool.core.arrays import INDEX
 from spool.core.errors import InvalidValue
-from spool.core.events import JOB_WORDS
+from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration, parse_size

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from spool.core.events import Answer, Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Answer, Event
 
 Begin = Callable[[int], None]
 """Called before a step of what somebody waits for, with the nanoseconds that the step may take."""

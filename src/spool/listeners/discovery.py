@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from spool.core import layout
-from spool.core.events import EventName
+from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
 from spool.formats.config import Config
 from spool.store.disk import Disk

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.layout import Layout
 from spool.core.metrics import COUNTED, RunUsage, Sums
 from spool.core.model import SECOND_NS, Jid, State

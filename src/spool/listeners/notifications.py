@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 
 from spool.core import layout
-from spool.core.events import Event, EventName, addressees, body, headline
+from spool.core.eventnames import EventName
+from spool.core.events import Event, addressees, body, headline
 from spool.core.layout import Layout
 from spool.formats.config import Config
 from spool.formats.events import facts

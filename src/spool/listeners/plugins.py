@@ -25,7 +25,8 @@ from typing import Any
 
 import pluggy
 
-from spool.core.events import Answer, Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.base import Begin, Listener

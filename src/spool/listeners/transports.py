@@ -26,7 +26,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
-from spool.core.events import ENDS, EventName
+from spool.core.eventnames import ENDS, EventName
 from spool.formats.events import render_facts
 from spool.listeners.message import Message, Transport, UndeliveredError, masked, scrubbed
 from spool.version import __version__

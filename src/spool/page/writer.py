@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from spool.core.events import Event, EventName
+from spool.core.eventnames import EventName
+from spool.core.events import Event
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config

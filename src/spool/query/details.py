@@ -14,6 +14,7 @@ from spool.core.lifecycle import Verdict, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem
 from spool.formats import jobfile
+from spool.formats.state import JobView
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
@@ -95,7 +96,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     places = spool.places(name)
     runs = spool.runs(name)
     if not places and not runs:
-        raise NoSuchJob(cannot("show", f"job {name}", "no job of that name is in the spool"))
+        raise spool.no_such_job("show", f"job {name}", name)
     if run is not None and run not in runs:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
@@ -108,7 +109,8 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     expected = (
         _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
     )
-    shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
+    said = lister.state.jobs.get(name) if lister.state is not None else None
+    shown = tuple(_run(spool, name, each, prober, said) for each in runs if run is None or each == run)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -164,13 +166,19 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
     return OtherFile(row, path, text.decode("utf-8", "replace") if text is not None else None)
 
 
-def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails:
+def _run(spool: Spool, name: str, run: int, prober: MachineProber, said: JobView | None) -> RunDetails:
     result: Result | None = spool.result(name, run)
     grant = spool.grant(name, run)
     proof = spool.prove(name, run, prober)
     stop = spool.stop(name, run)
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
-    state, reason = shown(proof, filed=result is not None, stop=stop)
+    told = said is not None and said.run == run  # by the dispatcher, which asks the engines of runs elsewhere
+    submitted = spool.submitted(grant)
+    if submitted is not None and said is not None and told and said.state == State.SUBMITTED:
+        submitted = said.reason or submitted
+    state, reason = shown(proof, filed=result is not None, stop=stop, submitted=submitted)
+    if proof.verdict is Verdict.UNREACHABLE and said is not None and told:
+        reason = said.reason
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
     if result is not None:
@@ -202,7 +210,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
         started_at_ns=result.started_at_ns
         if result is not None
-        else grant.granted_at_ns
+        else spool.ran_from_ns(grant)
         if grant is not None
         else None,
         ended_at_ns=result.ended_at_ns if result is not None else None,

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
-from spool.core.dependencies import names_in
 from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
@@ -130,6 +129,10 @@ class _Seer:
                 yield f"nothing can be sent to {masked(named)}: {error}"
 
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
+        if not spec.depends_on:
+            return
+        from spool.core.dependencies import names_in
+
         missing = [each for each in names_in(spec) if not self._exists(each)]
         for each in missing[:_MOST_DOUBTS]:
             yield f"depends on {each}, and there is no job of that name; it waits until one is submitted"

@@ -6,6 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spool.core import layout
@@ -138,13 +139,15 @@ def cancel(spool: Spool, name: str) -> str:
 
 
 def _put_away(disk: Disk, path: str, target: str) -> bool:
-    """Move a file into a directory that is made if need be; False if it is gone."""
-    disk.ensure_directory(os.path.dirname(target))
-    try:
+    """Move a file into a directory that is made if need be; False if it is gone.
+
+    Where it cannot be kept, on a full disk or without permission, it goes all the same: nobody needs it there.
+    """
+    with suppress(OSError):
+        disk.ensure_twin(os.path.dirname(target), os.path.dirname(path))
         disk.rename(path, target)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return disk.discard(path)
 
 
 def list_reservations(spool: Spool, *, everything: bool) -> ReservationList:

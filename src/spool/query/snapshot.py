@@ -165,6 +165,8 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, default
         stop=spool.stop(name, run) or memory.stopping.get((name, run)),
         inode=record.inode or 0,
     )
+    if live.elsewhere is not None and (at_ns := spool.ran_from_ns(record)) is not None:
+        live.began_elsewhere(at_ns, boot_ns=0)
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
         live.outlived()

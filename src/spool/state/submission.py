@@ -50,6 +50,10 @@ class QueueTime:
             return QueueTime(self.arrived_at_ns, waited_ns, None)
         return self
 
+    def waited_ns(self, now_ns: int) -> int:
+        """Return how long it has waited by then."""
+        return self.waited_ns_before + (max(0, now_ns - self.clock_at_ns) if self.clock_at_ns is not None else 0)
+
     def line(self, name: str) -> journal.Waits:
         """Return what the journal says of it, of the job *name*."""
         return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)

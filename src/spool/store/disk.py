@@ -247,6 +247,11 @@ class Disk:
             return False
         return True
 
+    def ensure_twin(self, path: str, of: str) -> None:
+        """Create the directory *path*, unless it exists, for those for whom the directory *of* is."""
+        if self.ensure_directory(path):
+            os.chmod(path, stat.S_IMODE(os.stat(of).st_mode))  # whatever the umask
+
     def ensure_staging(self) -> bool:
         """Create the staging directory if it is missing (FORMAT 1.8); return whether there is one now."""
         if not os.path.isdir(self.staging):

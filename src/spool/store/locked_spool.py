@@ -359,7 +359,7 @@ class LockedSpool(Spool):
 
     def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
         """Keep what a reservation said whose file was removed, unless whoever removed it has kept it."""
-        self.disk.ensure_directory(self.layout.at(layout.GONE_RESERVATIONS))
+        self.disk.ensure_twin(self.layout.at(layout.GONE_RESERVATIONS), self.layout.at(layout.RESERVATIONS))
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
 

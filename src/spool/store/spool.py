@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from spool.core import layout
-from spool.core.errors import InvalidJob, InvalidRecord, SpoolUnusable, cannot
+from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -29,7 +29,7 @@ from spool.core.model import (
 from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
-from spool.formats.run_records import ArrayRecord, parse_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 
@@ -75,6 +75,15 @@ class Spool:
     def places(self, name: str) -> list[str]:
         """Return the state directories in which job *name* has a file now."""
         return [place for place in layout.PLACES if status_of(self.layout.job_file(place, name)) is not None]
+
+    def no_such_job(self, verb: str, thing: str, name: str) -> NoSuchJob:
+        """Return the error for a *name* that no job has: cannot *verb* *thing*, and which name was probably meant."""
+        from difflib import get_close_matches
+
+        known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
+        near = get_close_matches(name, known, n=1, cutoff=0.75)
+        remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
+        return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """Whether the file of that inode lies under job *name* in one of *places*.
@@ -265,6 +274,28 @@ class Spool:
         except InvalidRecord:
             jid = None
         return Liveness.ABSENT if jid is None else jid
+
+    def spoke_at_ns(self, name: str, run: int) -> int | None:
+        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
+        status = status_of(self.layout.record(name, run, layout.JID))
+        spoke = status is not None and status.st_size > len(run_records.VOID_JID)
+        return status.st_mtime_ns if status is not None and spoke else None
+
+    def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
+        """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
+        return self._parsed(name, run, layout.ENGINE, run_records.parse_engine)
+
+    def ran_from_ns(self, record: GrantRecord) -> int | None:
+        """Return when a run began: it was started here, or its wrapper has spoken elsewhere; None if it has not."""
+        if record.executor in LOCAL_EXECUTORS:
+            return record.granted_at_ns
+        return self.spoke_at_ns(record.job, record.run)
+
+    def submitted(self, record: GrantRecord | None) -> str | None:
+        """Return that a run waits where it was handed to; None if it has begun, or was started here."""
+        if record is None or record.executor in LOCAL_EXECUTORS or self.ran_from_ns(record) is not None:
+            return None
+        return handed_to(record.executor)
 
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
         """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
