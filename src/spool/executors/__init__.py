@@ -38,7 +38,7 @@ def by_name(
     """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
-        raise InvalidValue(cannot("use", f"executor {name!r}", "there is none of that name", remedy=remedy))
+        raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
     of_its_own = () if name in LOCAL_EXECUTORS else (config, home)
     made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
