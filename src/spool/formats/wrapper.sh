@@ -91,8 +91,8 @@ spool_listen() {
     trap 'spool_signal USR2 0' USR2
 }
 
-# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads /proc
-# byte by byte, which takes longer than its own start; so the process that started this one may have sent
+# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads
+# /proc byte by byte, which takes longer than its own start; so the process that started this one may have sent
 # "PID START_TICKS".
 spool_identify() {
     spool_pid='' spool_ticks=''
