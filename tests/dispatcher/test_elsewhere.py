@@ -20,6 +20,10 @@ from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.formats.run_records import render_engine
+
+
+from spool.executors import Usage
+from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.query.details import job_details
@@ -135,6 +139,25 @@ def test_nothing_is_concluded_from_the_silence_of_a_run_that_its_engine_knows(
     FakeEngine.runs["x", 1].end(0)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_a_run_given_up_by_a_dispatcher_that_was_killed_counts_for_nothing(session: Session) -> None:
+    """Its jid is void and its file waits again, so nobody has requeued it, though its engine still has it as alive."""
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    session.end()
+    spool = session.world.root
+    (spool / "jobs" / "x" / "1" / "jid").write_bytes(VOID_JID)
+    (spool / "running" / "x.toml").rename(spool / "queued" / "x.toml")  # and the journal does not say so
+    assert FakeEngine.runs["x", 1].liveness() is Liveness.ALIVE
+    session.turns(2)
+    session.turns(3)
+    FakeEngine.runs["x", 2].begin()
+    now(session).supervisor.suspect(now(session).state.live["x", 2])
+    session.turns(1)
+    FakeEngine.runs["x", 2].end(0)
+    session.settle()
+    assert [(line.run, line.outcome, line.attempt) for line in history(spool)] == [(2, State.FINISHED, 1)]
 
 
 def test_a_cancel_asks_the_engine_and_forces_it_after_the_grace(session: Session) -> None:

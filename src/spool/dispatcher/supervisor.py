@@ -148,6 +148,8 @@ class Supervisor:
             found = self._liveness(live, handle)
             if live.elsewhere is not None:
                 self._note_begin(live)
+                if found is Liveness.ALIVE and self.concluder.was_given_up(live):
+                    found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
                     return False  # however long it waits there before it says who it is
                 if found is Liveness.ABSENT:
@@ -253,6 +255,9 @@ class Concluder:
 
     def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> bool:
         """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
+        if self.was_given_up(live):
+            live.taken_back_by_engine(None)
+            return True
         if handle.liveness() is Liveness.ALIVE:
             return False
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
@@ -282,6 +287,13 @@ class Concluder:
             return True
         live.resolved(self._explained(live, proof))
         return True
+
+    def was_given_up(self, live: ActiveRun) -> bool:
+        """Whether an earlier dispatcher took the jid of a run, and was killed before that was written down.
+
+        Its job waits again, and nobody has moved its file for that.
+        """
+        return live.adopted and live.stop is None and self._spool.is_void(*live.key)
 
     def spoke_at_ns(self, live: ActiveRun) -> int | None:
         """Return when the wrapper of a run said who it is; None if it has not."""
