@@ -461,7 +461,9 @@ def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark
     by_record, by_jid, by_mark = (bench.engine.adopt(name, 1, None) for name in ("a", "b", "c"))
     by_jid.identified(Jid(1, 1, "b", "-", "n1", "slurm:8"))
     bench.look(
-        line("7", "RUNNING", mark="changed by a plugin"), line("8", "RUNNING", mark="(null)"), line("9", "RUNNING", name="c")
+        line("7", "RUNNING", mark="changed by a plugin"),
+        line("8", "RUNNING", mark="(null)"),
+        line("9", "RUNNING", name="c"),
     )
     assert [run.id for run in (by_record, by_jid, by_mark)] == ["7", "8", "9"]
     assert all(run.liveness() is Liveness.ALIVE for run in (by_record, by_jid, by_mark))
