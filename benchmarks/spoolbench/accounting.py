@@ -16,7 +16,7 @@ _EVERY = 20 * 10**9  # one run ends every 20 s: a million are eight months
 
 
 def accounting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
-    """Write a history of so many runs, with eight GPUs and three users, and add it up. No dispatcher is involved."""
+    """Write a history of many runs, with eight GPUs and three users, and add it up. No dispatcher is involved."""
     engine.prepare(1)
     write(engine.root / "history.jsonl", size.history)
     last_day = str(_render(_FIRST + _EVERY * size.history - 86_400 * 10**9))
@@ -38,7 +38,7 @@ def accounting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 
 
 def collecting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
-    """Remove so many ended runs: each of a job of its own, and all of one job. No dispatcher is involved."""
+    """Remove `size.ended` ended runs: each of a job of its own, and all of one job. No dispatcher is involved."""
     found: Samples = {}
     for metric, jobs in (("gc_jobs", size.ended), ("gc_runs", 1)):
         engine.prepare(1)
@@ -51,7 +51,7 @@ def collecting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 
 
 def end(root: Path, jobs: int, runs: int) -> None:
-    """Write what so many runs of each of so many jobs leave: eight small files each."""
+    """Write what *runs* runs of each of *jobs* jobs leave: eight small files each."""
     from spool.core.model import Result, State
     from spool.formats.history import render_result
 

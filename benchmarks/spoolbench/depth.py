@@ -50,7 +50,7 @@ def depth(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 
 
 def _from_inside(engine: SpoolEngine, size: Size) -> Samples:
-    """Have a dispatcher of this program's own make passes over the same spool; what runs there has ended."""
+    """Have a dispatcher in a process of its own run passes on the same spool; what runs there has ended."""
     (engine.root / "paused").touch()
     argv = [sys.executable, "-c", _INSIDE, str(engine.root), str(10 if size.deep > 1000 else 2)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=size.timeout_s, env=engine.env, check=False)

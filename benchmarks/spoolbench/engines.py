@@ -30,7 +30,7 @@ def spool_command(named: str | None) -> list[str]:
 
 
 class SpoolEngine:
-    """A spool of its own with so many CPUs, and a dispatcher in the foreground."""
+    """A spool of its own with a CPU for each slot, and a dispatcher in the foreground."""
 
     name = "spool"
     opts: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -147,7 +147,7 @@ def _move_aside(directory: str) -> None:
 
 
 def unusable(engine: Any) -> str | None:
-    """Return why a peer cannot be measured here, None if it can: its own install script is to be run first."""
+    """Return why a peer cannot be measured here, None if it can: run its own install script first."""
     try:
         engine.start(1)
         try:

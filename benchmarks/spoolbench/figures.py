@@ -49,7 +49,7 @@ def limited(engine: Any, test: str, key: str, ours: int) -> int:
 
 
 def hold(engine: Any, scratch: Scratch, slots: int) -> None:
-    """Occupy so many slots until the gate opens."""
+    """Occupy *slots* slots until the gate opens."""
     file = scratch.fresh("held")
     for _ in range(slots):
         _must(engine, engine.submit([scratch.stamp, file, "0", scratch.gate]))

@@ -116,7 +116,7 @@ def _machine(trace: Trace) -> Machine:
     workload = _read(trace.path)
     cpus = trace.cpus or workload.cpus
     if cpus is None:
-        raise SpoolError(f"{trace.name}: nothing says how many processors there are; give {trace.name}=CPUS")
+        raise SpoolError(f"{trace.name}: the number of processors is unknown; specify {trace.name}=CPUS")
     return Machine(cpus, _ENDLESS_BYTES, gpus=gpus_like(trace.gpus, workload.coming))
 
 
@@ -209,5 +209,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--loads", nargs="+", type=_load, default=[0.0, 85.0], metavar="PERCENT", help='"own" is the trace\'s own'
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="simulate so many at once")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="simulate N at once")
     return parser

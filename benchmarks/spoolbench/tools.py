@@ -22,9 +22,9 @@ class MissingError(Exception):
 class Scratch:
     """A directory for what one call makes, the stamp program in it, and a gate.
 
-    Nothing in it is deleted before the end. For minutes after a deletion ext4 passes over the inodes that it freed
+    Nothing in it is deleted before the end. For minutes after a deletion ext4 skips the inodes that it freed
     (`recently_deleted` in its `ialloc.c`), looking at each of them again for every new file: after 10,000 deletions
-    a new file costs 0.8 ms instead of 0.03 ms, whoever makes it.
+    a new file costs 0.8 ms instead of 0.03 ms, whichever process creates it.
     """
 
     def __init__(self, parent: str | None) -> None:

@@ -25,10 +25,10 @@ _POLL_S = 0.025
 
 
 class Client:
-    """One spool, read and changed by its files; what needs a dispatcher starts one in the background if none lives.
+    """One spool, read and changed by its files; what needs a dispatcher starts one if none is running.
 
-    What can be expected to fail raises a SpoolError: NoSuchJob where no job has the name, InvalidJob for keys that make
-    no valid job file. What the disk refuses is an OSError.
+    Expected failures raise a SpoolError: NoSuchJob if no job has the name, InvalidJob if the keys make no valid job
+    file. Errors of the disk are OSErrors.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
@@ -137,7 +137,7 @@ class Client:
         return b"".join(read_output(self._spool, name, run_of(self._spool, name, run)))
 
     def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
-        """Return the jobs that wait, run, or ended a short while ago; with *everything* all that ever ended."""
+        """Return active and recently ended jobs; with *everything* all that ever ended."""
         return list_jobs(self._spool, wanted, everything=everything)
 
     def why(self, name: str) -> Explanation:
@@ -150,5 +150,5 @@ class Client:
         return change
 
     def _serve(self) -> None:
-        # It is no error that none can be started: what was asked lies on the disk for whoever comes, and `jobs` tells.
+        # Not an error if none can be started: the request is on the disk for the next one, and `jobs` says so.
         autostart.ensure(self.root)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from calling import Command, put_job
@@ -78,3 +80,34 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
     assert (near.code, near.err.count("\n")) == (3, 0)
     assert near.err.endswith("the spool has no job of that name; did you mean train-model?")
     assert spool(*verb.split(), "xyzzy").err.endswith("`spool ls --all` lists the jobs")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--memory", "10"], '--memory: "10" has no unit'),
+        (["--time-limit", "10x"], '--time-limit: "10x" is not a duration'),
+        (["--cpus", "-1"], "--cpus: must be a whole number >= 0, not -1"),
+        (["--priority", "99999999999999999999"], "--priority: must be a whole number"),
+        (["--retry-max", "x"], '--retry-max: must be a whole number, not "x"'),
+        (["--depends-on", "a/b"], '--depends-on: "a/b" is not a valid job name'),
+        (["--env", "=x"], '--env: "" is not a valid variable name'),
+        (["--resource", "a=b"], '--resource: must be a whole number, not "b"'),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_option(spool: Command, options: list[str], told: str) -> None:
+    """An error of an option names the option: whoever wrote it has seen no file, no line and no made-up name."""
+    said = spool("submit", *options, "--", "true")
+    assert (said.code, said.err.count("\n")) == (4, 0)
+    assert said.err.startswith(f"spool: cannot use this job: {told}")
+    assert " on line " not in said.err
+
+
+def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) -> None:
+    """What the command line changes is named as it was written; what the file has wrong keeps its line."""
+    put_job(spool_root, "a", place="held")
+    put_job(spool_root, "b", 'command = "true"\ncpus = "x"\n', place="held")
+    put_job(spool_root, "c", place="done")
+    assert 'cannot use job a: --memory: "10" has no unit' in spool("edit", "a", "--memory", "10").err
+    assert '"cpus" on line 2: must be a whole number' in spool("edit", "b", "--memory", "10G").err
+    assert 'cannot use job c: --with memory: "10" has no unit' in spool("requeue", "c", "--with", "memory=10").err

@@ -224,13 +224,13 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
         assert code == 0, (verb, code, err)
         lines = [line for line in err.splitlines() if "cannot read" in line]
         assert len(lines) == 1, (verb, err)
-        assert f"{root}/jobs/bad: Permission denied; allow access to it" in lines[0]
+        assert f"{root}/jobs/bad: Permission denied; give yourself access to it" in lines[0]
         assert "waits" in out or verb == "info"
     rows = {row["name"]: row for row in json.loads(found["ls --json"][1])["jobs"]}
     assert rows.keys() == {"waits", "bad"}
     assert (
         rows["bad"]["reason"]
-        == f"cannot read {root}/jobs/bad: Permission denied; allow access to it, see chmod(1) and chown(1)"
+        == f"cannot read {root}/jobs/bad: Permission denied; give yourself access to it with chmod(1) or chown(1)"
     )
     for verb in ("show bad", "log bad"):
         code, out, err = found[verb]

@@ -18,8 +18,8 @@ NEVER = [
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
     (("--resource", "licence=1"), "never fits: "),
     (("--executor", "slurm"), "cannot start: this version of spool has no executor 'slurm'"),
-    (("--notify", "someone"), "nothing can be sent to someone: it is no URL"),
-    (("--depends-on", "nosuch"), "depends on nosuch, and there is no job of that name"),
+    (("--notify", "someone"), "cannot send anything to someone: it is neither a URL"),
+    (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
 
 

@@ -431,7 +431,7 @@ def test_log_of_a_job_that_has_not_begun_says_why(spool: Command, spool_root: Pa
         "waits": "it has not run yet: queued, no dispatcher is running",
         "parked": "it has not run yet: held",
         "bad": 'it has not run yet: invalid, unknown key "comand"',
-        "after": "it never began: dependency: x ended as failed",
+        "after": "it never started: dependency: x ended as failed",
         "silent": "run 1 has left no such file",
     }
     for name, why in expected.items():

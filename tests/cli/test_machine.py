@@ -109,7 +109,7 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
     """
     cards = (
         Gpu("GPU-0", 0, "A100", 80 * GIB, 68 * GIB, foreign=(ForeignProcess(4711, "gone", 12 * GIB),)),
-        Gpu("GPU-9", 9, "A100", 80 * GIB, None, problem="NVML does not list it any more"),
+        Gpu("GPU-9", 9, "A100", 80 * GIB, None, problem="NVML no longer lists it"),
     )
     machine = MachineView(
         cpus=8,
@@ -127,13 +127,13 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
         seen = {index: gpu["why_not"] for index, gpu in by_index(asked(spool, "gpus")).items()}
         assert seen == {
             0: "GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool",
-            9: "GPU 9: NVML does not list it any more",
+            9: "GPU 9: NVML no longer lists it",
         }
         assert by_index(asked(spool, "info")) == by_index(asked(spool, "gpus"))
         reason = "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
         assert asked(spool, "plan")["waits"][0]["reason"].startswith(reason)
         assert reason in spool("why", "waits").out
-        assert "GPU 9 (GPU-9): NVML does not list it any more" in spool("doctor").out
+        assert "GPU 9 (GPU-9): NVML no longer lists it" in spool("doctor").out
         os.utime(spool_root / "state.json", (1, 1))  # it has been silent for long
         assert set(by_index(asked(spool, "gpus"))) == {0, 1, 2, 3}
     finally:

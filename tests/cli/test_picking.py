@@ -115,7 +115,7 @@ def test_the_last_job_is_the_one_this_user_submitted_last(spool: Command, spool_
 def test_without_a_last_job_that_is_said(spool: Command, spool_root: Path) -> None:
     """In a spool without jobs of this user `@` is an error that says what to do."""
     said = spool("cancel", "@")
-    assert (said.code, "name the job" in said.err) == (3, True)
+    assert (said.code, "specify a job name" in said.err) == (3, True)
     assert spool("submit", "--name", "@", "--", "true").code != 0
 
 

@@ -87,7 +87,7 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
         (("--gpus", "5", "--duration", "1h"), "7 GPUs would be reserved beside first"),
         (("--gpus", "3", "--duration", "1h"), "5 GPUs would be reserved beside first, the machine has 4"),
         (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
-        (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would have ended already"),
+        (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would already be over"),
     ],
 )
 def test_what_cannot_stand_is_refused_and_not_written(
@@ -111,7 +111,7 @@ def test_what_cannot_stand_is_refused_and_not_written(
         (("a", "--gpus", "1", "--start", "someday", "--duration", "1h"), 2, "--start"),
         (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
         (("a", "--gpus", "0", "--duration", "1h"), 4, "not a number of GPUs"),
-        (("../a", "--gpus", "1", "--duration", "1h"), 2, "nothing can have that name"),
+        (("../a", "--gpus", "1", "--duration", "1h"), 2, "the name is not valid"),
     ],
 )
 def test_mistakes_are_told(spool: Command, spool_root: Path, words: tuple[str, ...], code: int, why: str) -> None:
@@ -127,7 +127,7 @@ def test_a_name_is_used_once(spool: Command, spool_root: Path) -> None:
     assert spool("reserve", "create", "a", "--gpus", "1", "--duration", "1h").code == 0
     before = (spool_root / "reservations" / "a.toml").read_bytes()
     said = spool("reserve", "create", "a", "--gpus", "1", "--start", "+3h", "--duration", "1h")
-    assert (said.code, "there is one of that name" in said.err) == (1, True)
+    assert (said.code, "a reservation with this name exists" in said.err) == (1, True)
     assert (spool_root / "reservations" / "a.toml").read_bytes() == before
 
 
@@ -143,7 +143,7 @@ def test_where_nvml_does_not_answer_what_is_kept_by_index_still_conflicts(spool:
     four.error("nvmlInitWithFlags", 999)
     said = spool("reserve", "create", "b", "--gpus", "2", "--duration", "1h")
     assert said.code == 0
-    assert "is unknown: NVML" in said.err
+    assert "how many GPUs there are: NVML" in said.err
 
 
 def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> None:

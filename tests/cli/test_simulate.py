@@ -163,7 +163,7 @@ def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
     (fifo,) = found["policies"]
     assert [(one["name"], one["wait_ns"]) for one in fifo["longest_waits"]] == [("train", 50 * S), ("eval", 0)]
     assert fifo["gpu_utilisation"] == 250 / 300
-    assert "give --cpus, or --gpus" in spool("simulate", path).err
+    assert "specify --cpus, or --gpus" in spool("simulate", path).err
     packed = tmp_path / "gpus.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert "GPUs in use" in spool("simulate", packed, "--gpus", 2).out
@@ -211,11 +211,11 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
         (("small.swf", "--policy", "random"), 2, f"the policies are {', '.join(SimulatedPolicy)}"),
         (("small.swf", "--policy", ","), 2, "--policy is empty"),
         (("gone.swf",), 1, "No such file"),
-        (("bad.swf",), 4, "line 1: has something in it that is no number"),
-        (("bare.swf",), 2, "give --cpus"),
+        (("bad.swf",), 4, "line 1: contains something that is not a number"),
+        (("bare.swf",), 2, "specify --cpus"),
         (("cut.swf.gz",), 1, "cannot read the trace"),
         (("small.swf", "--plot", "x.pdf"), 2, "a .png or an .svg"),
-        (("--history",), 4, "no run of it has both begun and ended"),
+        (("--history",), 4, "no run in it has both started and ended"),
         (("small.swf", "--limits", "0.5", "--no-limits"), 2, "cannot be combined"),
         (("small.swf", "--limits", "50"), 2, "--limits"),
         (("small.swf", "--scale-load", "0"), 2, "--scale-load"),

@@ -136,6 +136,15 @@ def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_
     assert os.listdir(spool_root / "queued") == []
 
 
+@pytest.mark.parametrize("words", [["-p", "9" * 5000], ["--cpus", "9" * 5000]], ids=["-p", "--cpus"])
+def test_a_number_of_thousands_of_digits_is_wrong_like_any_other(spool: Command, words: list[str]) -> None:
+    """It is told in a line, cut short: Python refuses to read such a number."""
+    said = spool("submit", *words, "--", "true")
+    assert said.code != 0
+    assert "must be a whole number" in said.err
+    assert len(said.err) < 400
+
+
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
 def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, name: str) -> None:
     """What is not a valid job name is refused as a usage error."""
@@ -427,7 +436,7 @@ def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
     spec = jobfile.parse((spool_root / "queued" / "second.toml").read_bytes(), name="second")
     assert spec.depends_on.all == ("first",)
     assert spool("submit", *way, "-d", "second", "--name", "second", "--replace", "--", "true").code == 4
-    assert "no job of that name" in spool("submit", *way, "-d", "none", "--", "true").err
+    assert "which does not exist" in spool("submit", *way, "-d", "none", "--", "true").err
 
 
 def test_the_plain_case_needs_no_library(spool_root: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: st
 
 def test_a_verb_that_is_none_is_told_where_all_are_listed(spool: Command) -> None:
     """Once."""
-    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists them"
+    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists the commands"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
     put_job(spool_root, "a")
     monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(OSError(28, "No space left on device", "/x")))
     said = spool("ls")
-    assert (said.code, said.err) == (5, "spool: cannot use /x: No space left on device; make room on the disk")
+    assert (said.code, said.err) == (5, "spool: cannot use /x: No space left on device; free up space on the disk")
     monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         spool("ls")
@@ -231,7 +231,10 @@ def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_pa
     link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)
     said = spool("--spool", link, "ls")
-    assert (said.code, said.err) == (5, f"spool: cannot open spool: {link}: no spool there; make one with `spool init`")
+    assert (said.code, said.err) == (
+        5,
+        f"spool: cannot open spool: {link}: no spool there; create one with `spool init`",
+    )
     assert spool("--spool", link, "init").out == f"created a spool in {link}\n"
     assert (real / "queued").is_dir()
     assert Spool.open(str(link)).root == str(real)

@@ -406,7 +406,7 @@ def test_what_cannot_be_locked_anew_is_told_once_and_tried_after_growing_pauses(
         real = lock._locked_file
         monkeypatch.setattr(lock, "_locked_file", lambda path, deadline: tries.append(path) or real(path, deadline))
         session.turns(20)
-        text = "cannot lock the spool anew: .lock: it is no regular file; move what is in the way to another place"
+        text = "cannot lock the spool again: .lock: it is not a regular file; move what is in the way somewhere else"
         assert [text in problem for problem in session.now.confinement.problems()] == [True]
         assert [text in message for message in caplog.messages].count(True) == 1
         assert len(tries) == 1

@@ -219,5 +219,5 @@ def test_an_array_whose_tasks_would_fill_the_disk_is_refused(session: Session) -
     look(session)
     session.settle()
     told = path.with_suffix(".toml.error").read_text()
-    assert "each of its 100,000 tasks is a file of 19.6 KiB, which is 1.9 GiB together, and may be 1 GiB" in told
+    assert "each of its 100,000 tasks is a file of 19.6 KiB: 1.9 GiB in total, and the maximum is 1 GiB" in told
     assert not list(Path(session.world.staging).glob("**/*.toml"))

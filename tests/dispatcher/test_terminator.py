@@ -105,5 +105,5 @@ def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], capl
         clock[0] = timer.at_ns or clock[0]
     assert gone == [[], [], [], [live]]
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot see which processes are to be ended: Cannot allocate memory; trying again"
+        "cannot find out which processes to end: Cannot allocate memory; trying again"
     ]

@@ -22,14 +22,11 @@ SCANNED = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "benchmarks",
     "contrib",
     "docs",
     "examples",
-    "src/spool/cli",
-    "src/spool/client",
-    "src/spool/core",
-    "src/spool/state",
-    "src/spool/testing",
+    "src",
 )
 
 # A regular expression (a space stands for any white space, case does not matter) -> what to say instead.

@@ -564,7 +564,7 @@ def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tm
         assert not (served.root / ".tmp" / "dispatcher.start").exists()
         assert f"pid {pid}" in (info := served.spool("info").stdout)
         assert "ITS .lock WAS DELETED OR REPLACED" in info
-        assert f"the dispatcher with pid {pid} lives" in served.spool("doctor").stdout
+        assert f"while the dispatcher with pid {pid} is running" in served.spool("doctor").stdout
         assert served.run("--once") == 0  # another one lives
         assert not (served.root / ".lock").exists()
         os.kill(pid, signal.SIGCONT)
@@ -578,8 +578,8 @@ def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tm
         lines = served.said()[said:].splitlines()
         assert "Traceback (most recent call last):" not in lines
         assert lines[-1] == (
-            f"spool: cannot go on serving {served.root}: the directory is gone; "
-            "what runs goes on; this dispatcher leaves"
+            f"spool: cannot keep serving {served.root}: the directory is gone; "
+            "active runs continue; the dispatcher exits"
         )
         os.rename(tmp_path / "moved", served.root)
         (served.root / "running" / "long.toml").unlink()
@@ -633,7 +633,9 @@ def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> 
     assert served.run("--once") == 5
     assert f"cannot make a spool: {queued}: Not a directory; move what is in the way" in served.said()
     served.begin()
-    wait_for(lambda: f"{lock}: it is no regular file; move what is in the way" in served.said() or not served.lives())
+    wait_for(
+        lambda: f"{lock}: it is not a regular file; move what is in the way" in served.said() or not served.lives()
+    )
     lock.rmdir()
     text = f"cannot serve {served.root}: {queued}: Not a directory; move what is in the way"
     wait_for(lambda: text in served.said() or not served.lives())

@@ -205,9 +205,9 @@ def test_several_hooks_of_an_event_run_in_order(served: Served) -> None:
     served.drop("x", ["/bin/true"])
     assert served.run() == 0
     assert ledger(served) == [["zero"], ["one"], ["two"]]
-    assert "hooks/finished.d/15-plain: it is not run: it is not executable" in served.said()
-    assert "hooks/finnished: no event has that name, did you mean finished?" in served.said()
-    assert "hooks/finished.d/15-plain: it is not run: it is not executable" in served.spool("doctor").stdout
+    assert "hooks/finished.d/15-plain: does not run: it is not executable" in served.said()
+    assert "hooks/finnished: no such event, did you mean finished?" in served.said()
+    assert "hooks/finished.d/15-plain: does not run: it is not executable" in served.spool("doctor").stdout
 
 
 def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Served) -> None:
@@ -235,8 +235,8 @@ def test_hooks_that_others_can_write_are_not_run(served: Served) -> None:
     assert served.run() == 0
     assert ledger(served) == []
     problems = " ".join(served.state()["problems"])
-    assert "hooks/finished: it is not run: everybody may write it" in problems
-    assert "hooks/failed.d: no hook in it is run: everybody may write it" in problems
+    assert "hooks/finished: does not run: everyone can write to it" in problems
+    assert "hooks/failed.d: none of its hooks run: everyone can write to it" in problems
 
 
 # --- bad hooks ----------------------------------------------------------------------------------------------------
@@ -244,15 +244,15 @@ def test_hooks_that_others_can_write_are_not_run(served: Served) -> None:
 BAD = {
     "fails": ("exit 3", "exit code 3"),
     "dies": ("kill -9 $$", "signal 9"),
-    "hangs": ("trap '' TERM; echo before; sleep 600", "it took longer than 0.3 s and was ended"),
+    "hangs": ("trap '' TERM; echo before; sleep 600", "it took longer than 0.3 s and was killed"),
     "prints megabytes": ("head -c 5000000 /dev/zero | tr '\\0' 'x'", "the rest of its output was cut off"),
     "reads nothing": ("exec <&-", None),
-    "leaves a process behind": ("sleep 600 & sleep 600 <&- & exit 0", "2 processes that it left behind were ended"),
-    "leaves a daemon behind": ("setsid sh -c 'sleep 600 & sleep 600' & exit 0", "that it left behind were ended"),
+    "leaves a process behind": ("sleep 600 & sleep 600 <&- & exit 0", "killed 2 processes that it left behind"),
+    "leaves a daemon behind": ("setsid sh -c 'sleep 600 & sleep 600' & exit 0", "processes that it left behind"),
     "has no first line": ("#! /no/such/interpreter\n", "it cannot be executed"),
     "kills its parent": (
         '[ "$SPOOL_JOB" = two ] || kill -9 $PPID',
-        "it has ended the process of the listeners 3 times",
+        "it has crashed the listeners' process 3 times",
     ),
     "stops its parent": ("kill -STOP $PPID; sleep 0.1; kill -CONT $PPID", None),
 }
@@ -429,7 +429,7 @@ def test_a_gate_that_kills_its_process_is_a_no_in_the_end(served: Served) -> Non
     served.drop("x", ["/bin/true"])
     served.drop("y", ["/bin/true"])
     served.wait_place("x", "held")
-    assert served.wait_reason("x", "ended the process that asks").startswith("hook submitting: ")
+    assert served.wait_reason("x", "crashed the listeners' process").startswith("hook submitting: ")
     served.wait_done("y")
 
 

@@ -70,7 +70,7 @@ def test_a_plugin_that_kills_its_process_when_it_is_imported_is_left_out(tmp_pat
     count = f"with open({str(loads)!r}, 'a') as file: file.write('.')\n"
     spool = with_plugins(tmp_path, bad=f"import os\n{count}os.kill(os.getpid(), 9)\n")
     hook(spool, "finished")
-    refused = "loading the plugins has ended the process"
+    refused = "loading the plugins has crashed the process"
     spool.start()
     try:
         spool.drop("x", ["/bin/true"])

@@ -320,7 +320,7 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
     result = served.wait_done("never")
     assert result is not None
     assert result["outcome"] == "failed"
-    assert result["reason"] == "could not start: the wrapper ended before it could say who it is"
+    assert result["reason"] == "could not start: the wrapper ended before it could identify itself"
     assert served.record("never", "jid") == "void\n"
 
 

@@ -33,13 +33,14 @@ class Commands:
         self.ordered: list[tuple[str, ...]] = []
 
     def order(self, command: Command) -> int:
-        self.ordered.append(command.arguments)
+        words = os.path.basename(command.arguments[0]), *command.arguments[1:]
+        self.ordered.append(words)
         self.open[len(self.ordered)] = command
         return len(self.ordered)
 
     def answer(self, program: str, status: int | None = 0, out: str = "", err: str = "") -> int:
         """Answer the oldest open order of *program*; return its number."""
-        number = next(number for number, command in self.open.items() if command.arguments[0] == program)
+        number = next(number for number in self.open if self.ordered[number - 1][0] == program)
         del self.open[number]
         self.ended.append((number, CommandEnd(status, out, err)))
         return number
@@ -121,7 +122,7 @@ class Bench:
     def look(self, *lines: str, status: int | None = 0, err: str = "") -> set[str]:
         """Have the engine ask about all jobs, and answer with those lines."""
         self.work(100)
-        if any(command.arguments[0] == "scontrol" for command in self.commands.open.values()):
+        if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
             self.commands.answer("scontrol", out="ClusterName = lab\n")
             self.work()
         self.commands.answer("squeue", status, "".join(f"{line}\n" for line in lines), err)
@@ -146,6 +147,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench(tmp_path)
     monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: made.now_ns)
     monkeypatch.setattr("spool.executors.slurm.shutil.which", lambda program: f"/bin/{program}")
+    made.look()  # it has said which cluster it is
     return made
 
 
@@ -373,6 +375,8 @@ def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench
     bench.look(line("7", "NODE_FAIL", node="n1"))
     bench.commands.answer("sinfo", out="n1\tidle\n")
     assert bench.work() == {"a"}
+    assert run.liveness() is Liveness.ALIVE
+    bench.now_ns += cluster.GRACE_NS
     assert run.liveness() is Liveness.GONE
 
 
@@ -470,6 +474,17 @@ def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark
     assert bench.engine.adopt("a", 1, None) is by_record
 
 
+def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
+    """A dispatcher was killed after it took the jid: the next one has the job wait again, and ends what arrives."""
+    bench.folder.put_record("a", 1, layout.JID, VOID_JID)
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
+    run = bench.engine.adopt("a", 1, None)
+    assert run.liveness() is Liveness.ABSENT
+    bench.engine.forget(run)
+    bench.look(line("7", "PENDING"))
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
 def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
     """The id is known, and written once there is room; a spool that cannot have a name starts nothing."""
     run = bench.start()
@@ -529,7 +544,7 @@ def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
         monkeypatch.setenv(variable, "x")
     bench.start()
     bench.work()
-    (command,) = (each for each in bench.commands.open.values() if each.arguments[0] == "sbatch")
+    (command,) = (each for each in bench.commands.open.values() if each.arguments[0].endswith("sbatch"))
     assert command.environment is not None
     assert {key for key in command.environment if key.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF"}
     assert command.environment["SPOOL_DIR"] == bench.folder.root

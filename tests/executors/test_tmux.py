@@ -320,7 +320,7 @@ def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> Non
         executor.forget(spool, [("a.b", 1), ("a", 2)])
         assert server.cmd("list-sessions", "-F", "#{session_name}").stdout == ["a~b/2"]
         executor.forget(spool, [("a.b", 2)])
-        with pytest.raises(SpoolError, match="there is no session of run 2"):
+        with pytest.raises(SpoolError, match="run 2 has no session"):
             executor.attach(spool, "a.b", 2, read_only=False)
     finally:
         server_of(spool).cmd("kill-server")

@@ -72,7 +72,7 @@ def test_odd_columns_and_lines_are_told_once() -> None:
         ("submit,cpus\n0,1\n", "line 1: has no column run_time"),
         ("submit,run_time,submit\n0,1,0\n", "line 1: names the column submit twice"),
         ("submit,run_time\n0,1\n0,soon\n", "line 3: run_time: "),
-        ("submit,run_time,cpus\n0,1,two\n", "line 2: cpus: 'two' is no number"),
+        ("submit,run_time,cpus\n0,1,two\n", "line 2: cpus: 'two' is not a number"),
         ("submit,run_time\n1e99,1\n", "too large"),
         ("submit,run_time\nnow!,1\n", "neither a number of seconds nor a time"),
         ("submit,run_time,memory\n0,1,3X\n", "line 2: memory: "),

@@ -22,7 +22,7 @@ KNOWN = Gpu(
     utilisation_percent=87,
     memory_utilisation_percent=0,
 )
-UNKNOWN = Gpu("GPU-b", 4, "", None, None, problem="NVML does not list it any more")
+UNKNOWN = Gpu("GPU-b", 4, "", None, None, problem="NVML no longer lists it")
 
 
 def told(machine: MachineView) -> GpusTold | None:

@@ -62,7 +62,7 @@ def test_where_no_limit_is_known_the_run_times_stand_for_them() -> None:
     trace = swf.parse(f"{line(run=50)}\n{line(run=0)}\n", "t")
     assert [job.spec.time_limit_ns for job in trace.coming] == [50 * S, S]
     assert trace.warnings == (
-        "no job states a requested time; the run times stand for them, exact as real limits are not",
+        "no job states a requested time; the run times serve as limits, more exact than real ones",
     )
 
 
@@ -112,15 +112,15 @@ def test_names_are_in_the_order_of_the_file_and_each_once(numbers: tuple[int, ..
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"{line()}\n1 two 3\n", "line 2: has something in it that is no number"),
+        (f"{line()}\n1 two 3\n", "line 2: contains something that is not a number"),
         (
             "1 2 3",
             "it has no job that ran; 1 line has more or fewer than 18 columns, line 1 first; "
-            "what is missing is taken as unknown, what is too many is ignored",
+            "missing columns count as unknown, extra ones are ignored",
         ),
-        (line().replace("60", "x"), "line 1: has something in it that is no number"),
-        (line().replace("60", "nan"), "line 1: has something in it that is no number"),
-        (line().replace("60", "9" * 30), "line 1: has a number in it that is too large"),
+        (line().replace("60", "x"), "line 1: contains something that is not a number"),
+        (line().replace("60", "nan"), "line 1: contains something that is not a number"),
+        (line().replace("60", "9" * 30), "line 1: contains a number that is too large"),
         ("; MaxProcs: 1\n", "it has no job that ran"),
         ("", "it has no job that ran"),
     ],

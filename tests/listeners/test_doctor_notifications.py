@@ -38,7 +38,7 @@ to = "all"
 """
     ((check, level, said),) = found(spool_root, text)
     assert (check, level) == ("notify", Level.OK)
-    assert said.startswith("3 receivers")
+    assert said.startswith("3 recipients")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ to = "all"
         (f"nosuch://{SECRET}", "does not understand"),
         (f"discord://{SECRET}", "does not understand"),
         ("me", "circle"),
-        ("http://", "no URL"),
+        ("http://", "not a URL"),
     ],
 )
 def test_a_receiver_that_cannot_be_reached_is_named_without_its_secret(
@@ -69,7 +69,7 @@ def test_secrets_that_others_read_are_a_finding(spool_root: Path) -> None:
     spool_root.chmod(0o755)
     ((_, level, said),) = found(spool_root, text, 0o644)
     assert level is Level.WARN
-    assert "others can read it" in said
+    assert "readable by others" in said
 
 
 def test_what_is_not_installed_or_not_writable_is_a_finding(
@@ -77,6 +77,6 @@ def test_what_is_not_installed_or_not_writable_is_a_finding(
 ) -> None:
     """Both extras are looked for where the configuration needs them, and so is the directory of node_exporter."""
     assert found(spool_root, f'metrics = "{tmp_path}/spool.prom"')[0][:2] == ("metrics", Level.OK)
-    assert "is not there" in found(spool_root, f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][2]
+    assert "does not exist" in found(spool_root, f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][2]
     monkeypatch.setitem(sys.modules, "apprise", None)
     assert "not installed" in found(spool_root, 'contacts = { me = "mailto://example.org" }')[0][2]

@@ -192,7 +192,7 @@ def test_tries_are_bounded(tmp_path: Path, web: WebServer, caplog: pytest.LogCap
     told.of(FAILED, f"http://{HOST}:{web.port}/")
     wait_for(lambda: told.done)
     assert len(web.requests) == 3
-    assert "gave up telling" in caplog.text
+    assert "gave up notifying" in caplog.text
     told.notifier.close()
 
 
@@ -300,7 +300,7 @@ def test_no_secret_of_an_address_is_logged(
     wait_for(lambda: told.done)
     told.notifier.close()
     said = caplog.text + "".join(capfd.readouterr())
-    assert "cannot tell" in said or "gave up telling" in said
+    assert "cannot notify" in said or "gave up notifying" in said
     assert SECRET not in said
     assert address.partition(":")[0][:3] in said
 
@@ -313,7 +313,7 @@ def test_whoever_can_read_the_secrets_is_said(told: Told, tmp_path: Path, caplog
     config.chmod(0o644)
     tmp_path.chmod(0o700)
     told.hear(FAILED)
-    assert "others can read it" not in caplog.text
+    assert "readable by others" not in caplog.text
     tmp_path.chmod(0o755)
     for number in range(3):
         told.hear(replace(FAILED, id=f"{number}"))

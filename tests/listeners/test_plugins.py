@@ -58,11 +58,11 @@ UNFIT = {
     "an asynchronous generator": "@hookimpl\nasync def spool_submitting(event):\n    yield 'no'\n",
 }
 WHY = {
-    "a wrapper": "it is a wrapper, and plugins are called one by one",
-    "an old wrapper": "it is a wrapper, and plugins are called one by one",
-    "a generator": "it is a generator, and would only be begun",
-    "a coroutine function": "it is a coroutine function, and nobody would await it",
-    "an asynchronous generator": "it is a coroutine function, and nobody would await it",
+    "a wrapper": "it is a wrapper, but plugins are called one by one",
+    "an old wrapper": "it is a wrapper, but plugins are called one by one",
+    "a generator": "it is a generator and would never run to its end",
+    "a coroutine function": "it is a coroutine function and nothing would await it",
+    "an asynchronous generator": "it is a coroutine function and nothing would await it",
 }
 
 

@@ -312,7 +312,7 @@ def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(
     watch(patience_ns=0)
     os.kill(watch.watcher.helper_pid or 0, signal.SIGSEGV)
     look = watch()
-    assert look.problem == "NVML: the process that asks NVML ended, signal 11"
+    assert look.problem == "NVML: the process that queries NVML ended, signal 11"
     fake_nvml.mend()
     assert problems(watch()) == {"GPU-a": None}
 
@@ -360,7 +360,7 @@ def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(
     assert problems(look) == {"GPU-a": None, "GPU-b": "GPU is lost", "GPU-c": None}
     assert look.problem is None
     look = watch()
-    assert problems(look) == {"GPU-a": None, "GPU-b": "NVML does not list it any more", "GPU-c": None}
+    assert problems(look) == {"GPU-a": None, "GPU-b": "NVML no longer lists it", "GPU-c": None}
     assert [gpu.index for gpu in look.gpus] == [0, 1, 2]
     fake_nvml.gpu("GPU-b", bus=1)
     assert watch().gpus == before.gpus

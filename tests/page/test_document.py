@@ -190,7 +190,7 @@ def test_problems_are_told_first(spool_root: Path) -> None:
 def test_a_damaged_view_is_told(spool_root: Path) -> None:
     """A `state.json` that is not JSON leaves a page that says so."""
     (spool_root / "state.json").write_bytes(b'{"version": 1, "at_')
-    assert "state.json cannot be understood" in the_page(spool_root).text
+    assert "state.json is not readable" in the_page(spool_root).text
 
 
 def test_a_history_that_cannot_be_read_is_told(spool_root: Path) -> None:

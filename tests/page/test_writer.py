@@ -218,7 +218,7 @@ def test_what_the_key_cannot_be(stated: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("stated", "told"),
     [
-        ("status.html", "it is written to {root}/status.html"),
+        ("status.html", "written to {root}/status.html"),
         ("{root}/none/x.html", "{root}/none/x.html cannot be written"),
         ("{root}/taken.html", "{root}/taken.html cannot be written"),
         (None, None),

@@ -239,6 +239,15 @@ class Cluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def path_with(directory: Path, program: str, text: str) -> str:
+    """Put a script before one of Slurm's programs, `$real` in it, and return the PATH that finds the script first."""
+    directory.mkdir(exist_ok=True)
+    path = directory / program
+    path.write_text(f"#!/bin/sh\nreal={shutil.which(program)}\n{text}\n")
+    path.chmod(0o755)
+    return f"{directory}{os.pathsep}{os.environ['PATH']}"
+
+
 def _free_ports(number: int) -> list[int]:
     """Return ports that nobody listens on now."""
     sockets = [socket.socket() for _ in range(number)]

@@ -162,7 +162,7 @@ def test_what_is_no_lock_file_is_not_a_dispatcher(path: str, make: Callable[[str
     """A directory, a link or a FIFO of that name is no living dispatcher, hangs no look, and stops one."""
     make(path)
     assert not dispatcher_lives(path)
-    with pytest.raises(FileExistsError, match="no regular file"):
+    with pytest.raises(FileExistsError, match="not a regular file"):
         hold(path, wait_s=0)
 
 
@@ -258,7 +258,7 @@ def test_a_spool_that_is_gone_is_not_served(spool_lock: str, put: str | None) ->
         os.rename(root, f"{root}.moved")
         if put is not None:
             os.makedirs(f"{root}/queued")
-        with pytest.raises(SpoolUnusable, match="cannot go on serving"):
+        with pytest.raises(SpoolUnusable, match="cannot keep serving"):
             lock.keep()
         assert not lock.held
         if put is not None:

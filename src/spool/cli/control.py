@@ -13,6 +13,7 @@ from spool.cli import joboptions, render
 from spool.cli.common import (
     ensure_dispatcher,
     for_each,
+    in_options,
     made,
     named,
     names_argument,
@@ -24,7 +25,7 @@ from spool.cli.common import (
 )
 from spool.cli.group import Verb, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
@@ -237,7 +238,10 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
         from spool.store.glance import defaults_of
 
         new = jobfile.edited(text, changes, name=name)
-        jobfile.parse(new, name=name, defaults=defaults_of(root))
+        try:
+            jobfile.parse(new, name=name, defaults=defaults_of(root))
+        except InvalidJob as error:
+            raise in_options(error, f"job {name}", changes.keys(), "--with") from None
         return new
 
     return rewritten

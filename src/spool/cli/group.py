@@ -259,7 +259,7 @@ class Subverbs(click.Group):
         """Find the verb, or list those that there are."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             known = ", ".join(self.commands)
-            raise UsageError(f"unknown command {args[0]!r} of `{ctx.command_path}`; the commands are {known}")
+            raise click.UsageError(f"unknown command {args[0]!r}; the commands are {known}", ctx)
         return super().resolve_command(ctx, args)
 
 

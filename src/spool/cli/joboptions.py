@@ -110,6 +110,9 @@ def keys_of(values: Values) -> dict[str, object]:
     return keys
 
 
+_MOST_DIGITS = 1000  # Python refuses to read numbers of some thousands
+
+
 def _number(text: str) -> object:
     try:
         return int(text) if text.isdecimal() else float(text)
@@ -126,7 +129,8 @@ def _names(given: Iterable[str]) -> list[str]:
 
 
 def _count(given: list[str]) -> object:
-    return int(given[-1]) if given[-1].isascii() and given[-1].isdecimal() else given[-1]
+    digits = given[-1].removeprefix("-")
+    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else given[-1]
 
 
 def _codes(given: list[str]) -> list[object]:

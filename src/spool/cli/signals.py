@@ -65,7 +65,7 @@ def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: 
 def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
     name = text.upper().removeprefix("SIG")
     found = _KNOWN.get(name)
-    if found is None and text.isascii() and text.isdigit() and int(text) in set(_KNOWN.values()):
+    if found is None and re.fullmatch("[0-9]{1,3}", text) and int(text) in set(_KNOWN.values()):
         found = signal.Signals(int(text))
     if found is None:
         last = names[-1].upper().removeprefix("SIG") if names else ""

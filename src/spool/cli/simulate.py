@@ -191,7 +191,7 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
     ]
     left_out = f" (left out: {', '.join(filter(None, left))})" if any(left) else ""
     render.say(f"{workload.source}: {count_of(len(setup.coming), 'job')} on {_in_words(setup.machine)}{left_out}")
-    load = render.percent(setup.load) or "none, for all jobs come at once"
+    load = render.percent(setup.load) or "none, as all jobs arrive at once"
     changed = "" if setup.load == setup.load_of_source else f" (unscaled: {render.percent(setup.load_of_source)})"
     render.say(f"time limits: {setup.limits_stated} of {len(setup.coming)} jobs state one; load: {load}{changed}")
     if workload.guessed_limits:

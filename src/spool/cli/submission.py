@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
-from spool.cli.common import ensure_dispatcher
+from spool.cli.common import ensure_dispatcher, in_options
 from spool.cli.group import tell
 from spool.cli.render import progress
 from spool.client import submit
 from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
-from spool.core.errors import InvalidValue, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.store.glance import defaults_of
@@ -89,7 +89,11 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     if name is None:
         stem = what.stem or fastsubmit.stem_of(command)
         name = fastsubmit.fresh_name(stem, lambda name: submit.ever_used(root, name))
-    return Wanted(checked_name(name), checked(name, keys, root), held)
+    try:
+        return Wanted(checked_name(name), checked(name, keys, root), held)
+    except InvalidJob as error:
+        what = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise in_options(error, what, keys.keys()) from None
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:

@@ -126,7 +126,7 @@ def _part(used: int | None, given: int | None) -> float | None:
 
 def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if not run.ended:
-        return Advice(notes=("it has not ended yet: ask again afterwards",))
+        return Advice(notes=("it has not ended yet: try again afterwards",))
     if not run.started:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):

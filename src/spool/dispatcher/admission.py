@@ -64,7 +64,7 @@ class Admission:
         self._cancels: dict[tuple[str, int], _CancelReview] = {}
         self._allowed: set[tuple[str, int]] = set()  # runs whose cancel nobody minds
         self._replies: list[Reply] = []  # whose consequences are not drawn yet
-        self._asked: frozenset[EventName] = frozenset()  # what was to be reviewed in the last pass
+        self._asked: frozenset[EventName] = frozenset()  # what needed a review in the last pass
 
     @property
     def waiting(self) -> bool:
@@ -88,7 +88,7 @@ class Admission:
         return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self._allowed]
 
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
-        """Return those of *starts* that nobody is to be asked about, or that were allowed; ask about the others.
+        """Return those of *starts* that need no answer, or that were allowed; ask about the others.
 
         Each comes with what hooks want its wrapper to say.
         """
@@ -104,7 +104,7 @@ class Admission:
         return allowed
 
     def may_stop(self, live: ActiveRun, stop: Stop) -> bool:
-        """Whether the run may be stopped now; if that is to be reviewed first, it is, and goes on until then."""
+        """Whether the run may be stopped now; if that needs a review, begin it: the run goes on until then."""
         if stop.kind is not StopKind.CANCEL:
             self.forget([live])  # it ends whatever the answer is
             return True
@@ -160,7 +160,7 @@ class Admission:
                 del self._starts[name]
 
     def _review_no_more(self) -> None:
-        """After a change of what is to be reviewed: what nobody reviews any more need not wait."""
+        """After a change of what needs a review: what needs none any more does not wait."""
         if EventName.SUBMITTING not in self._asked:
             for name in self._starts:
                 if (job := self._state.jobs.get(name)) is not None:

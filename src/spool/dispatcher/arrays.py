@@ -43,11 +43,11 @@ from spool.store.spool import read_record
 
 log = logging.getLogger(__name__)
 
-_GO_ON = "go on with"
+_GO_ON = "continue"
 _SETTLE = "settle"
 _RECORD = "record the cancel of"
 BUDGET_NS = 20_000_000  # what arrays may take of one pass
-_SEE = "see to the file of"
+_SEE = "check the file of"
 _EXPAND = "expand"
 MOST_BYTES = 1 << 30
 """The files of an array's tasks together are no larger: one file is not to fill the disk for everybody."""
@@ -84,7 +84,7 @@ class Arrays:
     # One pass.
 
     def work(self, now_ns: int, *, paused: bool) -> bool:
-        """Do what there is to do, for a limited time; return whether there is more to do at once."""
+        """Work for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
         more = False
         if self._state.arrays or self._state.array_files or self.expander.is_busy or self.files.is_due:
@@ -154,7 +154,7 @@ class Arrays:
                 continue
             array.unissued.discard(task)
             if issue is Issue.GONE:
-                log.warning("array %s: somebody removed its task %s", array.name, task)
+                log.warning("array %s: someone removed its task %s", array.name, task)
                 array.task_ended(task, State.CANCELLED)
                 self._state.queue.changed(task)
                 continue
@@ -170,7 +170,7 @@ class Arrays:
     # What became of the tasks.
 
     def _see_left(self) -> None:
-        """Take in the names of which nothing is left: those of open tasks have ended, or were removed by hand."""
+        """Take in the names that are gone: open tasks among them have ended, or were removed by hand."""
         for name in self._state.take_left():
             array = self._state.arrays.get(array_of(name))
             if array is None:
@@ -465,7 +465,7 @@ class Expander:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something of a file is written, or one is to be tried again."""
+        """Whether something of a file is written, or one needs another try."""
         return bool(self._staged or self._no_room)
 
     def reason(self, name: str, *, paused: bool) -> str:
@@ -615,6 +615,6 @@ class Expander:
 def _too_much(size: int, count: int) -> str:
     taken, most = show_size(size * count), show_size(MOST_BYTES)
     return (
-        f"each of its {count:,} tasks is a file of {show_size(size)}, which is {taken} together, and may be {most}; "
-        "put long texts into a script, and run that"
+        f"each of its {count:,} tasks is a file of {show_size(size)}: {taken} in total, and the maximum is {most}; "
+        "put long texts into a script and run that"
     )

@@ -25,7 +25,7 @@ from spool.store.disk import SpoolTrouble, remedy_for
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = SECOND_NS // 20, 5 * SECOND_NS
-_FORGET_NS = 4 * LONGEST_PAUSE_NS  # a trouble that was not met for so long is over
+_FORGET_NS = 4 * LONGEST_PAUSE_NS  # a trouble that has not come back for this long is over
 _MOST_TOLD = 50  # troubles in `state.json`; the rest are counted
 
 
@@ -73,7 +73,7 @@ class Confinement:
         self._clock = clock
         self._troubles: dict[tuple[Thing, str], Trouble] = {}
         self.troubled = False  # whether anything is
-        self.changes = 0  # moves with every change of what there is to tell
+        self.changes = 0  # moves with every change of what it reports
 
     # Work.
 
@@ -89,7 +89,7 @@ class Confinement:
         return Piece(self, Thing("spool", what), verb)
 
     def service(self, verb: str, what: str) -> Piece:
-        """Return the boundary around work that the others can do without."""
+        """Return the boundary around work that the others do not need."""
         return Piece(self, Thing("service", what), verb)
 
     def pauses(self, thing: Thing, verb: str) -> bool:
@@ -147,7 +147,7 @@ class Confinement:
         found = sorted(self._troubles.items(), key=lambda item: item[0][0].kind not in ("spool", "service"))
         texts = list(dict.fromkeys(trouble.text for _, trouble in found))
         more = len(texts) - _MOST_TOLD
-        return texts[:_MOST_TOLD] + ([f"{more} more things have such troubles: see the log"] if more > 0 else [])
+        return texts[:_MOST_TOLD] + ([f"{more} more problems: see the log"] if more > 0 else [])
 
     def _changed(self) -> None:
         self.changes += 1
@@ -186,7 +186,11 @@ class Confinement:
             where = where[len(self._root) + 1 :]
         remedy = remedy_for(error)
         return cannot(
-            verb, str(thing), error.strerror or str(error), where=where, remedy=f"{remedy}; it is tried again by itself"
+            verb,
+            str(thing),
+            error.strerror or str(error),
+            where=where,
+            remedy=f"{remedy}; spool retries automatically",
         )
 
 

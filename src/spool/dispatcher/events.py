@@ -122,7 +122,7 @@ class EventRecorder:
 
     @property
     def asked(self) -> frozenset[EventName]:
-        """The events that somebody is to be asked about before."""
+        """The events that need an answer before they happen."""
         return self._asked
 
     @property
@@ -197,7 +197,7 @@ class EventRecorder:
         """Keep `events.jsonl` short."""
         lost = self._logs.events.cut()
         if lost:
-            log.error("listeners have read nothing for so long that %s of events are thrown away", show_size(lost))
+            log.error("listeners have not read events for too long: %s of events are dropped", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
         """Let listeners of these kinds hear of everything from now on; on a full disk from the first flush."""
@@ -328,7 +328,7 @@ class EventRecorder:
         return replies
 
     def _review(self, event: Event) -> int:
-        """Ask whoever has heard all before about the job."""
+        """Ask the listeners that have heard all earlier events about the job."""
         with suppress(OSError):  # what cannot be written down now is told later, and keeps nobody from being asked
             self.flush()
         return self._client.ask(event, self._logs.events.end)

@@ -75,10 +75,10 @@ class FileMoves:
             live = job.live if job is not None else None
             if live is None or live.proof is not None:
                 continue
-            if self._confinement.pauses(Thing.of_run(live.key), "look at the file of"):
+            if self._confinement.pauses(Thing.of_run(live.key), "read the file of"):
                 self._changes.runs.add(name)
                 continue
-            with self._confinement.of(Thing.of_run(live.key), "look at the file of") as piece:
+            with self._confinement.of(Thing.of_run(live.key), "read the file of") as piece:
                 status = status_of(self._spool.layout.job_file(RUNNING, name))
                 if status is not None:
                     if live.is_new_text(status.st_ino, status.st_mtime_ns):
@@ -104,7 +104,7 @@ class FileMoves:
         spec = self._spool.job_spec(RUNNING, live.name, defaults)
         if spec is None or spec.is_array:
             log.warning(
-                "job %s: its file in running/ was changed and is not valid; what it said before counts", live.name
+                "job %s: its file in running/ was changed and is not valid; the previous text stays in force", live.name
             )
         elif live.edited(spec):
             log.info("job %s run %d: its time limit or priority was changed", live.name, live.run)
@@ -112,7 +112,7 @@ class FileMoves:
             self._context.state.recount(live)
 
     def _try_missing(self, live: ActiveRun) -> None:
-        thing, verb = Thing.of_run(live.key), "see to the missing file of"
+        thing, verb = Thing.of_run(live.key), "handle the missing file of"
         if not self._confinement.pauses(thing, verb):
             with self._confinement.of(thing, verb):
                 self._see_missing(live)
@@ -155,7 +155,7 @@ class FileMoves:
         if (job is not None and job.live is not None) or name in self._state.arrays or name in self._state.unsettled:
             return
         if self._spool.requeue_file(name, QUEUED):
-            log.warning("job %s lay in running/ without a run; it is queued", name)
+            log.warning("job %s was in running/ without a run; moved back to queued/", name)
             self._scanner.examine(QUEUED, name)
         elif job is not None:
             self._state.unblock(job)  # it may have been in the way of the one in queued/, and be gone

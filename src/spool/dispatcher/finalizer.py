@@ -53,7 +53,7 @@ class Finalizer:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
         After an error (the disk is full) it is called again with the same runs and goes on where it was. Returns those
-        of which nothing is left to do: what fails for one run is done by a later call.
+        that are done: what fails for one run is done by a later call.
         """
         over = [live for live in ended if live.key in self._state.live]
         filed = [live for live in ended if live.key not in self._state.live]
@@ -184,7 +184,7 @@ class Finalizer:
         result = self._cut_off(name, live.wait)
         if result is None:
             newer = spool.holds(live.inode, name, RUNNING)
-            reason = "a newer file of its name came before it could start" if newer else "deleted before it could start"
+            reason = "a newer file replaced it before it started" if newer else "deleted before it started"
             result = replace(
                 self._result(job, live, State.CANCELLED, reason, now_ns),
                 run=spool.next_run(name),
@@ -212,7 +212,7 @@ class Finalizer:
             files = {
                 layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
-                layout.JOB_LOG: _said(f"{result.outcome} before it began: {result.reason}"),
+                layout.JOB_LOG: _said(f"{result.outcome} before it started: {result.reason}"),
             }
             if text is not None:
                 files[layout.SPEC_COPY] = text
@@ -333,5 +333,5 @@ class Finalizer:
 
 
 def _said(text: str) -> bytes:
-    """Return what spool has to say to whoever reads the log of a run that has none of its own."""
+    """Return what spool writes into the log of a run that has written none itself."""
     return f"spool: {shown(text)}\n".encode(errors="replace")

@@ -22,7 +22,7 @@ from watchdog.observers.inotify_c import (
 
 from spool.machine.host import file_system_of, is_shared_between_hosts
 
-# `cp` ends with close, `mv` from elsewhere with moved-to, `ln` raises nothing but create.
+# `cp` ends with close, `mv` from elsewhere with moved-to, `ln` raises only create.
 _MASK = Mask(
     InotifyConstants.IN_CLOSE_WRITE
     | InotifyConstants.IN_MOVED_FROM
@@ -84,7 +84,7 @@ class DirectoryWatcher:
             return
         kind = file_system_of(next(iter(directories.values())))
         if is_shared_between_hosts(kind):
-            self.problem = f"a {kind} file system raises no events for changes made by another host"
+            self.problem = f"a {kind} file system reports no changes made by other hosts"
 
     def also(self, key: str, directory: str) -> None:
         """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
@@ -120,7 +120,7 @@ class DirectoryWatcher:
         return hints
 
     def take_lost(self) -> bool:
-        """Whether events were lost since the last call, or a directory was replaced: everything is to be looked at."""
+        """Whether events were lost since the last call, or a directory was replaced: everything needs a look."""
         lost, self._lost = self._lost, False
         return lost
 

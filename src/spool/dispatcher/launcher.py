@@ -40,7 +40,7 @@ from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
 
-IN_THE_WAY = "a file of its name that belongs to no run lies in running/: move that away"
+IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
@@ -104,8 +104,8 @@ class Launcher:
         """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
 
         Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
-        it was looked at is passed over: the next look sees why. Where the spool as a whole fails, that is returned
-        too, and the runs are to be taken back.
+        it was looked at is skipped: the next look sees why. Where the spool as a whole fails, that is returned
+        too, and the caller takes the runs back.
         """
         prepared: dict[ActiveRun, _Prepared] = {}
         blocked: list[Blocked] = []
@@ -165,7 +165,7 @@ class Launcher:
         """Return which second file of its name keeps a job from being started, "" if none does."""
         if status_of(self._spool.layout.job_file(layout.RUNNING, name)) is not None:
             return IN_THE_WAY
-        return "its file has a name in held/ as well: remove one of the two" if self._spool.is_between(name) else ""
+        return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> None:
         """Make the next starts shorter, and that of *start* most of all."""

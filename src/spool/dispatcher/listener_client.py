@@ -113,7 +113,7 @@ class ListenerClient:
         if not self._is_due():
             return
         if self._child.pid is not None:
-            log.error("the process of the listeners does not answer, and is ended")
+            log.error("the listeners' process does not answer and is killed")
             self._gone(kill=True)
         else:
             self._start()
@@ -128,7 +128,7 @@ class ListenerClient:
             self._gone()
 
     def close(self) -> None:
-        """Let go of it: it tells what there is to tell, and leaves."""
+        """Let go of it: it delivers the remaining events and exits."""
         self._child.close()
 
     def join(self, timeout_s: float) -> None:
@@ -180,9 +180,9 @@ class ListenerClient:
         """See to what follows from the end of the process."""
         self._child.give_up(kill=kill)
         self._is_ready = False
-        log.error("the process of the listeners has ended; another one is started")
+        log.error("the listeners' process has ended; starting another one")
         for number, event, tries in self._reviews.died():
-            why = f"it has ended the process that asks {tries} times"
+            why = f"it crashed the listeners' process {tries} times"
             self._answered(Reply(number, Answer(no=f"hook {event.name}: {why}")))
 
     def _send_reviews(self) -> None:
@@ -211,7 +211,7 @@ class _PendingReviews:
         self._number = 0
 
     def add(self, event: Event, after: int) -> int:
-        """Take in what is to be asked, and after which position in the events; return its number."""
+        """Take in what to ask, and after which position in the events; return its number."""
         self._number += 1
         self._all[self._number] = _Pending(event, after)
         return self._number

@@ -59,11 +59,11 @@ T = TypeVar("T")
 Task = tuple[Thing, str]
 """What a step of a pass is done to, and the verb: "cannot VERB THING"."""
 
-_LOCK: Task = Thing("service", "the spool anew"), "lock"
+_LOCK: Task = Thing("service", "the spool again"), "lock"
 _OBSERVE: Task = Thing("spool", "the spool"), "look at"
 _TAKE_ANSWERS: Task = Thing("service", "the answers of hooks"), "take in"
 _SUSPEND: Task = Thing("service", "runs"), "suspend or continue"
-_GO_ON: Task = Thing("service", "the arrays"), "go on with"
+_GO_ON: Task = Thing("service", "the arrays"), "continue"
 _HALT: Task = Thing("service", "what waits and runs"), "cancel"
 _START: Task = Thing("spool", "jobs"), "start"
 _FILE: Task = Thing("spool", "what has ended"), "file"
@@ -196,7 +196,7 @@ class Dispatcher:
             try:
                 leave()
             except OSError as error:
-                log.error("cannot leave in good order: %s; some places in the queue may be forgotten", error)
+                log.error("cannot exit cleanly: %s; some jobs may lose their place in the queue", error)
 
     @property
     def idle(self) -> bool:
@@ -282,7 +282,7 @@ class Dispatcher:
     def _keep_lock(self) -> None:
         due = not (self.confinement.troubled and self.confinement.pauses(*_LOCK))
         if self.spool.keep(renew=due):
-            log.warning("%s was deleted or replaced; it is made anew", self.spool.layout.at(layout.LOCK))
+            log.warning("%s was deleted or replaced; creating it again", self.spool.layout.at(layout.LOCK))
         trouble = self.spool.lock_trouble
         if trouble is not None and due:
             self.confinement.failed(*_LOCK, trouble)
@@ -364,7 +364,7 @@ class Dispatcher:
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
-        problems = (self.settings.problem, self.watcher.problem, *self.events.problems)
+        problems = (self.settings.problem, self.watcher.problem, *self.executors.problems(), *self.events.problems)
         new_problems = self.status.show_problems(problem for problem in problems if problem)
         if self.pause.see() or reloaded or new_problems:
             self.status.changed()
@@ -449,7 +449,7 @@ class Dispatcher:
         return True
 
     def _watch(self, live: ActiveRun) -> None:
-        """Look after a run from now on: its end, its limits, whether it is to be stopped."""
+        """Watch a run from now on: its end, its limits, orders to stop it."""
         level, what = (logging.INFO, "adopted") if live.adopted else (logging.DEBUG, "started")
         log.log(level, "job %s run %d: %s", live.name, live.run, what)
         if live.failure is not None or live.processes_gone:  # nothing was started
@@ -470,6 +470,8 @@ class Dispatcher:
 
     def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
+        if self.executors.turned():
+            self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
         for live in ended:

@@ -43,8 +43,8 @@ class Monitor:
         self._world = world
         self._timer = context.timers.timer()
         self._reservations_timer = context.timers.timer(context.clock)
-        self._told: set[str] = set()  # what the journal remembers, or is to remember
-        self._silent: dict[tuple[str, int], ActiveRun] = {}  # runs that are to be told as started, and have no jid yet
+        self._told: set[str] = set()  # what the journal remembers, or will remember
+        self._silent: dict[tuple[str, int], ActiveRun] = {}  # runs whose start will be reported once they have a jid
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
@@ -115,7 +115,7 @@ class Monitor:
             self._forget(before.key)
         this = OngoingCondition(ConditionKind.DISPATCHER, "", now)
         if self._events.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
-            # Noted first: whoever is told of a dispatcher will be told that it is no more.
+            # Noted first: anyone who is told of a dispatcher will be told when it is gone.
             self._note(this.key)
             self._journal.commit()
         self._events.condition(EventName.DISPATCHER_STARTED, this, now)
@@ -153,7 +153,7 @@ class Monitor:
             self._events.flush()
 
     def ended(self, lives: list[ActiveRun]) -> None:
-        """Tell that those have started of which that was not noticed before they were over."""
+        """Report the start of runs that ended before their start was noticed."""
         if not self._silent and not self._told:
             return
         for live in lives:
@@ -171,7 +171,7 @@ class Monitor:
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return who the wrapper is; what cannot be read now has not been said yet."""
-        with self._context.confinement.of(Thing.of_run(live.key), "see the start of"):
+        with self._context.confinement.of(Thing.of_run(live.key), "notice the start of"):
             return self._context.spool.jid(live.name, live.run)
         return Liveness.ABSENT
 

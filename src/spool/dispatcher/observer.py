@@ -18,10 +18,10 @@ from spool.dispatcher.timers import Pace
 log = logging.getLogger(__name__)
 
 POLL_NS = SECOND_NS  # between looks where no event tells of a change of the files
-# A look at everything may cost one part in so many of a processor: a net beneath the events, or all there is.
+# A look at everything may use one part in N of a processor: a safety net beside the events, or the only way.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
-BUDGET_NS = 20_000_000  # so long a look may keep a pass from what can start; then it gives way
+BUDGET_NS = 20_000_000  # how long a look may keep a pass from starting jobs; then it gives way
 _LEAST_SPARES, _MOST_SPARES = 2, 256
 
 
@@ -61,7 +61,7 @@ class Observer:
         self._watcher.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
         self._watcher.also(layout.HOOKS, at(layout.HOOKS))
         if self._watcher.problem is not None:
-            log.warning("%s; looking every %d s or so instead", self._watcher.problem, POLL_NS // SECOND_NS)
+            log.warning("%s; checking about every %d s instead", self._watcher.problem, POLL_NS // SECOND_NS)
 
     def keep_room(self) -> None:
         """Keep room on the disk for the stops of all that runs."""
@@ -177,6 +177,6 @@ class Pause:
     def failed(self, name: str, why: str) -> None:
         """Pause the spool, where it is so configured, because a job has failed for good."""
         if self._context.settings.config.policy.on_failure == "pause" and not self.paused:
-            log.warning("job %s has failed for good: the spool is paused", name)
+            log.warning("job %s has finally failed: the spool is paused", name)
             self._context.spool.pause(f"job {name}: {why}")
             self.see()

@@ -60,7 +60,7 @@ class Planner:
         self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the state, what
 
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
-        """Return a new plan, which is to be carried out; None if nothing has changed that it rests on."""
+        """Return a new plan to carry out; None if nothing that it depends on has changed."""
         machine = self._world.machine(now_ns)
         if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)

@@ -63,7 +63,7 @@ class Recovery:
         self._confinement = context.confinement
         self._journal = context.journal
         self._events = context.events
-        self.arrays: dict[str, int] = {}  # the newest runs of names that are arrays, of which something is to be done
+        self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 
     def open(self, memory: Memory) -> None:
         """Begin, with what the journal says: restore the results that a power cut took."""
@@ -239,7 +239,9 @@ class Recovery:
             expanded_at_ns=started.at_ns,
         )
         log.warning(
-            "array %s: somebody removed %s; what was not issued yet is lost", name, f"jobs/{name}/{started.run}"
+            "array %s: someone removed %s; tasks not created yet are lost",
+            name,
+            f"jobs/{name}/{started.run}",
         )
         spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, started.run, {layout.SPEC_COPY: text, layout.ARRAY: render_array(record)})
@@ -253,7 +255,7 @@ class Recovery:
                 # The claim is made again, so that the end finds the file in its place.
                 spool.claim_again(name, QUEUED)
             elif self._end_lost(name, started):
-                log.warning("job %s had ended, and the power cut took away how", name)
+                log.warning("job %s had ended, but the power cut took its result", name)
                 spool.claim_again(name, DONE)
             # In this boot no power cut took it: somebody removed it, and what runs without it has begun all the same.
             removed = started.boot_id == self._prober.boot_id() and remembered not in spool.runs(name)
@@ -282,7 +284,7 @@ class Recovery:
             log.warning(_TAKEN_BACK, name)
             self._spool.archive(name, RUNNING, None)
         elif self._spool.requeue_file(name, QUEUED):
-            log.warning("job %s lay in running/ without a run; it is queued", name)
+            log.warning("job %s was in running/ without a run; moved back to queued/", name)
 
     def _claimed_run(self, name: str) -> int | None:
         """Return the newest run that was granted anything, if the file in `running/` was claimed for it."""
@@ -378,7 +380,7 @@ class Recovery:
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
                 spec = spool.job_spec(place, name, defaults)
-        # Of a job file that cannot be read any more, nothing but its stop and its end are left to see to.
+        # If a job file is no longer readable, only the run's stop and end remain to be handled.
         return spec or Spec(command="true")
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
@@ -405,9 +407,9 @@ class Recovery:
             cannot(
                 "start the dispatcher",
                 "for this spool",
-                f"run {live.run} of job {live.name} was started on host {jid.host} and may be alive there",
+                f"run {live.run} of job {live.name} was started on host {jid.host} and may still be alive there",
                 where=self._spool.root,
-                remedy=f'stop the jobs there; if that host is no more, set other_hosts_gone = ["{jid.host}"] '
+                remedy=f'stop the jobs there; if that host no longer exists, set other_hosts_gone = ["{jid.host}"] '
                 "in config.toml",
             )
         )
@@ -509,7 +511,7 @@ def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remem
     if remembered:
         store.archive(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
     if spool.requeue_file(name, QUEUED):
-        log.warning("job %s lay in running/ without a run; it is queued", name)
+        log.warning("job %s was in running/ without a run; moved back to queued/", name)
 
 
 def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
@@ -518,7 +520,7 @@ def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
     if spec is None or not spec.is_array:
         spec = spool.job_spec(RUNNING, name)
     if spec is None or not spec.is_array:
-        log.error("cannot go on with array %s: what its run %d was made of is lost", name, run)
+        log.error("cannot continue array %s: the file that its run %d was made from is lost", name, run)
         return None
     array = new_array(spec, record, record.inode or 0, record.user or this_user())
     for place in (RUNNING, HELD):

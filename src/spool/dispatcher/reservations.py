@@ -19,8 +19,8 @@ from spool.machine.host import local_zone
 from spool.store.disk import status_of
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 
-_TELL = "say what is wrong with"
-_KEEP = "keep what was said by"
+_TELL = "report what is wrong with"
+_KEEP = "save the text of"
 _REMOVED_NS = 1_000_000_000  # an editor that saves takes the file away for a moment
 
 
@@ -45,7 +45,7 @@ class Reservations:
 
     @property
     def due(self) -> bool:
-        """Whether a file that was being written is to be looked at again."""
+        """Whether a file that was being written needs another look."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def tell_again(self) -> None:
@@ -138,7 +138,7 @@ class Reservations:
 
     def _complain(self, name: str, problems: list[Problem]) -> None:
         told = "".join(f"- {problem.message}\n" for problem in problems)
-        text = f"The reservation {name} does not stand:\n{told}This file goes when that is mended or removed.\n"
+        text = f"The reservation {name} is not in force:\n{told}This file disappears when it is fixed or removed.\n"
         self._tell(name, text)
 
     def _mend(self, name: str) -> None:

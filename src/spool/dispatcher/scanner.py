@@ -35,7 +35,7 @@ _TOGETHER = 512  # files
 _LARGE = 1 << 16  # bytes: to read a file of more may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
-_SAY = "say what is wrong with"
+_SAY = "report what is wrong with"
 _SAME_TEXT = 512  # different texts that are remembered: many jobs often have one
 _SHORT_TEXT = 1 << 14  # bytes: a longer one is not, for all of them must fit into memory
 
@@ -414,7 +414,7 @@ class Scanner:
 
 
 _IN_EDITOR = "open in an editor"
-_LOOK_AT = "look at the file of"
+_LOOK_AT = "read the file of"
 _WITHDRAW = "remove the hold reason of"
 
 

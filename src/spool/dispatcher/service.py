@@ -37,7 +37,7 @@ def serve(
 
     *once*: one pass, and what follows from it at once. *until_idle*: leave when nothing waits or runs.
     *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
-    but with *once* that is no error: it does what is to be done.
+    but with *once* that is no error: the other one does the work.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait for a dispatcher that can take them
     try:
@@ -75,19 +75,19 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
                 logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             spool.release()
         if once or until_idle:
-            dispatcher.events.join(_TELLING_S)  # so that what was to be told has been, where that is possible
-        # What was submitted, released or mended between the last look and the release of the lock has seen a dispatcher
+            dispatcher.events.join(_TELLING_S)  # so that notifications are sent, where that is possible
+        # What was submitted, released or fixed between the last look and the release of the lock has seen a dispatcher
         # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
         if once and held_up:
             return ExitCode.SPOOL_UNUSABLE
         before, left_over = left_over, set() if told or once else _queued(spool) - known
         if not left_over - before:
-            log.info("dispatcher leaves; what runs goes on")
+            log.info("the dispatcher exits; active runs continue")
             return 0
 
 
 def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
-    """Return the spool at *root*, locked; *patient*: wait for as long as something else is in the place of `.lock`.
+    """Return the spool at *root*, locked; *patient*: wait for as long as something else is where `.lock` belongs.
 
     None if told to leave meanwhile.
     """
@@ -144,7 +144,7 @@ def _say(said: str, root: str, error: OSError) -> str:
     """Log once why the spool cannot be served now."""
     why = f"{error.filename or root}: {error.strerror or error}"
     if why != said:
-        text = "cannot serve %s: %s; %s; nothing starts until that is mended, then it goes on by itself"
+        text = "cannot serve %s: %s; %s; nothing starts until this is fixed; then the dispatcher continues by itself"
         log.error(text, root, why, remedy_for(error))
     return why
 

@@ -1,4 +1,4 @@
-"""Write `state.json`: the last view of the dispatcher, for people and tools. Nothing is decided by it."""
+"""Write `state.json`: the last view of the dispatcher, for users and tools. No decision depends on it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from spool.state.world import MachineMonitor
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
-_SHARE = 200  # writing may cost one part in so many of a processor
-_REFRESH_SHARE = 10  # and writing what has probably not changed, one part in so many of that
+_SHARE = 200  # writing may use one part in N of a processor
+_REFRESH_SHARE = 10  # and writing what has probably not changed, one part in N of that
 _MS = SECOND_NS // 1000
 BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 

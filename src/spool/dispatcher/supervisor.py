@@ -39,7 +39,7 @@ COULD_NOT_START = "could not start: "
 log = logging.getLogger(__name__)
 
 MEMORY_EVERY_NS = SECOND_NS
-_SHARE = 50  # and it may cost one part in so many of a processor
+_SHARE = 50  # and it may use one part in N of a processor
 _AGAIN_NS = SECOND_NS // 4  # after an error
 
 _WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
@@ -48,7 +48,7 @@ _MOST_LOOKS = 2  # a look stands for no more time than that many looks are apart
 
 
 class Supervisor:
-    """Finds the runs of which nothing is left."""
+    """Finds the runs that have no processes left."""
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
@@ -137,7 +137,7 @@ class Supervisor:
         return live.proof is None and not self._wakeup.watches(live)
 
     def _nothing_left(self, live: ActiveRun) -> None:
-        """Free what a run was granted, of which nothing is left: it can be given to the next."""
+        """Free the grant of a run that has nothing left: the next one can have it."""
         live.nothing_left()
         self._state.recount(live)
 
@@ -154,7 +154,7 @@ class Supervisor:
                     self._nothing_left(live)  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-            # One that never said who it is: whoever carries the run's mark may be it.
+            # One that never identified itself: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
@@ -218,10 +218,10 @@ class Concluder:
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # Our own child, and it is gone without a jid: no other process can come to create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
-            why = f"the wrapper ended with {_words(code)} before it could say who it is"
+            why = f"the wrapper ended with {_words(code)} before it could identify itself"
             return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
         if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
-            return self._never_spoke(live, "the wrapper ended before it could say who it is")
+            return self._never_spoke(live, "the wrapper ended before it could identify itself")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
         live.exited(evidence.rc)
@@ -238,7 +238,7 @@ class Concluder:
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
             if isinstance(self._spool.jid(live.name, live.run), Jid):
                 return self.conclude(live)  # the wrapper has spoken in this very moment
-            # The record was removed, or it was cut short and says nothing; whoever wrote it has had time enough.
+            # The record was removed, or it was cut short and says nothing; its writer has had enough time.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
             proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.leftovers))
         elif proof.verdict is Verdict.SILENT:
@@ -346,7 +346,7 @@ class Concluder:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
         elif proof.outcome is State.LOST:
             if self._spool.record(live.name, live.run, layout.RC) is not None:
-                return replace(proof, reason="its processes are gone, and what lies in rc is no exit code")
+                return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
@@ -525,7 +525,7 @@ class GpuUseRecorder:
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
         """Tell that a run leaves its GPUs idle, and stop it if that is its wish."""
         words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
-        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; it is stopped" if stops else "")
+        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; stopping it" if stops else "")
         self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
         # Where a hook keeps it from being stopped, it is asked again after the same time, not at every look.
         live.gpus_watched(watch.telling(again=stops))
@@ -539,7 +539,7 @@ class GpuUseRecorder:
             self._write(live)
 
     def _is_old(self, live: ActiveRun) -> bool:
-        """Whether the record is to be written: the first look at once, so that short runs have one, others rarely."""
+        """Whether to write the record: after the first look at once, so that short runs have one, later rarely."""
         written_ns = self._written_ns.get(live.key)
         return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
 

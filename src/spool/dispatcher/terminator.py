@@ -75,7 +75,7 @@ class Halt:
             return
         order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
         self._order = order
-        log.warning("job %s has failed for good: what waits is cancelled, and what runs is stopped", name)
+        log.warning("job %s has finally failed: cancelling waiting jobs and stopping active runs", name)
         self._context.spool.order_halt(order)
 
     def work(self) -> bool:
@@ -117,7 +117,7 @@ class Halt:
 
 
 class StopOrders:
-    """Takes in what is to be stopped, by whom and why."""
+    """Takes in orders to stop runs: by whom and why."""
 
     def __init__(self, context: Context, admission: Admission, monitor: Monitor, terminator: Terminator) -> None:
         self._context = context
@@ -127,7 +127,7 @@ class StopOrders:
         self._unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs that are stopped, which no record says yet
 
     def order(self, live: ActiveRun, stop: Stop) -> None:
-        """Record that *live* is to be stopped, and begin to stop it; unless that may be refused, and is not settled.
+        """Record the order to stop *live*, and begin to stop it; unless that may be refused, and is not settled.
 
         It is stopped also where that cannot be recorded: the record is tried again.
         """
@@ -136,7 +136,7 @@ class StopOrders:
         live.stop_ordered(stop)
         self._terminator.add(live)
         self._context.state.recount(live)
-        with suppress(OSError):  # what is to be told stays noted
+        with suppress(OSError):  # the event stays noted
             self._monitor.stopping(live, stop)
             if stop.kind is StopKind.CANCEL and self._context.journal.has_notes:
                 self._context.journal.commit()  # the next dispatcher is not to ask again about a run that ends already
@@ -144,7 +144,7 @@ class StopOrders:
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
 
     def resume(self, live: ActiveRun) -> None:
-        """Go on stopping a run that an earlier dispatcher was to stop, unless that is to be asked about first."""
+        """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs an answer first."""
         if live.stop is not None and self._admission.may_stop(live, live.stop):
             self._monitor.stopping(live, live.stop)
             self._terminator.add(live, live.stop.at_ns)
@@ -217,7 +217,7 @@ class Terminator:
         return live.key in self._runs
 
     def tick(self) -> list[ActiveRun]:
-        """Go on with every run that is due; return those of which nothing is left."""
+        """Continue with every run that is due; return those that have nothing left."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Terminating]] = {}
         for run in self._runs.values():
@@ -231,7 +231,7 @@ class Terminator:
         self._timer.set(min((run.look_at_ns for run in self._runs.values()), default=None))
 
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
-        """Go on with the runs of one engine; return those of which nothing is left."""
+        """Continue with the runs of one engine; return those that have nothing left."""
         try:
             gone = engine.terminate({run.handle: now >= run.kill_at_ns for run in runs})
         except OSError as error:
@@ -246,7 +246,7 @@ class Terminator:
     def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
         """Wait for a machine that has too little left to say which processes there are."""
         if not self._blind:
-            log.error("cannot see which processes are to be ended: %s; trying again", error.strerror)
+            log.error("cannot find out which processes to end: %s; trying again", error.strerror)
         self._blind = True
         for run in runs:
             run.look_at_ns = now + _LONGEST_LOOK_NS
@@ -254,7 +254,7 @@ class Terminator:
 
 @dataclass(slots=True, eq=False)
 class _Changing:
-    """A run of which some processes may not be as they are to be."""
+    """A run with processes that may not be in the wanted state yet."""
 
     live: ActiveRun
     look_at_ns: int = 0  # monotonic
@@ -266,7 +266,7 @@ class Suspender:
 
     A run is suspended from the moment at which that is on record, before its first process stands still, until it is on
     record that it goes on, after its last process was told to. So a crash never counts time against its limit in which
-    it could not run. The file alone says whether it is to be suspended: the next dispatcher goes on from there.
+    it could not run. The file alone says whether it stays suspended: the next dispatcher goes on from there.
     *continued* is told of each run that goes on: its limit comes later.
     """
 
@@ -333,7 +333,7 @@ class Suspender:
         lasted_ns = max(0, boot_clock() - (live.suspension.since_boot_ns or 0))
         self._record(live, Suspension(live.suspension.before_ns + lasted_ns))
         self._continued(live)
-        log.info("job %s run %d: goes on", live.name, live.run)
+        log.info("job %s run %d: continued", live.name, live.run)
 
     def _record(self, live: ActiveRun, suspension: Suspension, by: str = "") -> None:
         self._spool.put_record(live.name, live.run, layout.SUSPENDED, render_suspended(suspension))

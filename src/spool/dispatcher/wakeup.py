@@ -39,7 +39,7 @@ class Wakeup:
         self._epoll.register(self._pipe[0], select.EPOLLIN)
         self._old_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
-        # Whoever has started us may have blocked some of them, which is inherited.
+        # The process that started us may have blocked some of them, which is inherited.
         self._old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
 
     def close(self) -> None:

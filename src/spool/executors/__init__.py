@@ -38,7 +38,7 @@ def by_name(
     """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
-        raise InvalidValue(cannot("use", f"executor {name!r}", "there is none of that name", remedy=remedy))
+        raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
     of_its_own = () if name in LOCAL_EXECUTORS else (config, home)
     made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
@@ -64,6 +64,7 @@ class Executors:
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
+        self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
@@ -109,6 +110,11 @@ class Executors:
         before, self._problems = self._problems, {}
         return any(self.problem(name) != problem for name, problem in before.items())
 
+    def problems(self) -> list[str]:
+        """Return why engines that have runs of ours cannot be spoken to now."""
+        found = (self.problem(name) for name in self._made if name not in LOCAL_EXECUTORS)
+        return [problem for problem in found if problem is not None]
+
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return the run that an executor of that name has started for another dispatcher.
 
@@ -123,6 +129,11 @@ class Executors:
     def work(self) -> list[RunHandle]:
         """Have every engine do what is due; return the runs of which there is news."""
         return [run for engine in self._engines() for run in engine.work()]
+
+    def turned(self) -> bool:
+        """Whether an engine has fallen silent, or answers again, since the last call."""
+        before, self._silent = self._silent, [engine for engine in self._engines() if engine.silent]
+        return before != self._silent
 
     def due_ns(self) -> int | None:
         """Return when an engine has something to do by itself, on the monotonic clock."""

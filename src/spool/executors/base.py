@@ -168,7 +168,7 @@ class RunHandle(Protocol):
         """Whether the run is held to its memory limit without the dispatcher."""
 
     def usage(self) -> Usage:
-        """Return what the run has used, of which nothing is left. Asked again it says the same."""
+        """Return what the run has used, after its end. The answer never changes."""
 
     def close(self) -> None:
         """Let go of the run, which is over."""
@@ -183,6 +183,10 @@ class Engine(Protocol):
     @property
     def tells(self) -> bool:
         """Whether :meth:`work` tells of every change, so that nobody has to ask each run."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody answers there, so that nothing can be started."""
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when :meth:`work` has something to do; the same for life."""
@@ -205,8 +209,8 @@ class Engine(Protocol):
     def suspend(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
         """Have the runs that are True stand still, and the others go on; return those that do.
 
-        Called again for the rest, since what forks meanwhile escapes a look. Raises OSError where it is not seen who
-        is to be told. :meth:`terminate` ends a run that stands still as any other.
+        Called again for the rest, since what forks meanwhile escapes a look. Raises OSError if it cannot see which
+        processes to tell. :meth:`terminate` ends a run that stands still as any other.
         """
 
 

@@ -18,12 +18,13 @@ from enum import Enum
 from typing import Protocol
 
 from spool.core import layout
-from spool.core.errors import SpoolError, StartRefused
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.process import reset_of_ignored_signals
 from spool.formats.run_records import parse_engine, render_engine
-from spool.formats.wrapper import EngineSurroundings
+from spool.formats.wrapper import EngineSurroundings, Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ GRACE_NS = 120 * SECOND_NS
 """So long an exit code may stay unseen after the end: caches of network file systems are up to a minute old."""
 
 QUICK_NS, FEW = 2 * SECOND_NS, 20  # so often it is asked while so few are there
-_FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 10 * SECOND_NS, 60 * SECOND_NS  # before an engine is asked that did not answer
+_LONGEST_PAUSE_NS = 60 * SECOND_NS  # before an engine is asked that did not answer
 _SURE = 2  # answers without a job before it is not there
 _BURST_S = 10  # so many seconds' worth of submissions may come at once
 _SENT = 8  # submissions on their way at once
@@ -354,11 +355,11 @@ class ClusterEngine:
         self._look_at_ns = 0
         self._silent_since: float | None = None  # the wall clock
         self._why_silent = ""
-        self._pause_ns = _FIRST_PAUSE_NS
+        self._pause_ns = 0  # before it is asked again while it is silent
         self._doubt = False  # a submission was not answered: the next one waits for a look
         self._tokens, self._tokens_at_ns = 0.0, 0
         self._ghosts_until_ns = clock() + _GHOSTS_NS
-        self._back: frozenset[str] = frozenset()
+        self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
 
     @property
@@ -400,6 +401,11 @@ class ClusterEngine:
 
     # What an engine is asked.
 
+    @property
+    def silent(self) -> bool:
+        """Whether it does not answer."""
+        return self._silent_since is not None
+
     def machine(self) -> Machine:
         """Return what it has: what it is asked for, it finds room for."""
         return Machine.of_an_engine(self._language.policy().most)
@@ -410,6 +416,8 @@ class ClusterEngine:
         if known is None:
             known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
+            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
+                known.withdraw()
         if jid is not None:
             known.identified(jid)
         return known
@@ -487,13 +495,16 @@ class ClusterEngine:
         return self._language.last_words(text[-65536:].decode("utf-8", "replace"))
 
     def is_back(self, node: str) -> bool:
-        """Whether nothing of its old jobs is left on a node that went away: it answers again, or it is no more."""
-        return not node or node in self._back or node in self._language.nodes_given_up()
+        """Whether nothing of its old jobs is left on a node that went away: it is back for long, or it is no more."""
+        if not node or node in self._language.nodes_given_up():
+            return True
+        # What it had goes on until it has heard from the controller, and ends no sooner than its grace there is over.
+        return node in self._back and self._clock() >= self._back[node] + GRACE_NS
 
     # Handing over.
 
     def _may_submit(self) -> bool:
-        return self._silent_since is None and not self._doubt and self._sending < _SENT
+        return self.cluster is not None and self._silent_since is None and not self._doubt and self._sending < _SENT
 
     def _submit(self) -> None:
         """Hand over as many as may be."""
@@ -561,7 +572,7 @@ class ClusterEngine:
             return
         if self._silent_since is not None:
             log.info("%s answers again", self.title)
-        self._silent_since, self._pause_ns, self._doubt = None, _FIRST_PAUSE_NS, False
+        self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns = self._clock()
         self._look_at_ns = now_ns + self._interval_ns
         marked = f"spool:{self.home.identity()}:"
@@ -578,13 +589,16 @@ class ClusterEngine:
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
             self._end_ghosts(by_mark)
-        if lost := {run.lost_node for run in self._runs.values() if run.lost_node}:
+        lost = {run.lost_node for run in self._runs.values() if run.lost_node}
+        self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
+        if lost:
             self._order(self._language.nodes(sorted(lost)), self._nodes_seen)
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         back = self._language.nodes_back(done)
         if back is not None:
-            self._back = back
+            now_ns = self._clock()
+            self._back = {node: self._back.get(node, now_ns) for node in back}
             self._news |= {run.key: run for run in self._runs.values() if run.lost_node}
 
     def _is_silent(self, done: CommandEnd) -> None:
@@ -594,8 +608,8 @@ class ClusterEngine:
             log.error("%s does not answer: %s", self.title, _line(done))
         self._why_silent = _line(done)
         self.cluster = None  # it may be another one that answers next
+        self._pause_ns = min(max(2 * self._pause_ns, self._language.policy().poll_ns), _LONGEST_PAUSE_NS)
         self._look_at_ns = self._clock() + self._pause_ns
-        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
 
     def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
         """Cancel what has arrived late, of runs that were given up and can never begin."""
@@ -632,6 +646,43 @@ class ClusterEngine:
 
     def _order(self, command: Command, take: Callable[[CommandEnd], None]) -> None:
         self._answers[self._runner.order(command)] = take
+
+
+class ClusterExecutor:
+    """Hands wrappers over to an engine that speaks *language*, for the spool *home*."""
+
+    def __init__(self, language: Language, home: Home | None, runner: CommandRunner) -> None:
+        """Without a *home*, no run can be handed over or adopted."""
+        self.name = language.name
+        self.engine = ClusterEngine(language, home, runner)
+        self._around = language.surroundings
+
+    def unavailable(self) -> str | None:
+        """Return that its programs are not there, or that it does not answer."""
+        return self.engine.unavailable()
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text has to say: a node tells the rest."""
+        program, reset = reset_of_ignored_signals()
+        return Surroundings(pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._around)
+
+    def start(self, launch: Launch) -> ClusterRun:
+        """Have the wrapper handed over when its turn comes."""
+        return self.engine.start(launch)
+
+    def get_ready(self, text: bytes | None = None) -> None:
+        """Have nothing ready."""
+
+    def close(self) -> None:
+        """Let go of the helper."""
+        self.engine.close()
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Raise SpoolError: nothing here has a terminal."""
+        raise SpoolError(cannot("attach to", f"job {job}", f"it runs in {self.engine.title}, and has no terminal"))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Do nothing: nothing is kept."""
 
 
 def _line(done: CommandEnd) -> str:

@@ -1,4 +1,4 @@
-"""The runs of this machine, whoever has started them: whether they live, how they are ended, what they use.
+"""The runs of this machine, no matter what started them: whether they live, how they are ended, what they use.
 
 A run is ended by TERM to its whole process tree, and after the grace by KILL, look after look until nothing of it is
 left. The wrapper is spared while something else is left, so that it can write the exit code down; not for ever, since
@@ -135,7 +135,7 @@ class LocalRun:
         self.used(peak_bytes)
 
     def used(self, memory_bytes: int) -> None:
-        """Know that the run had so much in memory at once."""
+        """Note how much memory the run had at once."""
         if memory_bytes:  # else nobody was left to be asked
             usage = self._usage
             self._usage = Usage(usage.cpu_time_ns, max(usage.peak_memory_bytes or 0, memory_bytes))
@@ -176,7 +176,7 @@ class LocalRun:
             return
         if self._alone_since_ns is None:
             self._alone_since_ns = now
-            if not left <= self._told:  # between two of its children: no later one is to be started
+            if not left <= self._told:  # between two of its children: no later one must start
                 send(left, signal.SIGTERM)
                 self._told |= left
         elif kill and now >= self._alone_since_ns + _WRAPPER_GRACE_NS:
@@ -216,6 +216,7 @@ class LocalProcesses:
     """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
 
     tells = False  # of what is no child of this process
+    silent = False
 
     def __init__(
         self,
@@ -245,7 +246,7 @@ class LocalProcesses:
             processes.become_subreaper(on=False)
 
     def machine(self) -> None:
-        """Have nothing but this machine."""
+        """Have only this machine."""
 
     def fileno(self) -> None:
         """Have none: SIGCHLD and pidfds tell."""
@@ -301,7 +302,7 @@ class LocalProcesses:
     def _says_something(self, peak_kib: int) -> bool:
         """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
 
-        The rusage of this process will not do: it counts whoever has started us, up to the same moment.
+        The rusage of this process will not do: it counts the process that started us, up to the same moment.
         """
         if peak_kib > self._own_peak_kib:
             self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE

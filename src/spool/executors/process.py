@@ -57,7 +57,7 @@ class ProcessExecutor:
     def unavailable(self) -> str | None:
         """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""
         if not os.access(SHELL, os.X_OK):
-            return f"{SHELL} is not there"
+            return f"{SHELL} does not exist"
         try:
             identity.boot_id()
             identity.pid_namespace()

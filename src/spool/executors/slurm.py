@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from spool.core import layout
@@ -12,13 +12,12 @@ from spool.core.errors import SpoolError, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Home, Launch
-from spool.executors.engine import ClusterEngine, ClusterRun, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
-from spool.executors.process import reset_of_ignored_signals
 from spool.formats import slurm
 from spool.formats.config import Config
 from spool.formats.run_records import parse_jid
-from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
@@ -60,7 +59,8 @@ class SlurmLanguage:
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
         environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
-        return Command(("sbatch", *said, launch.script), environment, _WITHIN_S)
+        # Found as the other commands are, by the PATH of this process: that of the job may lack it.
+        return Command((shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S)
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id, or Slurm's words for why it refuses."""
@@ -113,40 +113,14 @@ def _sighting(line: slurm.QueueLine) -> Sighting:
     return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
 
 
-class SlurmExecutor:
+class SlurmExecutor(ClusterExecutor):
     """Hands wrappers over to Slurm."""
-
-    name = "slurm"
 
     def __init__(
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
     ) -> None:
         """Speak to Slurm as *config* says. Without a *home*, no run can be handed over or adopted."""
-        self._language = SlurmLanguage(config)
-        runner = CommandRunner(lambda: slurm.environment(os.environ))
-        self.engine = ClusterEngine(self._language, home, runner)
-
-    def unavailable(self) -> str | None:
-        """Return that its programs are not there, or that it does not answer."""
-        return self.engine.unavailable()
-
-    def surroundings(self) -> Surroundings:
-        """Return what the wrapper's text has to say: a node tells the rest."""
-        program, reset = reset_of_ignored_signals()
-        return Surroundings(
-            pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._language.surroundings
-        )
-
-    def start(self, launch: Launch) -> ClusterRun:
-        """Have the wrapper handed over when its turn comes."""
-        return self.engine.start(launch)
-
-    def get_ready(self, text: bytes | None = None) -> None:
-        """Have nothing ready."""
-
-    def close(self) -> None:
-        """Let go of the helper."""
-        self.engine.close()
+        super().__init__(SlurmLanguage(config), home, CommandRunner(lambda: slurm.environment(os.environ)))
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that opens a shell beside what the run runs, on its node."""
@@ -160,6 +134,3 @@ class SlurmExecutor:
                 return slurm.attach(jid.engine.partition(":")[2])
         remedy = f"`spool why {job}` shows what it waits for"
         raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))
-
-    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Do nothing: nothing is kept."""

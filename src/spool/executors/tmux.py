@@ -60,7 +60,7 @@ _SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
 _LEFT = re.compile("server exited|lost server")
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 
-_ELSEWHERE = "/tmp"  # noqa: S108  # for a directory of which it is looked at whose it is
+_ELSEWHERE = "/tmp"  # noqa: S108  # for a directory whose owner is checked
 _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 
 
@@ -73,7 +73,7 @@ class TmuxExecutor:
         """Start what *engine* is to look after."""
         self.engine = engine or LocalProcesses()
         self._process = ProcessExecutor(self.engine)
-        self._version: tuple[tuple[str, int, int], str | None] | None = None  # of which program what is wrong with it
+        self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and what is wrong with it
         self._slow_s = 0.0  # what the last starts took together, each of which took long
         self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
 
@@ -177,7 +177,7 @@ class TmuxExecutor:
             raise SpoolError(cannot("attach to", what, _words(error), where="tmux")) from error
         if found.returncode != 0:
             remedy = f"`spool log {job}` shows its output"
-            raise SpoolError(cannot("attach to", what, f"there is no session of run {run}", remedy=remedy))
+            raise SpoolError(cannot("attach to", what, f"run {run} has no session", remedy=remedy))
         # tmux refuses to attach from within another tmux unless it is not told of that.
         words = ("env", "-u", "TMUX", program, "-S", str(server.socket_path), "attach-session")
         return (*words, *(("-r",) if read_only else ()), "-t", target)
@@ -322,7 +322,7 @@ def socket_of(spool_dir: str) -> str:
 
     Raises SpoolError if the place in /tmp is somebody else's.
     """
-    root = os.path.realpath(spool_dir)  # a spool has one server, whoever calls it what
+    root = os.path.realpath(spool_dir)  # a spool has one server, whatever path leads to it
     path = layout.Layout(root).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
@@ -331,7 +331,7 @@ def socket_of(spool_dir: str) -> str:
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        why = "the spool's path is too long for a socket, and this is not a directory of yours alone"
+        why = "the spool's path is too long for a socket, and this directory is not accessible only to you"
         raise SpoolError(cannot("use", "tmux", why, where=directory))
     return f"{directory}/{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}"
 

@@ -1,6 +1,6 @@
 """What a run's terminal begins with: it makes itself what the dispatcher says, then becomes the wrapper.
 
-Run as a script, by path, with nothing but the standard library, for each millisecond of it is one of a start:
+Run as a script, by path, with only the standard library, because each millisecond of it delays a start:
 `tmux_pane.py LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
 
 Beside the wrapper it leaves a viewer: a process that belongs to no run and copies to the terminal what is written
@@ -23,7 +23,7 @@ _SHELL = "/bin/sh"
 _REFUSED, _GOES_BACK = "refused", 75  # as the wrapper's
 _TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper, which says by the first that it ends, and waits for the second
 _BLOCK = 1 << 16
-_BEHIND = 1 << 20  # who is further behind than that passes over what nobody could have read
+_BEHIND = 1 << 20  # a reader further behind than that skips what nobody could have read
 _SHORTEST_MS, _LONGEST_MS = 20, 500
 _LAST_S = 1.0  # how long the end may wait for a terminal that takes nothing any more
 

@@ -127,7 +127,7 @@ def _read(column: str, cell: str, parse: Callable[[str], int]) -> int | None:
     try:
         value = parse(cell)
     except (ValueError, OverflowError) as error:
-        why = str(error) if isinstance(error, InvalidValue) else f"{cell[:40]!r} is no number"
+        why = str(error) if isinstance(error, InvalidValue) else f"{cell[:40]!r} is not a number"
         raise InvalidValue(f"{column}: {why}") from None
     return value if value >= 0 else None
 

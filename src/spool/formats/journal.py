@@ -1,7 +1,7 @@
 """The lines of `.journal`: what the dispatcher has to remember that no job file says (FORMAT 1.10).
 
 A job's place in the queue and its waiting clock; which runs were started and are not over. One JSON array a
-line, the word first. A line that cannot be read (a power cut may leave half of one) is passed over: the journal
+line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
 holds memories, and each of them has a safe default.
 """
 
@@ -26,7 +26,7 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False)
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left", gc=False):
-    """A job waits no longer and nothing of it is to be remembered."""
+    """A job no longer waits, and nothing about it needs remembering."""
 
     job: str
 

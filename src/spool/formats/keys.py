@@ -198,10 +198,10 @@ _LIMITS = (
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
     Key("gpu_idle", "timeout",
-        "How long it may leave all its GPUs idle before `gpu_idle_action` follows. 0s is forever.",
+        "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
         option="--gpu-idle TIME"),
     Key("gpu_idle_action", "word",
-        'What follows: "warn" tells people, "stop" stops the run too, and its outcome is `cancelled`.',
+        'What happens then: "warn" sends a warning, "stop" also stops the run, with the outcome `cancelled`.',
         words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
         option="--kill-grace TIME"),

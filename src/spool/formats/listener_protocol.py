@@ -43,8 +43,8 @@ class Review(msgspec.Struct, frozen=True, tag="review", tag_field="is"):
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="is"):
     """The process can be asked."""
 
-    wants: tuple[str, ...]  # events that somebody else than the hooks wants to hear of
-    asks: tuple[str, ...]  # events that somebody else than the hooks is to be asked about
+    wants: tuple[str, ...]  # events that listeners other than the hooks want to hear
+    asks: tuple[str, ...]  # events that need an answer from listeners other than the hooks
     problems: tuple[str, ...] = ()
 
 

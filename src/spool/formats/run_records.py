@@ -6,7 +6,7 @@ evidence of something, and nobody may take it for evidence of nothing.
 
 How the records may change from one version to the next, for these and for `history`:
 
-* A reader takes what it knows and passes over what it does not: later fields of a line, unknown keys.
+* A reader takes what it knows and ignores what it does not: later fields of a line, unknown keys.
 * A field is added with a meaning for "absent" that is true of the older writers, and is never made required.
 * A field never changes its meaning or its unit; another meaning gets another name.
 * A word that a reader does not know (an outcome, a kind of stop) is an InvalidRecord, not a guess.
@@ -155,7 +155,7 @@ def render_status(state: State) -> bytes:
 def parse_status(data: bytes) -> State | None:
     """Return the state of a `status` file, None while it is not whole or for a word that is unknown.
 
-    Nothing may decide by it: it is for people.
+    It is only shown: no decision may depend on it.
     """
     word = data.partition(b"\n")[0] if b"\n" in data else b""
     try:
@@ -218,7 +218,7 @@ def parse_grant(data: bytes) -> GrantRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRecord:
-    """What `array.toml` says: of which file the tasks were made, and when. It is what a run's `grant.toml` is."""
+    """What `array.toml` says: what the tasks were made from, and when. An array has it instead of `grant.toml`."""
 
     job: str
     run: int
@@ -287,7 +287,7 @@ def parse_gpus(data: bytes) -> GpuWatch:
 
 
 def gpu_use_lines(gpus: tuple[GpuUse, ...]) -> str:
-    """Return a table `[[gpu_use]]` for each GPU, as it stands in `gpus.toml` and `result.toml`; they come last."""
+    """Return a table `[[gpu_use]]` for each GPU, as in `gpus.toml` and `result.toml`; they come last."""
     lines = ""
     for use in gpus:
         mean = f"mean_percent = {round(use.mean_percent, 2)}\n" if use.mean_percent is not None else ""
@@ -339,7 +339,7 @@ def number_lines(*pairs: tuple[str, int | None]) -> str:
 
 
 def grant_lines(grant: Grant) -> str:
-    """Return the keys of a grant, as they stand in `grant.toml` and in the table `[grant]` of `result.toml`."""
+    """Return the keys of a grant, as in `grant.toml` and in the table `[grant]` of `result.toml`."""
     lines = f"cpus = {grant.cpus}\n" + number_lines(("memory_bytes", grant.memory_bytes))
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"

@@ -230,9 +230,15 @@ def cluster_of(configuration: str) -> str | None:
 
 
 def nodes_back(text: str) -> frozenset[str]:
-    """Return the nodes that answer, of an answer of sinfo: lines of a name and a state, which `*` ends otherwise."""
-    pairs = (line.split("\t") for line in text.splitlines())
-    return frozenset(pair[0].strip() for pair in pairs if len(pair) == 2 and not pair[1].strip().endswith(("*", "unk")))
+    """Return the nodes that answer, of an answer of sinfo: lines of a name and a state, which `*` ends otherwise.
+
+    One that is down is not back: Slurm may not have noticed yet that it is silent.
+    """
+    pairs = [line.split("\t") for line in text.splitlines()]
+    return frozenset(pair[0].strip() for pair in pairs if len(pair) == 2 and not _AWAY.match(pair[1].strip()))
+
+
+_AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

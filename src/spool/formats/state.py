@@ -1,6 +1,6 @@
 """`state.json`, the dispatcher's last view: text to values and back. Nothing may decide by it.
 
-A reader takes the keys that it knows and passes over the others, so that the file may grow.
+A reader takes the keys that it knows and ignores the others, so that the file may grow.
 """
 
 from __future__ import annotations

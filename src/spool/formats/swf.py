@@ -27,10 +27,10 @@ LARGEST = 1 << 50
 """No number of a trace is larger; so no product of two of them in ns or bytes surprises anybody."""
 
 UNKNOWN_USER = "user"
-"""Whose a job is of which nobody knows that."""
+"""The user of a job whose user is unknown."""
 
 MOST_PROBLEMS = 5
-"""So many wrong lines show that a file is something else."""
+"""This number of wrong lines shows that a file is something else."""
 
 _LABEL = re.compile(r";\s*([A-Za-z][A-Za-z ]*?)\s*:\s*(.*)")
 
@@ -71,7 +71,7 @@ class OddLines:
         lines = "1 line has" if self.count == 1 else f"{self.count} lines have"
         return (
             f"{lines} more or fewer than {self.columns} columns, line {self.first} first; "
-            "what is missing is taken as unknown, what is too many is ignored",
+            "missing columns count as unknown, extra ones are ignored",
         )
 
 
@@ -104,7 +104,7 @@ class UniqueNames:
         self._place = 0
 
     def of(self, name: str) -> str:
-        """Return the name for the next job, of which the trace says *name*, or nothing."""
+        """Return the name for the next job, which the trace calls *name*, or ""."""
         self._place += 1
         name = name or f"{self._place:07}"
         found = name
@@ -158,7 +158,7 @@ def parse(text: str, what: str) -> Trace:
         jobs = [(job, at, ran, user, specs.exact(spec, ran)) for job, at, ran, user, spec in jobs]
         warnings = (
             *warnings,
-            "no job states a requested time; the run times stand for them, exact as real limits are not",
+            "no job states a requested time; the run times serve as limits, more exact than real ones",
         )
     return Trace(_comings(jobs), _cpus(header), incomplete, warnings)
 
@@ -179,9 +179,9 @@ def _fields(words: Sequence[str]) -> list[int] | str:
         try:
             fields = [int(float(word)) for word in words]  # some archives write fractions of seconds
         except (ValueError, OverflowError):
-            return "has something in it that is no number"
+            return "contains something that is not a number"
     if max(fields) > LARGEST or min(fields) < -LARGEST:
-        return "has a number in it that is too large"
+        return "contains a number that is too large"
     return fields
 
 

@@ -152,7 +152,9 @@ def _bad_value(value: object) -> tuple[Path, str] | None:
     if kind is bool:
         return None
     if isinstance(value, int):
-        return None if _SMALLEST_INT <= value <= _LARGEST_INT else ((), "this number does not fit 64 bits")
+        if _SMALLEST_INT <= value <= _LARGEST_INT:
+            return None
+        return (), "this number does not fit 64 bits; write a smaller one"
     if isinstance(value, float):
         return None if math.isfinite(value) else ((), f"{value} is not a finite number")
     if isinstance(value, list):

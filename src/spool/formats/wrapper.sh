@@ -42,7 +42,7 @@ spool_record() {
     printf '%s\n' "$2" > "$spool_metadir/$1"
 }
 
-# spool_in_the_way NAME: true if what lies in the place of a record is no file: to open a FIFO would take for ever.
+# spool_in_the_way NAME: true if what is where a record belongs is not a file: opening a FIFO would block forever.
 spool_in_the_way() {
     if [ -h "$spool_metadir/$1" ]; then return 0; fi
     [ -e "$spool_metadir/$1" ] && [ ! -f "$spool_metadir/$1" ]
@@ -60,7 +60,7 @@ spool_fail() {
 # spool_signal NAME CODE: pass a signal on to the child. CODE is not 0 for those that end the run.
 # The record `signal` is for a child that is so young that it still has this script's own handlers: it would
 # not notice the signal, but looks for the record before it turns into the command.
-# A run whose terminal was taken away is cut off: it ends without an exit code, which is to be lost. What the
+# A run whose terminal was taken away is cut off: it ends without an exit code, which means lost. What the
 # terminal's keys raise, it has sent to the child already, and a second one would break off what that cleans up.
 spool_signal() {
     spool_interrupted=yes
@@ -91,15 +91,16 @@ spool_listen() {
     trap 'spool_signal USR2 0' USR2
 }
 
-# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads /proc byte by
-# byte, which takes longer than its own start; so whoever started this one may have said "PID START_TICKS".
+# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads
+# /proc byte by byte, which takes longer than its own start; so the process that started this one may have sent
+# "PID START_TICKS".
 spool_identify() {
     spool_pid='' spool_ticks=''
     # What is cut off before the end of its line may be the beginning of another number.
     case $spool_told in
     told) read -r spool_pid spool_ticks || spool_ticks='' ;;
     ready)
-        read -r spool_pid spool_ticks || exit 73 # whoever was to say when is gone
+        read -r spool_pid spool_ticks || exit 73 # the process that gives the signal is gone
         exec 8<&-                                # where this text came from
         spool_listen                             # before, a signal ended this shell, and nothing was lost
         ;;
@@ -381,7 +382,7 @@ spool_go_back() {
     exit 75
 }
 
-# spool_say TEXT: tell whoever reads the log.
+# spool_say TEXT: write a line to the log.
 spool_say() {
     printf 'spool: %s\n' "$1" >&5
 }
@@ -393,7 +394,7 @@ spool_finish() {
     if [ "$spool_code" -ne 0 ] || spool_in_the_way status; then
         spool_record status failed
     else
-        # Over "running" as it stands there: a file that was cut to nothing is written to the disk as soon as it is
+        # Written over "running": a file that was cut to nothing is written to the disk as soon as it is
         # closed (ext4), which costs more than all the other records.
         printf '%s\n' finished 1<> "$spool_metadir/status"
     fi
@@ -403,7 +404,7 @@ spool_finish() {
         if [ ! -d "$spool_metadir" ] || [ -e "$spool_metadir/stop" ] || [ "$spool_ended" -ne 0 ]; then break; fi
         command eval 'sleep 1'
         spool_tries=$((spool_tries + 1))
-        # Whoever has put something else in its place had half a minute to take it away.
+        # If something else was put in its place, there was half a minute to take it away.
         if [ "$spool_tries" -ge 30 ] && spool_in_the_way rc; then
             command eval 'mv -f -- "$spool_metadir/rc" "$spool_metadir/rc.aside"'
         fi
@@ -423,7 +424,7 @@ exec 5>&2 2> /dev/null
 
 if [ "$spool_told" != ready ]; then spool_listen; fi
 
-# Who creates the jid has the run; whoever comes later leaves at once: 17, or 73 if nobody could create it.
+# The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
 spool_identify || exit 73
 ${spool_umask:+umask go-w}
 if [ -e "$spool_metadir/jid" ]; then exit 17; fi

@@ -23,7 +23,7 @@ KINDS = tuple(_WHERE)
 """Every kind of listener; also the names of their cursors."""
 
 RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
-"""Those that run what others wrote. What they are told of is noted down before, lest it kill them again and again."""
+"""Those that run others' code. Each event is noted before they hear of it, so that it cannot crash them forever."""
 
 
 def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> Listener:

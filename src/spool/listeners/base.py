@@ -23,7 +23,7 @@ class Listener(Protocol):
     """The word for it in the log and in the record of how far it has come."""
 
     def wants(self, name: EventName) -> bool:
-        """Whether events of that kind are to be told to it at all."""
+        """Whether it receives events of that kind at all."""
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Take an event in, and call *done*, from any thread, once it needs not be told again.

@@ -1,7 +1,7 @@
 """The delivery of events to one listener, in a thread of its own, from a cursor on disk.
 
 An event is told at least once: the cursor passes it when the listener is done with it. What runs foreign code is told
-with care: each try is noted down before, and an event that has ended the process too often is passed over.
+with care: each try is noted down before, and an event that has crashed the process too often is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 MOST_OPEN = 10_000  # events that a listener has taken in and not dealt with
 MOST_TRIES = 3  # of telling what the process did not survive
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
-_LOOK_S = 5.0  # even if nobody says that there is more
+_LOOK_S = 5.0  # even without a hint that there is more
 
 
 class Delivery:
@@ -101,7 +101,7 @@ class Delivery:
                 if not told:
                     self._sleep(due_s)
         except Exception:
-            log.exception("the listener %s has come to its end by a mistake of the program", self._listener.name)
+            log.exception("the listener %s has crashed on an internal error", self._listener.name)
             os._exit(_MISTAKE)  # the dispatcher starts another process, which goes on from the cursors
         with suppress(Exception):
             self._listener.close()
@@ -141,7 +141,7 @@ class Delivery:
         """Note down that an event is about to be told; False if that has ended this process too often."""
         if self._tries >= MOST_TRIES:
             log.error(
-                "%s is passed over for event %s: it has ended the process of the listeners %d times",
+                "%s skips event %s: it has crashed the listeners' process %d times",
                 self._listener.name,
                 event.id,
                 self._tries,
@@ -163,7 +163,7 @@ class Delivery:
         try:
             self._listener.hear(event, done)
         except Exception:
-            log.exception("the listener %s failed with event %s", self._listener.name, event.id)
+            log.exception("the listener %s failed on event %s", self._listener.name, event.id)
             done()
 
     def _tick(self) -> float | None:
@@ -197,4 +197,4 @@ class Delivery:
         try:
             self._reader.save(position, tries)
         except OSError as error:
-            log.error("cannot write down how far %s has come: %s", self._listener.name, error.strerror)
+            log.error("cannot record the position of %s in the events: %s", self._listener.name, error.strerror)

@@ -46,8 +46,8 @@ class Subscriptions:
     """The kinds of listeners there are, and what is known of their wishes before one of them is asked."""
 
     kinds: frozenset[str] = frozenset()
-    wants: frozenset[EventName] = frozenset()  # what is to be told in any case
-    asks: frozenset[EventName] = frozenset()  # what is to be asked in any case
+    wants: frozenset[EventName] = frozenset()  # events that it always hears
+    asks: frozenset[EventName] = frozenset()  # events that it is always asked about
     silent: frozenset[str] = frozenset()  # kinds that only say themselves what they want to hear of
     may_ask: bool = False  # one of those may want to be asked
     problems: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ def find_hooks(root: str) -> HookFiles:
         if event not in _HOOK_NAMES or (event != name and not is_folder):
             if is_folder or _is_executable(path):
                 close = difflib.get_close_matches(event, _HOOK_NAMES, 1)
-                problems.append(f"{shown}: no event has that name" + (f", did you mean {close[0]}?" if close else ""))
+                problems.append(f"{shown}: no such event" + (f", did you mean {close[0]}?" if close else ""))
         elif is_folder:
             for _, each, below in _entries(path, shown, problems):
                 if _may_run(each, below, problems):
@@ -127,7 +127,7 @@ def _entries(directory: str, shown: str, problems: list[str]) -> list[tuple[str,
             raise PermissionError(1, why)
         names = sorted(os.listdir(directory))
     except OSError as error:
-        problems.append(f"{shown}: no hook in it is run: {error.strerror}")
+        problems.append(f"{shown}: none of its hooks run: {error.strerror}")
         return []
     return [
         (name, f"{directory}/{name}", f"{shown}/{name}")
@@ -140,16 +140,16 @@ def _may_run(path: str, shown: str, problems: list[str]) -> bool:
     try:
         status = os.stat(path)
     except OSError as error:
-        problems.append(f"{shown}: it is not run: {error.strerror}")
+        problems.append(f"{shown}: does not run: {error.strerror}")
         return False
     if not stat.S_ISREG(status.st_mode):
-        why: str | None = "it is not a file"
+        why: str | None = "it is not a regular file"
     elif not os.access(path, os.X_OK):
         why = "it is not executable"
     else:
         why = _not_trusted(status)
     if why is not None:
-        problems.append(f"{shown}: it is not run: {why}")
+        problems.append(f"{shown}: does not run: {why}")
     return why is None
 
 
@@ -158,11 +158,11 @@ def _is_executable(path: str) -> bool:
 
 
 def _not_trusted(status: os.stat_result) -> str | None:
-    """Return why whoever can change the file must not decide what we run."""
+    """Return why those who can change the file must not decide what we run."""
     if status.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
     if status.st_mode & stat.S_IWOTH:
-        return "everybody may write it"
+        return "everyone can write to it"
     return None
 
 
@@ -203,7 +203,7 @@ def loading(paths: Layout, disk: Disk) -> Iterator[None]:
     text = (read_bytes(path) or b"").strip()
     tries = int(text) if text.isdigit() else 0
     if tries >= _MOST_LOADS:
-        raise ImportError(f"loading the plugins has ended the process {tries} times")
+        raise ImportError(f"loading the plugins has crashed the process {tries} times")
     disk.put(path, f"{tries + 1}\n".encode())
     try:
         yield
@@ -212,5 +212,5 @@ def loading(paths: Layout, disk: Disk) -> Iterator[None]:
 
 
 def load_again(paths: Layout, disk: Disk) -> None:
-    """Have the plugins loaded again, whatever they did: who starts the dispatcher anew may have mended them."""
+    """Have the plugins loaded again, whatever they did: they may have been fixed before this restart."""
     disk.discard(paths.at(_LOADING))

@@ -86,7 +86,7 @@ class Hooks(Listener):
             level = logging.INFO if event.name in CAN_BE_REFUSED else logging.WARNING
             log.log(level, "%s for %s: %s", shown, about, ran.problem)
         if ran.left:
-            log.warning("%s for %s: %d processes that it left behind were ended", shown, about, ran.left)
+            log.warning("%s for %s: killed %d processes that it left behind", shown, about, ran.left)
         return ran
 
 
@@ -126,7 +126,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
             start_new_session=True,
         )
     except OSError as error:
-        hint = " (has it a #! line?)" if error.errno == 8 else ""
+        hint = " (does it have a #! line?)" if error.errno == 8 else ""
         return _HookResult(f"it cannot be executed: {error.strerror}{hint}")
     jid = identity.of_process(process.pid)
     with _mutex:
@@ -147,7 +147,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
                     pipe.close()
     text = output.decode("utf-8", "replace")
     if not ended:
-        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g} s and was ended", text, 0)
+        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g} s and was killed", text, 0)
     if code:
         return _HookResult(f"signal {-code}" if code < 0 else f"exit code {code}", text, left)
     return _HookResult(None, text, left)

@@ -18,7 +18,7 @@ _LEVELS = {
 
 
 class _Lines(logging.Formatter):
-    """One line for each message; with a time for people, with a level for the journal."""
+    """One line for each message; with a time on a terminal or in a file, with a level for the journal."""
 
     def __init__(self, *, journald: bool) -> None:
         super().__init__("%(message)s" if journald else "%(asctime)s %(levelname)s %(message)s")

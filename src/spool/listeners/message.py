@@ -90,7 +90,7 @@ def scrubbed(text: str, address: str) -> str:
         parts = urlsplit(address)
         host = parts.hostname or ""
     except ValueError:
-        return "it cannot be understood"
+        return "it is not a valid URL"
     rest = address.partition("://")[2] or address
     pieces = {rest, *re.split(r"[/?&=:@,;#]", rest), *re.split(r"[/?&=:@,;#]", unquote(rest))}
     pieces |= {unquote(piece) for piece in pieces}

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 15.0
 NOT_INSTALLED = "metrics need prometheus_client; pip install 'spool-scheduler[metrics]'"
-_MODE = 0o644  # whoever runs node_exporter reads it
+_MODE = 0o644  # the user of node_exporter reads it
 _MOST_BYTES = 1 << 30
 _RUNS = (State.STARTING, State.RUNNING, State.STOPPING)
 _ALIVE_NS = 60 * SECOND_NS  # without a sign of life for so long, a dispatcher is none

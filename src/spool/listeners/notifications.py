@@ -1,4 +1,4 @@
-"""Messages to people and programs, for whoever a job or the configuration names (docs/NOTIFICATIONS.md).
+"""Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md).
 
 The listener looks up the addresses that an event concerns, words the message, with the end of the run's log where that
 is asked for, and hands it to the queue of each address. It says so once where others can read secrets in an address.
@@ -39,7 +39,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 class Notifier(Listener):
-    """Tells whoever a job or the configuration names. *config* returns the configuration in force."""
+    """Notifies the recipients that a job or the configuration names. *config* returns the configuration in force."""
 
     name = "notify"
 
@@ -109,7 +109,7 @@ class Notifier(Listener):
             try:
                 addresses = expanded(named, config.contacts)
             except UndeliveredError as error:
-                self._complain(f"cannot tell {masked(named)} of anything: {error}")
+                self._complain(f"cannot notify {masked(named)}: {error}")
                 continue
             for address in addresses:
                 found[address] = max(found.get(address, 0), lines)
@@ -130,7 +130,7 @@ class Notifier(Listener):
                 transport = transport_for(address, notifier)
             except UndeliveredError as error:
                 MESSAGES.add("given_up")
-                self._complain(f"cannot tell {masked(address)} of anything: {error}")
+                self._complain(f"cannot notify {masked(address)}: {error}")
                 return None
             queue = self._queues[key] = SendQueue(transport, self._patience)
         return queue
@@ -150,11 +150,11 @@ class Notifier(Listener):
             in_config=any(map(has_secret, stated)),
             job=event.job if any(map(has_secret, of_job)) else None,
         ):
-            self._complain(f"{path} holds secrets, and others can read it; chmod 600 {path}")
+            self._complain(f"{path} holds secrets and is readable by others; chmod 600 {path}")
 
 
 class _Countdown:
-    """Calls once, when so many have come, from whatever threads."""
+    """Calls once, when the given number have come, from any threads."""
 
     def __init__(self, count: int, then: Callable[[], None]) -> None:
         self._left, self._then, self._lock = count, then, Lock()
@@ -175,7 +175,7 @@ def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _
     if named not in contacts:
         return [named.strip()]
     if not steps:
-        raise UndeliveredError("contacts of the configuration go round in a circle", for_good=True)
+        raise UndeliveredError("the contacts in the configuration refer to each other in a circle", for_good=True)
     return [address for to in contacts[named] for address in expanded(to, contacts, steps - 1)]
 
 

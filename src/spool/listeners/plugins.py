@@ -127,7 +127,7 @@ class Plugins(Listener):
                 return Answer()
             return Answer(**{word: self._texts(word, event, begin) for word in _TEXTS})
         except _FailedError as error:
-            log.error("a plugin that was asked about %s: %s", event.id, error)
+            log.error("a plugin failed when asked about %s: %s", event.id, error)
             return Answer(no=f"plugin {error}")
 
     def _load(self, entry: EntryPoint, begin: Begin) -> None:
@@ -178,7 +178,7 @@ class Plugins(Listener):
         except TimeoutError as error:
             self._hangs[name] += 1
             if self._hangs[name] == _MOST_HANGS:
-                log.error("plugin %s has hung %d times, and is not called any more", name, _MOST_HANGS)
+                log.error("plugin %s has hung %d times and is no longer called", name, _MOST_HANGS)
             raise _FailedError(f"{name}: {error}") from None
         except _FailedError as error:
             raise _FailedError(f"{name}: {error}") from None
@@ -217,11 +217,11 @@ def _unfit(implementation: pluggy.HookImpl) -> str | None:
     """Return why that function cannot be called like any other; its result would say nothing."""
     function = implementation.function
     if implementation.wrapper or implementation.hookwrapper:
-        return "it is a wrapper, and plugins are called one by one"
+        return "it is a wrapper, but plugins are called one by one"
     if inspect.isgeneratorfunction(function):
-        return "it is a generator, and would only be begun"
+        return "it is a generator and would never run to its end"
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        return "it is a coroutine function, and nobody would await it"
+        return "it is a coroutine function and nothing would await it"
     return None
 
 

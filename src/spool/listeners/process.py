@@ -145,7 +145,7 @@ class _ListenerProcess:
                     self._wanted |= set(kinds)
                     self._make()
                 case Review() as review:
-                    self._go_on()  # whoever is asked is told of the job first
+                    self._go_on()  # a listener hears of the job before it is asked
                     self._reviewer.ask(review)
                 case Available(position):
                     self._position = position
@@ -162,12 +162,12 @@ class _ListenerProcess:
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
             if not delivery.wait_for(last, limit_ns / SECOND_NS):
-                log.warning("%s is asked about job %s though it has not heard all about it", kind, job)
+                log.warning("%s is asked about job %s before it has received all earlier events of the job", kind, job)
 
     def _say(self, line: bytes) -> None:
         if not self._is_socket:
             return
-        # Whoever asked may be gone.
+        # The process that asked may be gone.
         with self._writing, suppress(OSError), socket.socket(fileno=os.dup(self._channel)) as channel:
             channel.sendall(line)
 
@@ -202,7 +202,7 @@ class _ListenerProcess:
             self._problems += getattr(plugins, "problems", ())
             return plugins
         except ImportError as error:
-            problem = f"nothing listens as {kind}: {error}"
+            problem = f"the listener {kind} is not available: {error}"
         except Exception as error:
             log.exception("cannot start the listener %s", kind)
             problem = f"cannot start the listener {kind}: {error}"
@@ -301,7 +301,7 @@ class _Reviewer:
                 answer = gate.ask(event, begin)
                 no = answer.no
             except Exception as error:
-                log.exception("a plugin failed when it was asked about %s", event.id)
+                log.exception("a plugin failed when asked about %s", event.id)
                 no = f"{type(error).__name__}: {error}"
             if no is not None:
                 self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))

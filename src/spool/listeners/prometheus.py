@@ -61,37 +61,35 @@ class _Families:
         numbers, sums, view = self._numbers, self._numbers.sums, self._numbers.view
         info = {"version": __version__, "python": platform.python_version()}
         yield self._gauge("build_info", "The version of spool; always 1.", [(info, 1)])
-        yield self._gauge("dispatcher_up", "Whether a dispatcher serves the spool.", numbers.up)
+        yield self._gauge("dispatcher_up", "Whether a dispatcher is running.", numbers.up)
         if numbers.heartbeat_s is not None:
-            text = "The last sign of life of a dispatcher."
+            text = "The last report of a dispatcher."
             yield self._gauge("dispatcher_heartbeat_timestamp_seconds", text, numbers.heartbeat_s)
         if view is not None:
             yield from self._view(view)
         yield from self._sums(sums)
         delivered = [({"result": word}, numbers.messages.get(word, 0)) for word in _MESSAGES]
-        yield self._counter(
-            "notifications", "Messages by what became of them; a failed one may be tried again.", delivered
-        )
+        yield self._counter("notifications", "Messages by result; a failed one may be retried.", delivered)
 
     def _view(self, view: StateView) -> Iterator[Any]:
         if view.started_at_ns is not None:
             started = view.started_at_ns / SECOND_NS
-            yield self._gauge("dispatcher_start_time_seconds", "When this dispatcher began.", started)
+            yield self._gauge("dispatcher_start_time_seconds", "When this dispatcher started.", started)
         yield self._gauge("paused", "Whether nothing starts because the spool is paused.", view.paused)
         problems = len(view.problems)
-        yield self._gauge("problems", "What is wrong with the configuration and the like, now.", problems)
+        yield self._gauge("problems", "Current problems, such as with the configuration.", problems)
         jobs = [job for job in view.jobs.values() if not job.array]
         states = dict.fromkeys((state.value for state in _WAITING), 0)
         for job in jobs:
             states[job.state] = states.get(job.state, 0) + 1
         counted = [({"state": state}, count) for state, count in states.items()]
         yield self._gauge(
-            "jobs", "Jobs that wait, are held or run, by their state. Tasks of arrays count, arrays do not.", counted
+            "jobs", "Waiting, held and running jobs, by state. Array tasks count; arrays do not.", counted
         )
         since = [job.since_ns for job in jobs if job.state == State.QUEUED and job.since_ns is not None]
         if since:
             oldest = min(since) / SECOND_NS
-            yield self._gauge("oldest_queued_timestamp_seconds", "Since when the oldest queued job waits.", oldest)
+            yield self._gauge("oldest_queued_timestamp_seconds", "Since when the oldest queued job has waited.", oldest)
         yield self._counter("file_event_losses", "How often the kernel dropped file events.", view.events_lost)
         yield self._counter("errors", "Errors that this dispatcher has logged.", view.errors)
         if view.passes is not None:
@@ -112,14 +110,14 @@ class _Families:
         use = self._numbers.use
         granted_bytes = machine.memory_bytes - machine.memory_free_bytes
         for name, text, value in (
-            ("cpus", "CPUs that may be given out.", machine.cpus),
-            ("cpus_granted", "CPUs that runs were given.", machine.cpus - machine.cpus_free),
-            ("cpus_used", "CPUs that the processes of the runs kept busy since the last writing.", use.cpus),
-            ("memory_bytes", "Memory that may be given out.", machine.memory_bytes),
-            ("memory_granted_bytes", "Memory that runs were given.", granted_bytes),
+            ("cpus", "CPUs that jobs may use.", machine.cpus),
+            ("cpus_granted", "CPUs assigned to runs.", machine.cpus - machine.cpus_free),
+            ("cpus_used", "CPUs that the runs' processes have kept busy since the last update.", use.cpus),
+            ("memory_bytes", "Memory that jobs may use.", machine.memory_bytes),
+            ("memory_granted_bytes", "Memory assigned to runs.", granted_bytes),
             (
                 "memory_used_bytes",
-                "Memory that the processes of the runs have, shared pages for each.",
+                "Memory of the runs' processes; a shared page counts for each process.",
                 use.memory_bytes,
             ),
         ):
@@ -128,8 +126,8 @@ class _Families:
             pools = [({"resource": name}, pool) for name, pool in machine.resources.items()]
             totals = [(of, pool.total) for of, pool in pools]
             granted = [(of, pool.granted) for of, pool in pools]
-            yield self._gauge("resources", "How much there is of a named resource.", totals)
-            yield self._gauge("resources_granted", "How much of a named resource runs were given.", granted)
+            yield self._gauge("resources", "Total amount of a named resource.", totals)
+            yield self._gauge("resources_granted", "Amount of a named resource assigned to runs.", granted)
         if machine.gpus:
             yield from self._gpus(machine.gpus)
 
@@ -137,23 +135,23 @@ class _Families:
         info = [({"uuid": gpu.uuid, "index": str(gpu.index), "name": gpu.name}, 1) for gpu in gpus]
         yield self._gauge("gpu_info", "The GPUs; always 1.", info)
         for name, text, values in (
-            ("gpu_usable", "Whether the GPU can be given to jobs.", [gpu.problem is None for gpu in gpus]),
-            ("gpu_jobs", "Jobs that were given the GPU.", [len(gpu.jobs) for gpu in gpus]),
+            ("gpu_usable", "Whether jobs can use the GPU.", [gpu.problem is None for gpu in gpus]),
+            ("gpu_jobs", "Jobs to which the GPU is assigned.", [len(gpu.jobs) for gpu in gpus]),
             (
                 "gpu_foreign_processes",
-                "Processes on the GPU that are no job's.",
+                "Processes on the GPU that belong to no job.",
                 [len(gpu.foreign_processes) for gpu in gpus],
             ),
             ("gpu_memory_bytes", "Memory of the GPU.", [gpu.memory_total_bytes for gpu in gpus]),
-            ("gpu_memory_used_bytes", "Memory of the GPU that somebody has.", [_used(gpu) for gpu in gpus]),
+            ("gpu_memory_used_bytes", "Memory of the GPU in use.", [_used(gpu) for gpu in gpus]),
             (
                 "gpu_utilisation_ratio",
-                "The part of the time in which the GPU computed.",
+                "Fraction of time in which the GPU computed.",
                 [_ratio(gpu.utilisation_percent) for gpu in gpus],
             ),
             (
                 "gpu_memory_utilisation_ratio",
-                "The part of the time in which the GPU read or wrote its memory.",
+                "Fraction of time in which the GPU read or wrote its memory.",
                 [_ratio(gpu.memory_utilisation_percent) for gpu in gpus],
             ),
         ):
@@ -162,18 +160,16 @@ class _Families:
 
     def _sums(self, sums: Sums) -> Iterator[Any]:
         outcomes = sorted(OUTCOMES)
-        yield self._counter("submissions", "Jobs that came into the queue.", sums.submissions)
+        yield self._counter("submissions", "Jobs that entered the queue.", sums.submissions)
         ended = [({"outcome": word}, sums.outcomes[word]) for word in outcomes]
-        yield self._counter("job_outcomes", "Jobs that ended for good, by outcome.", ended)
+        yield self._counter("job_outcomes", "Jobs that finally ended, by outcome.", ended)
         again = [({"kind": word}, sums.again[word]) for word in _AGAIN]
-        yield self._counter("retries", "Runs after which the job goes on with another, by why.", again)
-        yield self._histogram(
-            "job_wait_seconds", "How long jobs waited for their first start.", [(_NO_LABELS, sums.waits)]
-        )
+        yield self._counter("retries", "Runs after which the job starts again, by reason.", again)
+        yield self._histogram("job_wait_seconds", "Wait of jobs until their first start.", [(_NO_LABELS, sums.waits)])
         runs = [({"outcome": word}, sums.runs.get(word) or Histogram()) for word in outcomes]
         yield self._histogram("run_duration_seconds", "How long runs took, by outcome.", runs)
         yield self._counter("run_cpu_seconds", "CPU time of runs that ended.", sums.cpu_ns / SECOND_NS)
-        text = "GPU time of runs that ended: each GPU that was given counts."
+        text = "GPU time of runs that ended: each assigned GPU counts."
         yield self._counter("run_gpu_seconds", text, sums.gpu_ns / SECOND_NS)
         text = "GPU time of runs that ended in which the GPUs computed, where it is known."
         yield self._counter("run_gpu_busy_seconds", text, sums.gpu_busy_ns / SECOND_NS)

@@ -19,9 +19,9 @@ from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredErr
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_ORDER = 3  # after so many tries a message lets those behind it go first
-_TOO_MANY = "it fails, and too many wait"
-_AWAY = 3  # after so many failures in a row a receiver is not merely started anew
+_MOST_IN_ORDER = 3  # after this number of tries a message lets those behind it go first
+_TOO_MANY = "it keeps failing and too many messages are waiting"
+_AWAY = 3  # after this number of failures in a row a receiver is not just restarting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Patience:
     first_s: float = 2.0  # until the second try; each later wait is twice the one before
     longest_s: float = 300.0
     tries: int = 15
-    for_s: float = 3600.0  # a message that has waited in vain for longer is given up
+    for_s: float = 3600.0  # a message that has failed for longer is given up
     most_waiting: int = 2_000  # for one receiver that is away; the oldest is given up
     gather_from: int = 20  # so many that wait for a person are sent as one
     gather_most: int = 200
     idle_s: float = 30.0  # a thread with nothing to do leaves
 
     def after(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row, at least one."""
+        """Return how long to wait after this number of failures in a row, at least one."""
         return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
 
 
@@ -97,7 +97,7 @@ class SendQueue:
 
     def _run(self) -> None:
         while (due := self._next()) is not None:
-            self._give_up(due.stale, "it could not be told in time")
+            self._give_up(due.stale, "the message could not be sent in time")
             if due.batch:
                 self._deliver(due.batch)
 
@@ -166,7 +166,7 @@ class SendQueue:
         self._failures += 1
         if self._failures == 1:
             self._failing_since = now
-            log.warning("cannot tell %s of %s: %s; trying again", self.transport.shown, batch[0].message.title, error)
+            log.warning("cannot notify %s of %s: %s; trying again", self.transport.shown, batch[0].message.title, error)
         self._rests_until = now + max(
             self._patience.after(self._failures), min(error.after_s, self._patience.longest_s)
         )
@@ -192,7 +192,7 @@ class SendQueue:
         if not given_up:
             return
         more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
-        log.error("gave up telling %s of %s%s: %s", self.transport.shown, given_up[0].message.title, more, why)
+        log.error("gave up notifying %s of %s%s: %s", self.transport.shown, given_up[0].message.title, more, why)
         MESSAGES.add("given_up", len(given_up))
         for waiting in given_up:
             waiting.done()

@@ -49,7 +49,7 @@ _MOST_OF_ERROR = 200
 _TRANSIENT = {408, 409, 423, 425, 429}  # of the 4xx
 _SOCKET_ERROR = "Socket Exception: "  # what it says of a mail server, but only to who debugs it
 _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_normalizer")
-_loading = threading.Lock()  # its plugins are loaded once, by whoever comes first
+_loading = threading.Lock()  # its plugins are loaded once, by the first thread that needs them
 
 
 def transport_for(address: str, notifier: str | None) -> Transport:
@@ -57,7 +57,7 @@ def transport_for(address: str, notifier: str | None) -> Transport:
     scheme, is_url, _ = address.partition("://")
     if not is_url:
         if notifier is None:
-            why = "it is no URL and none of `contacts`, and the configuration has no `notifier`"
+            why = "it is neither a URL nor a name in `contacts`, and the configuration has no `notifier`"
             raise UndeliveredError(why, for_good=True)
         return NotifierCommand(notifier, address)
     if scheme in _SCHEMES and not (scheme == "https" and understands(address)):
@@ -86,7 +86,7 @@ class WebHook:
         try:
             self._url = self._understand(address)
         except ValueError:
-            raise UndeliveredError("the address is no URL", for_good=True) from None
+            raise UndeliveredError("the address is not a URL", for_good=True) from None
 
     def _understand(self, address: str) -> str:
         parts = urlsplit(address)
@@ -129,14 +129,14 @@ class WebHook:
             words = scrubbed(str(why)[:_MOST_OF_ERROR], self._address) or type(why).__name__
             raise UndeliveredError(words) from None
         except ValueError:
-            raise UndeliveredError("the address is no URL", for_good=True) from None
+            raise UndeliveredError("the address is not a URL", for_good=True) from None
         finally:
             cut.cancel()
 
     def _refused(self, error: HTTPError) -> UndeliveredError:
         code = error.code
         if 300 <= code < 400:
-            return UndeliveredError(f"it redirects elsewhere (HTTP {code}); name that address", for_good=True)
+            return UndeliveredError(f"it redirects elsewhere (HTTP {code}); use the new address", for_good=True)
         after = error.headers.get("Retry-After", "") if error.headers is not None else ""
         after_s = float(after) if after.isascii() and after.isdigit() else 0.0
         return UndeliveredError(f"HTTP {code}", for_good=400 <= code < 500 and code not in _TRANSIENT, after_s=after_s)
@@ -262,7 +262,7 @@ class AppriseService:
             text = apprise.NotifyFormat.TEXT
             arrived = self._plugin.notify(title=message.title, body=message.body, notify_type=kind, body_format=text)
         if not arrived:
-            raise UndeliveredError(self._words(reasons) or "it was not taken")
+            raise UndeliveredError(self._words(reasons) or "Apprise could not deliver the message")
 
     def _open(self) -> Any:
         try:
@@ -329,7 +329,7 @@ class _Confided(threading.local):
         self.said: list[str] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep a complaint for whoever sends, and let nothing through."""
+        """Keep a complaint for the sender, and let nothing through."""
         words = record.getMessage()
         if record.levelno >= logging.WARNING or words.startswith(_SOCKET_ERROR):
             self.said.append(words.removeprefix(_SOCKET_ERROR))

@@ -342,7 +342,7 @@ def find_run_groups(*, proc: str = PROC, files: ControlFiles | None = None) -> R
         files.write(root / "cgroup.subtree_control", "+memory")
         if "memory" in files.read(root / "cgroup.subtree_control").split():
             return RunGroups(root, files)
-        why = "it does not pass the memory controller on"
+        why = "it does not pass on the memory controller"
     except OSError as error:  # EBUSY: it holds processes that are not ours to move
         why = error.strerror or str(error)
     with contextlib.suppress(OSError):

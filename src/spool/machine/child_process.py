@@ -19,7 +19,7 @@ from contextlib import suppress
 from spool.core.model import SECOND_NS
 
 _PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
-_WELL_NS = 60 * SECOND_NS  # a child that has lived so long was well
+_WELL_NS = 60 * SECOND_NS  # a child that has lived this long was well
 _MOMENT_S = 0.1  # for a process that is dead to be gone
 _LAST_WORDS_S = 0.2
 

@@ -25,7 +25,7 @@ _before: list[tuple[int, int]] = []  # the limits that this process was given, o
 def keep() -> None:
     """Let no child of this process inherit what it has open beyond the first three descriptors.
 
-    Whoever started it may have left a pipe or a lock open, which would be held as long as any child lives.
+    Its starter may have left a pipe or a lock open, which would be held as long as any child lives.
     """
     try:
         names = os.listdir("/proc/self/fd")

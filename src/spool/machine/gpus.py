@@ -45,7 +45,7 @@ PATIENCE_NS = SECOND_NS // 4
 """How long looks wait, all together, for one answer, and a start for its own. A driver that is well needs some ms."""
 
 LIMIT_NS = 10 * SECOND_NS
-"""After so long without an answer NVML is said to hang. Starting up eight idle GPUs may take some seconds."""
+"""NVML counts as hung after this time without an answer. Starting up eight idle GPUs may take some seconds."""
 
 NO_ANSWER = "NVML has not answered yet"
 
@@ -168,7 +168,7 @@ class UseReader:
                     taken[job] = taken.get(job, 0) + used
             elif found is None:
                 # Commonly a child that was forked with the device open, as data loaders are, and outlived its parent.
-                ended.append(ForeignProcess(pid, "ended, its memory still held", used))
+                ended.append(ForeignProcess(pid, "ended, but still holds memory", used))
                 continue
             else:
                 foreign.append(ForeignProcess(pid, found[0], used, found[1], job))
@@ -192,7 +192,7 @@ class UseReader:
             self._others_bytes[device.uuid] = used
         elif device.processes is None:
             return DeviceUse(
-                problem="NVML tells neither its processes nor its memory, so whether it is idle is unknown"
+                problem="NVML reports neither its processes nor its memory, so whether it is idle is unknown"
             )
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
@@ -320,7 +320,7 @@ class Roster:
             if uuid in sample.split or (known.parent is not None and known.parent in {*sample.split, *listed}):
                 del self._known[uuid]
             else:
-                self._known[uuid] = _blind(known, errors.get(known.gpu.index, "NVML does not list it any more"))
+                self._known[uuid] = _blind(known, errors.get(known.gpu.index, "NVML no longer lists it"))
         for device in sample.devices:
             before = self._known.get(device.uuid)
             gpu = self._gpu(device, use_of(device), before.gpu if before else None)
@@ -426,11 +426,11 @@ class NvmlHelper:
             child.give_up()  # it left because nobody asked
         if child.pid is None:
             if child.lingers(_MOMENT_SECONDS):
-                return "the process that asks NVML hangs in the driver and cannot be ended"
+                return "the process that queries NVML hangs in the driver and cannot be killed"
             try:
                 child.start()
             except OSError as error:
-                return f"cannot start the process that asks NVML: {error.strerror}"
+                return f"cannot start the process that queries NVML: {error.strerror}"
         child.send(b"\n")  # where it left this moment, the end of its answers will say so
         child.watch()
         self._asking = True
@@ -447,7 +447,7 @@ class NvmlHelper:
         try:
             sample = Sample.from_json(line.decode())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            sample = Sample(failure=f"the process that asks NVML answered what cannot be read: {error}", leaving=True)
+            sample = Sample(failure=f"the process that queries NVML sent an unreadable answer: {error}", leaving=True)
         if sample.leaving:
             self.stop()
         else:
@@ -462,7 +462,7 @@ class NvmlHelper:
         if code == 0 and self._again:  # it was just leaving because nobody had asked
             self._again = False
             return self._ask()
-        return f"the process that asks NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
+        return f"the process that queries NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
 
     def _done(self) -> None:
         self._asking = False
@@ -478,7 +478,7 @@ class GpuLook:
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    notes: tuple[str, ...] = ()  # for people: GPUs that never told who they are
+    notes: tuple[str, ...] = ()  # texts: GPUs that never identified themselves
     seen_at_ns: int | None = None  # when NVML was asked for this; None: it has not answered yet
     driver: str | None = None
 
@@ -505,7 +505,7 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # the last question, answered or not
         self._asked_for = self._answered_for = Ours()
-        self.asked = 0  # so many questions
+        self.asked = 0  # number of questions
         self.answered = 0  # the number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 

@@ -170,7 +170,7 @@ def user_name(uid: int) -> str:
 
 
 def this_user() -> str:
-    """Return the login name of whoever runs this process."""
+    """Return the login name of the user that runs this process."""
     return user_name(os.getuid())
 
 
@@ -180,7 +180,7 @@ _MOST_SETTINGS = 1 << 16  # no file of settings is larger
 
 
 def login_environment(etc: str = "/etc") -> dict[str, str]:
-    """Return the environment that every job begins with: that of a login, whoever has started this process and how.
+    """Return the environment that every job begins with: that of a login, no matter who started this process and how.
 
     PATH and LANG are what the files in *etc* give to a login. HOME is what `~` means to this process.
     """

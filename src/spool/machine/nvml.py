@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 IDLE_SECONDS = 60
-"""A helper that is not asked for so long leaves."""
+"""A helper that is not asked for this long exits."""
 
 MIG_INDEX_STEP = 100
 
@@ -100,7 +100,7 @@ class _Nvml:
         split: list[str] = []
         unreadable: list[tuple[int, str]] = []
         driver = self._ask(py.nvmlSystemGetDriverVersion)
-        self._problem = None  # its number is for people only
+        self._problem = None  # its number is only shown
         for index in range(py.nvmlDeviceGetCount()):
             try:
                 handle = py.nvmlDeviceGetHandleByIndex(index)
@@ -255,7 +255,7 @@ def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:
             nvml = _Nvml()
             nvml.py.nvmlInit()
         return nvml.sample(), nvml
-    except Exception as error:  # whatever it is, it is said instead of dying with it
+    except Exception as error:  # whatever it is, report it instead of dying with it
         if nvml is not None and isinstance(error, nvml.py.NVMLError):
             missing = error.value == nvml.py.NVML_ERROR_LIBRARY_NOT_FOUND
             why = _why_not_loaded() if missing else str(error)

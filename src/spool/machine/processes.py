@@ -19,7 +19,7 @@ Once the wrapper is gone, its pid may come back as somebody else's session, so t
 for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
 
 One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc, so
-whoever ends a run walks again until nothing is found.
+the code that ends a run walks again until nothing is found.
 
 What processes use is added up. Resident sizes count a page that is shared for every process that has it, so their sum
 is cheap and never too low; proportional sizes count it once in all. A process that has ended by the time it is looked
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _MOST_LISTS = 20
 _MOST_WALKS = 8
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
-_SEEN_FOR_NS = 100_000_000  # how long a walk answers whoever asks of one run after the other
+_SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
 
@@ -126,7 +126,7 @@ class ProcessCache:
             self._owners.pop(pid, None)
 
     def look(self, wanted: Callable[[], Iterable[TrackedRun]]) -> dict[tuple[str, int], dict[int, Process]]:
-        """Return the processes of each run, by pid; *wanted* tells, where anybody is asked, of which runs.
+        """Return the processes of each run, by pid; *wanted* names the runs, and is called when processes are read.
 
         Raises OSError where the machine has too little left for that.
         """
@@ -215,7 +215,7 @@ class _Walk:
                 else:
                     self._orphaned[run.jid.pid] = run.key
         self._keys = [run.key for run in runs]
-        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and whoever had the dispatchers before us
+        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
         at = self._alive.get(me)
         while at is not None and at.parent not in self.reapers:
             self.reapers.add(at.parent)
@@ -357,11 +357,11 @@ def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[
 
 
 class MachineProber:
-    """What a look at a spool asks of this machine. *gone_hosts*: those of which the user says that they are no more."""
+    """What a look at a spool asks of this machine. *gone_hosts*: those that the user has declared gone."""
 
     def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
         self._gone_hosts = gone_hosts
-        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # of which spool, when, what
+        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # the spool, when, what
 
     def boot_id(self) -> str:
         """Return the id of this boot."""

@@ -33,11 +33,11 @@ MOST_ENDED = 15
 MOST_USERS = 12
 COLUMNS = 192  # of the timeline: seven and a half minutes each
 CPU_ROWS = 16
-_DEEP = 2000  # of the jobs that wait: only so many are looked at for those that are shown
+_DEEP = 2000  # of the waiting jobs: only this number is read to find those that are shown
 _DEEP_ENDED = 300  # likewise of those that have ended
 _MOST_HISTORY = 50_000  # runs of the last day that are added up
 _MOST_STATE = 1 << 30
-_DAY_SHARE = 100  # adding the last day up may cost one part in so many of a processor
+_DAY_SHARE = 100  # adding up the last day may use one part in N of a processor
 _HEAD = 256  # bytes of state.json: they hold when it was written
 _HOUR_NS = 3600 * SECOND_NS
 _RUNS = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
@@ -112,7 +112,7 @@ class PageContent:
     spool: str
     host: str
     at_ns: int  # when this was put together
-    served: bool  # a dispatcher lives
+    served: bool  # a dispatcher is running
     view_at_ns: int | None  # of the dispatcher's view; None: there is none
     paused: bool
     problems: tuple[str, ...]
@@ -219,7 +219,7 @@ class ContentReader:
         if data is None:
             self._view = None
         elif view is None:
-            self._damaged = "state.json cannot be understood; the jobs are those of the view before, if there is one"
+            self._damaged = "state.json is not readable; the page shows the jobs of the last readable one, if any"
         else:
             self._view = view
             if view.machine is not None and view.machine.gpus_at_ns is not None:

@@ -193,7 +193,7 @@ def _banners(content: PageContent) -> Markup:
         told = "No dispatcher is running and no jobs are active. The next "
         found.append(_banner("", told, tag("code", "spool submit"), " starts one."))
     if content.paused:
-        told = "The spool is paused: nothing starts, and running jobs go on. End that with "
+        told = "The spool is paused: nothing starts, and running jobs continue. Resume with "
         found.append(_banner("warn", told, tag("code", "spool resume"), "."))
     if content.served and content.view_at_ns is None:
         found.append(_banner("", "The dispatcher has not listed the jobs yet."))
@@ -281,7 +281,7 @@ def _gpus(content: PageContent) -> Markup | None:
     problem = None
     if machine.gpu_problem is not None:
         problem = tag("p", f"What is free is unknown: {_cut(machine.gpu_problem)}", class_="banner warn")
-    asked = "" if content.gpus_watched else "no job needs one; the dispatcher looks at them when one does"
+    asked = "" if content.gpus_watched else "no job needs one; the dispatcher checks them when one does"
     if machine.gpus_at_ns is not None and content.at_ns - machine.gpus_at_ns > 60 * SECOND_NS:
         asked = f"as of {_clock(machine.gpus_at_ns, content.at_ns)}"
     return _section("GPUs", asked, *filter(None, (problem, tag("div", *cards, class_="gpus"))), anchor="gpus")

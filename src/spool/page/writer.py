@@ -1,4 +1,4 @@
-"""Writes the status page while a dispatcher lives: a listener that hears nothing, and looks at what changes.
+"""Writes the status page while a dispatcher is running: a listener that hears nothing, and looks at what changes.
 
 It costs the dispatcher's passes nothing, and its own process no more than a small part of a processor: a page that
 takes long to make is made more rarely.
@@ -29,8 +29,8 @@ EVERY_S = 3.0
 REFRESH_S = 15.0
 """How often it is written at least: run times go on, and a reader can tell that somebody still writes it."""
 
-_FRESH_S = 60.0  # after so long without another, the page says that it is old
-_SHARE = 50  # making it may cost one part in so many of a processor
+_FRESH_S = 60.0  # after this long without another, the page says that it is old
+_SHARE = 50  # making it may use one part in N of a processor
 _EVERYBODYS = 0o644  # who names a place outside of the spool wants it to be read there
 
 

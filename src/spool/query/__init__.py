@@ -1,1 +1,1 @@
-"""Answers about a spool from its files alone, for people and tools."""
+"""Answers about a spool from its files alone, for users and tools."""

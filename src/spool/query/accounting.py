@@ -65,7 +65,7 @@ def moment(text: str, now_ns: int) -> int:
     try:
         at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
     except InvalidValue as error:
-        raise InvalidValue(f'{error}; a duration is so long ago, and a date or "today" will do') from None
+        raise InvalidValue(f'{error}; or a duration such as "7d" (7 days ago), a date, or "today"') from None
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 
@@ -145,7 +145,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     grant = spool.grant(name, run)
     proof = spool.prove(name, run, MachineProber())
     if grant is None or proof.verdict is Verdict.VOID:
-        raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never began"))
+        raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
     used = MeasuredRun(
         job=name,
         run=run,

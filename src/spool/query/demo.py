@@ -171,7 +171,7 @@ class Demonstration:
         spool = Spool(self.root)
         requests = Requests(spool, this_user())
         for name in {*spool.names(QUEUED), *spool.names(RUNNING)}:
-            requests.cancel(name, "the demonstration was ended")
+            requests.cancel(name, "the demo has ended")
         try:
             self._dispatcher.wait(timeout=15)
         except subprocess.TimeoutExpired:

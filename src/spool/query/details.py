@@ -118,7 +118,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
         found = [JobRow(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
     if not found:
-        raise NoSuchJob(cannot("show", f"job {name}", f"what has its name in {place}/ is no regular file"))
+        raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     tasks = tasks_of(spool, name) or ArrayTasks(())
     return JobDetails(
         name=name,

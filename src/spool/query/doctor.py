@@ -84,7 +84,7 @@ def _fail(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") 
 
 
 class Subject:
-    """What the checks look at: a spool, and whether to put right what can be put right without a risk."""
+    """What the checks look at: a spool, and whether to fix what can be fixed safely."""
 
     def __init__(self, root: str, *, fix: bool = False) -> None:
         self.root = root
@@ -129,10 +129,10 @@ def _directories(subject: Subject) -> Findings:
         yield _good(f"the spool is in {root}")
     elif subject.fix:
         make_spool(root)
-        yield _warn(f"{root} lacked {', '.join(missing)}; made now", fixed=True)
+        yield _warn(f"{root} lacked {', '.join(missing)}; created", fixed=True)
     else:
-        what = f"{', '.join(missing)} {_are(missing)} missing" if there else "there is no spool"
-        yield _fail(f"{root}: {what}", "`spool init` makes what is missing")
+        what = f"{', '.join(missing)} {_are(missing)} missing" if there else "no spool there"
+        yield _fail(f"{root}: {what}", "`spool init` creates what is missing")
 
 
 def _there(root: str) -> list[str]:
@@ -151,19 +151,19 @@ def _modes(subject: Subject) -> Findings:
         status = os.stat(path)
         if status.st_uid != me:
             bad = True
-            yield _fail(f"{path} is not yours", f"chown {me} {path}, or use your own spool", about="owner")
+            yield _fail(f"{path} belongs to someone else", f"chown {me} {path}, or use your own spool", about="owner")
         elif status.st_mode & 0o022:
             bad = True
             if subject.fix:
                 os.chmod(path, 0o700)
-            text = f"{path} can be written by others, who could run anything as you"
+            text = f"{path} is writable by others, who could run anything as you"
             yield _fail(text, f"chmod 700 {path}", fixed=subject.fix, about="mode")
     if not bad:
         open_ = stat.S_IMODE(os.stat(subject.spool.root).st_mode) & 0o077
         yield (
-            _warn(f"{subject.spool.root} can be read by others", f"chmod 700 {subject.spool.root}", about="mode")
+            _warn(f"{subject.spool.root} is readable by others", f"chmod 700 {subject.spool.root}", about="mode")
             if open_
-            else _good("only you can look into it", about="mode")
+            else _good("only you have access", about="mode")
         )
 
 
@@ -171,7 +171,7 @@ def _one_file_system(subject: Subject) -> Findings:
     devices = {name: os.stat(subject.spool.layout.at(name)).st_dev for name in _there(subject.spool.root)}
     apart = [name for name, device in devices.items() if device != devices[QUEUED]]
     if apart:
-        text = f"{', '.join(apart)} {_are(apart)} on another file system than {QUEUED}, so that files cannot be moved"
+        text = f"{', '.join(apart)} {_are(apart)} on another file system than {QUEUED}, so files cannot be moved"
         yield _fail(text, "keep the whole spool on one file system", about="file system")
     else:
         yield _good("the whole spool is on one file system", about="file system")
@@ -193,10 +193,10 @@ def _moves(subject: Subject) -> Findings:
             disk.discard(staged)
     except OSError as error:
         remedy = "a file system without hard links cannot hold a spool" if error.errno in (errno.EPERM, 95) else ""
-        yield _fail(f"files cannot be made, linked and moved: {error.strerror}", remedy)
+        yield _fail(f"files cannot be created, linked and moved: {error.strerror}", remedy)
         return
     took_ms = (time.monotonic_ns() - begun) / 1e6
-    yield _good(f"files can be made, linked and moved ({took_ms:.1f} ms with two syncs)")
+    yield _good(f"files can be created, linked and moved ({took_ms:.1f} ms with two syncs)")
 
 
 def _leases(subject: Subject) -> Findings:
@@ -212,10 +212,10 @@ def _leases(subject: Subject) -> Findings:
         os.close(fd)
         disk.discard(staged)
     if works:
-        yield _good("the kernel tells whether somebody is still writing a file")
+        yield _good("the kernel reports whether a file is still being written")
     else:
-        text = "no leases here: a dropped file counts as whole when it has not changed for 0.3 s"
-        yield _warn(text, "write into .tmp/ and mv from there")
+        text = "no file leases here: a dropped file counts as complete once it has not changed for 0.3 s"
+        yield _warn(text, "write files in .tmp/ and `mv` them from there")
 
 
 def _staging(subject: Subject) -> Findings:
@@ -228,12 +228,12 @@ def _staging(subject: Subject) -> Findings:
             if pid.isdecimal() and old and not os.path.exists(f"/proc/{pid}"):
                 stale.append(entry)
     if not stale:
-        yield _good("nothing was left behind in .tmp/")
+        yield _good("no leftover files in .tmp/")
         return
     stays = (
         [error for entry in stale for error in disk.removing(entry.path) if error is not None] if subject.fix else []
     )
-    text = f"{len(stale)} files in .tmp/ were left behind by processes that are no more"
+    text = f"{len(stale)} leftover files in .tmp/, from processes that are gone"
     remedy = "`spool doctor --fix` removes them"
     if stays:
         remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
@@ -249,19 +249,19 @@ def _complaints(subject: Subject) -> Findings:
             if file.endswith(tail) and not os.path.lexists(subject.spool.layout.job_file(place, name)):
                 if subject.fix:
                     Disk(subject.spool.layout.at(layout.STAGING)).discard(subject.spool.layout.error_file(place, name))
-                text = f"{place}/{file} speaks of a job that is not there"
+                text = f"{place}/{file} is about a job that does not exist"
                 yield _warn(text, "remove it", fixed=subject.fix)
 
 
 def _configuration(subject: Subject) -> Findings:
     data = read_file(subject.spool.layout.at(layout.CONFIG))
     if data is None:
-        yield _good("none: the defaults are in force")
+        yield _good("no config.toml: the defaults apply")
         return
     try:
         config.parse(data)
     except InvalidConfig as error:
-        remedy = f"mend {subject.spool.layout.at(layout.CONFIG)}; `spool check` reads it too"
+        remedy = f"fix {subject.spool.layout.at(layout.CONFIG)}; `spool check` also checks it"
         for problem in error.problems:
             yield _fail(problem.message, remedy)
         return
@@ -283,17 +283,17 @@ def _dispatcher(subject: Subject) -> Findings:
     state = parse_state(data) if data else None
     if service is Service.ASTRAY:
         who = f"the dispatcher with pid {state.pid}" if state is not None else "a dispatcher"
-        text = f"somebody has deleted or replaced .lock, and {who} lives"
-        yield _warn(text, "it makes .lock anew at its next look; look again", about="lock")
+        text = f"someone deleted or replaced .lock while {who} is running"
+        yield _warn(text, "it recreates .lock shortly; run `spool doctor` again", about="lock")
     try:
         silent_ns = time.time_ns() - os.stat(path).st_mtime_ns
     except OSError:
         silent_ns = 0
     if state is None:
-        yield _warn("one holds the lock and has not said anything yet", "look again")
+        yield _warn("a dispatcher holds the lock and has not reported yet", "run `spool doctor` again")
     elif silent_ns > STALE_NS:
-        text = f"pid {state.pid} holds the lock and has been silent for {show_duration(silent_ns)}"
-        yield _fail(text, f"is it stopped? its jobs survive `kill -9 {state.pid}`")
+        text = f"pid {state.pid} holds the lock but has not reported for {show_duration(silent_ns)}"
+        yield _fail(text, f"check whether it is stopped; its jobs survive `kill -9 {state.pid}`")
     else:
         yield _good(f"pid {state.pid} on {state.host} serves this spool")
         for problem in state.problems:
@@ -310,10 +310,10 @@ def _jobs(subject: Subject) -> Findings:
     ]
     if bad:
         text = f"{len(bad)} job files cannot be used: {', '.join(sorted(bad)[:5])}"
-        yield _warn(text, "`spool show NAME` says what is wrong with one", about="job files")
+        yield _warn(text, "`spool show NAME` says what is wrong", about="job files")
     else:
         waiting, held = len(subject.spool.names(QUEUED)), len(subject.spool.names(HELD))
-        yield _good(f"{waiting} wait, {held} are held, {len(subject.spool.names(RUNNING))} run", about="job files")
+        yield _good(f"{waiting} waiting, {held} held, {len(subject.spool.names(RUNNING))} running", about="job files")
 
 
 def _runs(subject: Subject) -> Findings:
@@ -326,7 +326,7 @@ def _runs(subject: Subject) -> Findings:
         if run is None:
             if name in running:
                 problems += 1
-                yield _warn(f"{name} lies in running/ without a run", "a dispatcher queues it")
+                yield _warn(f"{name} is in running/ without a run", "a dispatcher moves it back to queued/")
             continue
         if name not in running and subject.spool.result(name, run) is not None:
             continue
@@ -337,14 +337,14 @@ def _runs(subject: Subject) -> Findings:
                 continue  # its engine judges it
             problems += 1
             text = f"run {run} of {name} belongs to another host or container and cannot be judged here"
-            remedy = "if that host is no more, name it in `other_hosts_gone` in config.toml"
+            remedy = "if that host no longer exists, add it to `other_hosts_gone` in config.toml"
             yield _fail(text, remedy)
         elif name not in running or (verdict is Verdict.ENDED and not subject.spool.dispatcher_lives()):
             problems += 1
             text = f"run {run} of {name} has no result.toml yet"
-            yield _warn(text, "a dispatcher settles it from the evidence")
+            yield _warn(text, "a dispatcher writes it from what the run left")
     if not problems:
-        yield _good("every run is alive or has its result")
+        yield _good("every run is either alive or has its result")
 
 
 def _clock(subject: Subject) -> Findings:
@@ -357,10 +357,10 @@ def _clock(subject: Subject) -> Findings:
         except OSError:
             continue
     if late:
-        text = f"{', '.join(late)} were written in the future: the clock was set back"
-        yield _warn(text, "is the time right, and kept so (NTP)?")
+        text = f"{', '.join(late)} have times in the future: the clock was set back"
+        yield _warn(text, "check the time, and that NTP keeps it right")
     elif time.gmtime().tm_year < 2024:
-        yield _fail(f"it says {time.strftime('%Y-%m-%d')}", "set the clock")
+        yield _fail(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock")
     else:
         yield _good(time.strftime("%Y-%m-%d %H:%M:%S %Z"))
 
@@ -368,7 +368,7 @@ def _clock(subject: Subject) -> Findings:
 def _file_system(subject: Subject) -> Findings:
     kind = file_system_of(subject.root)
     if is_shared_between_hosts(kind):
-        text = f"{kind}: changes made on other hosts raise no event, and are seen after some seconds"
+        text = f"{kind}: changes made on other hosts raise no file events and are seen seconds later"
         yield _warn(text, "a local disk is faster and safer")
     else:
         yield _good(kind or "unknown")
@@ -386,14 +386,14 @@ def _room(subject: Subject) -> Findings:
     else:
         yield _good(text)
     if found.f_files and found.f_favail < 10_000:
-        text = f"{found.f_favail} files more can be made; a run needs about ten"
+        text = f"{found.f_favail} more files can be created; a run needs about ten"
         yield _warn(text, "`spool gc`", about="room for files")
 
 
 def _inotify(subject: Subject) -> Findings:
     instances, watches = _number("max_user_instances"), _number("max_user_watches")
     if instances is None or watches is None:
-        yield _warn("this kernel raises no file events", "spool looks every second instead")
+        yield _warn("this kernel raises no file events", "spool checks every second instead")
         return
     used = _inotify_instances_used()
     text = f"{used} of {instances} instances in use, {watches} watches allowed"
@@ -431,7 +431,7 @@ def _executor(subject: Subject) -> Findings:
     except SpoolError as error:
         problem = str(error)
     if problem is not None:
-        yield _fail(f"{name}: {problem}", "install it, or set another executor")
+        yield _fail(f"{name}: {problem}", "install it, or set another `executor` in config.toml")
     else:
         yield _good(f"{name} can be used")
 
@@ -439,7 +439,7 @@ def _executor(subject: Subject) -> Findings:
 def _systemd(subject: Subject) -> Findings:
     """Say what becomes of jobs when the user logs out."""
     if not os.path.isdir("/run/systemd/system"):
-        yield _good("does not run here; jobs outlive your sessions")
+        yield _good("not running here; jobs outlive your sessions")
         return
     unit = unit_for(subject.root)
     text = f"{UNIT} is installed" if unit is not None else f"{UNIT} is not installed; `spool submit` starts a process"
@@ -461,13 +461,13 @@ def _systemd(subject: Subject) -> Findings:
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as every other command sees them
     if machine.gpu_problem is not None:
-        yield _fail(machine.gpu_problem, "does nvidia-smi work?")
+        yield _fail(machine.gpu_problem, "check whether nvidia-smi works")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     yield _good(f"{len(machine.gpus)}: {', '.join(names)}" if names else "none")
     for gpu in machine.gpus:
         if gpu.problem is not None:
-            yield _warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "nothing new starts on it")
+            yield _warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
 
 
 def _notify(subject: Subject) -> Findings:
@@ -486,13 +486,13 @@ def _notify(subject: Subject) -> Findings:
                     way.check()
         except UndeliveredError as error:
             fine = False
-            yield _warn(f"{masked(name)}: {error}", "`contacts` and `notify` in config.toml")
+            yield _warn(f"{masked(name)}: {error}", "fix `contacts` or `notify` in config.toml")
     if any(map(has_secret, found)):
         for path in who_else_reads(subject.root, in_config=True, job=None):
             fine = False
-            yield _warn(f"{path} holds secrets, and others can read it", f"chmod 600 {path}")
+            yield _warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
     if fine:
-        yield _good(f"{len(named)} receivers are understood; whether they answer, only a message can tell")
+        yield _good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
 def _metrics(subject: Subject) -> Findings:
@@ -504,9 +504,9 @@ def _metrics(subject: Subject) -> Findings:
         why, _, remedy = NOT_INSTALLED.partition("; ")
         yield _warn(why, remedy)
     elif not os.access(directory, os.W_OK | os.X_OK):
-        yield _warn(f"{directory} is not there or cannot be written to", "`metrics` in config.toml")
+        yield _warn(f"{directory} does not exist or is not writable", "fix `metrics` in config.toml")
     else:
-        yield _good(f"they are written to {path}")
+        yield _good(f"written to {path}")
 
 
 def _page(subject: Subject) -> Findings:
@@ -514,17 +514,17 @@ def _page(subject: Subject) -> Findings:
     if path is None:
         return
     if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
-        yield _warn(f"{path} cannot be written", "`status_page` in config.toml")
+        yield _warn(f"{path} cannot be written", "fix `status_page` in config.toml")
     else:
-        yield _good(f"it is written to {path}")
+        yield _good(f"written to {path}")
 
 
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
-        yield _warn(problem, "docs/HOOKS.md says what is run")
+        yield _warn(problem, "docs/HOOKS.md says which hooks run")
     if hooks.paths and not hooks.problems:
-        yield _good(f"they are run for {', '.join(sorted(hooks.paths))}")
+        yield _good(f"run for {', '.join(sorted(hooks.paths))}")
 
 
 def _unread(subject: Subject) -> Findings:
@@ -561,15 +561,15 @@ OF_THE_MACHINE = (
     Check("executor", "whether the configured executor works", _executor),
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
-    Check("notify", "whether the receivers in the configuration are valid", _notify),
-    Check("metrics", "whether the metrics can be written", _metrics),
+    Check("notify", "whether the recipients in the configuration are valid", _notify),
+    Check("metrics", "whether the metrics file can be written", _metrics),
     Check("status page", "whether the status page can be written", _page),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
 
 
 def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = None) -> Findings:
-    """Check the spool at *root* and, if it is there, the machine; with *fix* mend what can be mended without a risk."""
+    """Check the spool at *root* and, if it is there, the machine; with *fix*, fix what can be fixed safely."""
     if checks is None:
         checks = (*OF_THE_SPOOL, *(OF_THE_MACHINE if os.path.isdir(root) else ()))
     subject = Subject(root, fix=fix)

@@ -70,7 +70,7 @@ def why(spool: Spool, name: str) -> Explanation:
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None:
         reasons: tuple[PendingReason, ...] = (
-            PendingReason("invalid", seen.left_out.get(name, "its file went away just now")),
+            PendingReason("invalid", seen.left_out.get(name, "its file has just been removed")),
         )
     else:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
@@ -141,10 +141,10 @@ def _what_it_does(spool: Spool, name: str) -> str:
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     if row is not None and row.suspended_at_ns is not None:
-        return f"it runs, and is {row.reason}; `spool continue {name}` lets it go on"
+        return f"it is {row.reason}; `spool continue {name}` resumes it"
     run = spool.latest_run(name)
     kept = spool.cancel_denial(name, run) if run is not None else ""
-    return f"it runs, and was not cancelled: {kept}" if kept else "it runs"
+    return f"it is running and was not cancelled: {kept}" if kept else "it is running"
 
 
 def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
@@ -159,12 +159,12 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
             return f"it could not start: {failure}"
         if result.started_at_ns is not None or result.exit_code is not None:
             return ""
-        return f"it never began: {result.reason or result.outcome}"
+        return f"it never started: {result.reason or result.outcome}"
     row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
     if row is None:
         return ""
     if row.state.ended:
-        return f"it never began: {row.reason or row.state}"
+        return f"it never started: {row.reason or row.state}"
     said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
     if said.startswith(row.state):
         return f"it has not run yet: {said}"

@@ -93,7 +93,7 @@ class _Seer:
             yield reason.text
 
     def _told(self, request: Request) -> Machine | None:
-        """Return the machine as a dispatcher that lives has last seen it, None if none has told what is asked."""
+        """Return the machine as the running dispatcher last saw it, None if it has not reported what is asked."""
         from spool.query.jobs import last_view
 
         view, silent_ns = last_view(self._spool, self._now_ns) if self._spool.dispatcher_lives() else (None, None)
@@ -126,7 +126,7 @@ class _Seer:
                     if isinstance(transport, AppriseService) and find_spec("apprise") is None:
                         raise UndeliveredError(NOT_INSTALLED)
             except UndeliveredError as error:
-                yield f"nothing can be sent to {masked(named)}: {error}"
+                yield f"cannot send anything to {masked(named)}: {error}"
 
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
         if not spec.depends_on:
@@ -135,12 +135,12 @@ class _Seer:
 
         missing = [each for each in names_in(spec) if not self._exists(each)]
         for each in missing[:_MOST_DOUBTS]:
-            yield f"depends on {each}, and there is no job of that name; it waits until one is submitted"
+            yield f"depends on {each}, which does not exist; it waits until a job with that name is submitted"
         if len(missing) > _MOST_DOUBTS:
-            yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that are not there"
+            yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that do not exist"
 
     def _exists(self, name: str) -> bool:
-        """Whether a job, or the array of which it would be a task, is there, was there, or is submitted as well."""
+        """Whether a job, or the array it would be a task of, exists, existed, or is submitted as well."""
         return any(
             valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
         )

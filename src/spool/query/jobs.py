@@ -1,7 +1,7 @@
 """The jobs of a spool as a list: what the files say, and what the dispatcher last said of them.
 
 Where a job's file lies is the truth. `state.json` saves reading ten thousand files and knows why each job waits; an
-entry of it that the files contradict is passed over.
+entry of it that the files contradict is ignored.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class JobLister:
             if row is not None and row.state is State.QUEUED:
                 row = replace(row, reason="another run of this name is running")
             if row is not None and row.state is State.HELD and first == QUEUED:
-                row = replace(row, reason=row.reason or "another job of this name waits")
+                row = replace(row, reason=row.reason or "another job with this name is waiting")
             if row is not None:
                 yield replace(row, place=place)
 
@@ -374,7 +374,7 @@ def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
 
 
 def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
-    """Return what a dispatcher that lives knows of the GPUs, so that nobody says otherwise; None if it knows nothing.
+    """Return what the running dispatcher knows of the GPUs, so that all answers agree; None if it knows nothing.
 
     It has watched them, and may know what one look cannot show: that a GPU has fallen off, who used what before.
     """

@@ -224,7 +224,7 @@ def machine_status(spool: Spool) -> MachineStatus:
     listing = lister.listing(recent=0)
     found = _gpus(seen)
     named = unknown_gpus(seen.policy.gpu_use, machine)
-    unknown = [f"gpu.use names {name}, and the machine has no such GPU" for name in named]
+    unknown = [f"gpu.use names {name}, but the machine has no such GPU" for name in named]
     problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems]
     return MachineStatus(
         spool=spool.root,

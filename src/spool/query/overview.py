@@ -37,7 +37,7 @@ class GpuGlance:
 
     @property
     def memory_used_bytes(self) -> int | None:
-        """How much of its memory is taken, by whomever."""
+        """How much of its memory is in use, by any process."""
         if self.memory_total_bytes is None or self.memory_free_bytes is None:
             return None
         return self.memory_total_bytes - self.memory_free_bytes
@@ -47,7 +47,7 @@ class GpuGlance:
 class Overview:
     """The spool at one moment: what goes on and waits, what ended last (the newest first), and the machine.
 
-    `machine` is what a dispatcher that lives says of it; None without one.
+    `machine` is what the running dispatcher says of it; None without one.
     """
 
     active: tuple[JobRow, ...]
@@ -55,7 +55,7 @@ class Overview:
     machine: MachineView | None
     gpus: tuple[GpuGlance, ...]
     gpu_problem: str | None
-    found: JobList  # whether a dispatcher lives, whether it is paused, …
+    found: JobList  # whether a dispatcher is running, whether it is paused, …
     problems: tuple[str, ...]
     at_ns: int
 

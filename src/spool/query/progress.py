@@ -16,7 +16,7 @@ _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draw
 
 
 def progress_of(spool: Spool, name: str, run: int) -> str:
-    """Return how far a run is, in a word; "" if nothing says it. A word that the run has written comes before a bar."""
+    """Return how far a run is, in a word; "" if unknown. A word that the run has written comes before a bar."""
     text = read_bytes(spool.layout.record(name, run, layout.PROGRESS), 1 << 16)
     word = _word(text) if text else ""
     if word:

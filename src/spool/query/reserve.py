@@ -40,7 +40,7 @@ class ReservationRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreatedReservation:
-    """A reservation that was made. `notes` are for people: what could not be judged, what looks like a mistake."""
+    """A reservation that was made. `notes` are texts: what could not be checked, what looks like a mistake."""
 
     reservation: Reservation
     path: str
@@ -61,7 +61,7 @@ def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
     """Write `reservations/NAME.toml`. Raises SpoolError, and writes nothing, if it cannot stand."""
     name, thing = request.name, f"reservation {request.name}"
     if not layout.valid_name(name):
-        raise UsageError(cannot("make", thing, f"nothing can have that name: {why_not_name(name)}"))
+        raise UsageError(cannot("make", thing, f"the name is not valid: {why_not_name(name)}"))
     now_ns = time.time_ns()
     keys = {
         "user": request.user,
@@ -75,19 +75,19 @@ def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
     data = reservation.dump(keys)
     new = reservation.parse(data, name=name, created_at_ns=now_ns)
     if new.end_at_ns <= now_ns:
-        raise SpoolError(cannot("make", thing, "it would have ended already"))
+        raise SpoolError(cannot("make", thing, "it would already be over"))
     machine = machine_now(spool, now_ns)
     notes = []
     if machine.gpu_problem is not None:
-        notes.append(f"whether there are so many GPUs is unknown: {machine.gpu_problem}")
+        notes.append(f"cannot check how many GPUs there are: {machine.gpu_problem}")
     gpus = known_gpus(machine)
     files = read_reservations(spool, gpus, now_ns)
     notes += [
-        f"whether it conflicts with {row.name} is unknown: that {row.problem}" for row in files.rows if row.unread
+        f"whether it conflicts with {row.name} is unknown: {row.name} {row.problem}" for row in files.rows if row.unread
     ]
     why_not = conflict(new, files.standing, gpus, local_zone())
     if why_not is not None:
-        raise SpoolError(cannot("make", thing, why_not, remedy="`spool reserve list` shows what is kept"))
+        raise SpoolError(cannot("make", thing, why_not, remedy="`spool reserve list` shows all reservations"))
     if new.user is not None and new.user != NOBODY and not _exists(new.user):
         notes.append(f"there is no user {new.user} on this machine")
     path = spool.layout.job_file(layout.RESERVATIONS, name)
@@ -95,7 +95,7 @@ def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
         Disk(spool.layout.at(layout.STAGING)).publish(path, data, durable=True)
     except FileExistsError:
         remedy = f"`spool reserve cancel {name}` first"
-        raise SpoolError(cannot("make", thing, "there is one of that name", remedy=remedy)) from None
+        raise SpoolError(cannot("make", thing, "a reservation with this name exists", remedy=remedy)) from None
     return CreatedReservation(new, path, tuple(notes))
 
 
@@ -104,7 +104,7 @@ def _gpus(text: str) -> int | list[int]:
     words = [word.strip() for word in text.split(",")]
     numbers = [word for word in words if word]
     if not numbers or not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in numbers):
-        raise InvalidValue(f'cannot keep GPUs {text!r}: write how many, "2", or which, "0,2" (one alone: "0,")')
+        raise InvalidValue(f'cannot reserve GPUs {text!r}: write how many ("2") or which ("0,2"; a single one: "0,")')
     return int(numbers[0]) if len(words) == 1 else list(map(int, numbers))
 
 
@@ -133,7 +133,7 @@ def cancel(spool: Spool, name: str) -> str:
     path = spool.layout.job_file(layout.RESERVATIONS, name)
     status = status_of(path) if layout.valid_name(name) else None
     if status is None or not _put_away(disk, path, spool.layout.gone_reservation(name, status.st_mtime_ns)):
-        raise NoSuchJob(cannot("cancel", f"reservation {name}", "there is none of that name"))
+        raise NoSuchJob(cannot("cancel", f"reservation {name}", "no reservation has this name"))
     disk.discard(spool.layout.error_file(layout.RESERVATIONS, name))
     return f"{name} cancelled"
 

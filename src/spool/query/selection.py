@@ -30,8 +30,8 @@ def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
     rows = JobLister(spool, time.time_ns() if now_ns is None else now_ns).listing(recent=_MANY).rows
     own = [row for row in rows if row.user == user and row.submitted_at_ns is not None]
     if not own:
-        why = f"{user} has none that waits or runs, or ended within a day"
-        raise NoSuchJob(cannot("find", "the last job", why, remedy="name the job"))
+        why = f"{user} has no active job and none that ended within a day"
+        raise NoSuchJob(cannot("find", "the last job", why, remedy="specify a job name"))
     last = max(own, key=lambda row: (row.submitted_at_ns or 0, row.name)).name
     return _array(spool, last) or last
 
@@ -97,7 +97,7 @@ def priorities_to_move(spool: Spool, names: Sequence[str], *, first: bool) -> di
 
 
 def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:
-    """Return *names* with the tasks that run in the place of an array that has some."""
+    """Return *names*, with an array that has running tasks replaced by these."""
     running: dict[str, list[str]] = {}
     for name in spool.names(RUNNING):
         running.setdefault(array_of(name), []).append(name)
@@ -141,6 +141,6 @@ def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
 
 
 def _array(spool: Spool, name: str) -> str:
-    """Return the array of which *name* is a task, "" for what is none."""
+    """Return the array that *name* is a task of, "" if it is not a task."""
     array = array_of(name)
     return array if _is_array(spool, array) else ""

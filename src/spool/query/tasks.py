@@ -26,7 +26,7 @@ _FEW = 2  # rows that are alike are shown as they are
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A line of a list: a job, or the *count* tasks of an array that are alike, of which *row* is the first."""
+    """A line of a list: a job, or the *count* tasks of an array that are alike; *row* is the first of them."""
 
     row: JobRow
     name: str

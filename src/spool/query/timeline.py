@@ -62,7 +62,7 @@ class TimelineRun:
 
 @dataclass(frozen=True, slots=True)
 class LaneBar:
-    """Neighbouring columns of a row, `first` up to, not including, `last`, of which one run has the most.
+    """Neighbouring columns of a row, `first` up to, not including, `last`; one run has most of them.
 
     `busy` is the part of the row's CPUs, and of the time, in which any run had them. `alone`: no other run had any.
     """
@@ -184,7 +184,7 @@ def last_day(
 
 
 def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[TimelineRun]:
-    """Return the runs of which a part lies in the period, in the order of their starts."""
+    """Return the runs that overlap the period, in the order of their starts."""
     found = [run for run in runs if _overlaps(run, since_ns, until_ns)]
     return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.run))
 

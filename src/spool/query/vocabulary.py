@@ -1,4 +1,4 @@
-"""What there is to name in a spool: the words that a shell completes a command line with.
+"""The names in a spool: the words with which a shell completes a command line.
 
 A shell waits for the answer. So this looks only at some files and at the end of the history, and imports little.
 """

@@ -55,7 +55,7 @@ class Workload:
     incomplete: int = 0  # lines that say nothing which could be run again
     guessed_limits: int = 0  # jobs of the history whose file is gone, and their limit with it
     warnings: tuple[str, ...] = ()
-    counts_cpus: bool = True  # False: nothing says how many processors a job wants
+    counts_cpus: bool = True  # False: it is unknown how many processors a job wants
     is_history: bool = False
 
 
@@ -190,7 +190,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
         spec = specs.setdefault(spec, spec)
         coming.append(SimulatedJob(names.of(result.job), spec, submitted, ended - began, result.user or UNKNOWN_USER))
     if not coming:
-        why = "no run of it has both begun and ended"
+        why = "no run in it has both started and ended"
         raise InvalidFile(source if source == "the history" else f"the history {source}", [Problem(None, None, why)])
     return Workload(source, tuple(coming), None, incomplete, guessed, is_history=True)
 
@@ -234,7 +234,7 @@ def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | N
         found = gpus or None  # one for each GPU: so nobody waits for a processor
     if found is None:
         give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
-        raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; give {give}")
+        raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; specify {give}")
     return Machine(found, memory_bytes if memory_bytes is not None else NO_LIMIT_BYTES, gpus=given)
 
 
@@ -255,7 +255,7 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
     if scenario.load is not None and fitting:
         if not load:
             raise UsageError(
-                "cannot simulate: --scale-load needs jobs that do not all come at once, and run for a time"
+                "cannot simulate: --scale-load needs jobs that arrive at different times and run for some time"
             )
         fitting = _scaled(fitting, load / scenario.load)
         load = load_of(fitting, machine)

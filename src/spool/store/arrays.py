@@ -23,7 +23,7 @@ class Issue(Enum):
 
     ISSUED = "issued"
     TAKEN = "its name is taken"
-    GONE = "somebody removed it"
+    GONE = "someone removed it"
 
 
 class ArrayStore:

@@ -21,21 +21,21 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 _REMEDIES = {
-    errno.EACCES: "allow access to it, see chmod(1) and chown(1)",
-    errno.EPERM: "allow access to it, see chmod(1) and chown(1)",
+    errno.EACCES: "give yourself access to it with chmod(1) or chown(1)",
+    errno.EPERM: "give yourself access to it with chmod(1) or chown(1)",
     errno.EROFS: "mount the file system for writing",
-    errno.EIO: "check the disk, `dmesg` says more",
+    errno.EIO: "check the disk; `dmesg` says more",
     errno.ESTALE: "mount the network file system again",
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
-    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENOSPC: "free up space on the disk",
+    errno.EDQUOT: "free up space in your quota",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
     errno.ENFILE: "close files of other programs",
     errno.ENOMEM: "free memory",
     errno.EAGAIN: "end processes, or raise their limit (`ulimit -u`)",
     errno.ENAMETOOLONG: "use a shorter path for the spool",
-    errno.ENOENT: "put back what was removed",
+    errno.ENOENT: "restore what was removed",
 }
-_IN_THE_WAY = "move what is in the way to another place"
+_IN_THE_WAY = "move what is in the way somewhere else"
 _KINDS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY, errno.ENXIO, errno.ESPIPE)
 
 _AT_FDCWD = -100
@@ -300,7 +300,7 @@ class Disk:
             yield told
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """Sync each of *paths*; one that is gone is passed over."""
+        """Sync each of *paths*; one that is gone is skipped."""
         for path in paths:
             try:
                 self.sync_directory(path)
@@ -313,7 +313,7 @@ class Disk:
 
 
 class TreeEntry:
-    """Something that `walk` has come upon. Of use until the next is asked for."""
+    """Something that `walk` has found. Valid until the next is asked for."""
 
     __slots__ = ("_levels", "at", "depth", "error", "is_directory", "name")
 
@@ -327,7 +327,7 @@ class TreeEntry:
 
     @property
     def path(self) -> str:
-        """Where it is, for people."""
+        """Where it is, for messages."""
         return "/".join([*(level.name for level in self._levels[: self.depth]), self.name])
 
 
@@ -365,7 +365,7 @@ def walk(path: str, at: int | None = None) -> Iterator[TreeEntry]:
                 os.close(below)
                 found = TreeEntry(level.name, here, levels, None, is_directory=True)
                 if _identity(here) != levels[-1].identity:
-                    raise OSError(errno.ESTALE, "somebody has moved it meanwhile", found.path)
+                    raise OSError(errno.ESTALE, "someone has moved it in the meantime", found.path)
                 yield found
                 continue
             name, enter = level.below.pop()
@@ -443,7 +443,7 @@ def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
         raise  # a link that leads nowhere
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EEXIST, "it is no regular file")
+            raise OSError(errno.EEXIST, "it is not a regular file")
         parts = []
         while limit > 0 and (part := os.read(fd, min(limit, 1 << 20))):
             parts.append(part)
@@ -458,7 +458,7 @@ def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
 
 def remedy_for(error: OSError) -> str:
     """Return what a person can do about an error of the file system."""
-    return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "see to that file")
+    return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "check that file")
 
 
 def same_file(one: str, other: str) -> bool:
@@ -480,7 +480,7 @@ def open_log(path: str) -> int:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
         os.close(fd)
-        raise SpoolTrouble(errno.EEXIST, "it is no regular file", path)
+        raise SpoolTrouble(errno.EEXIST, "it is not a regular file", path)
 
 
 def disk_is_full(error: OSError) -> bool:

@@ -21,7 +21,7 @@ from spool.store.spool import read_bytes, read_record
 
 _MOST = 1 << 30  # of the file that is read at once
 LONG_BYTES = 1 << 20  # worth cutting
-MOST_BYTES = 1 << 28  # so much is kept for a listener that does not read: about a million events
+MOST_BYTES = 1 << 28  # this much is kept for a listener that does not read: about a million events
 _HEAD = 4096  # the first line is shorter
 _AT_ONCE = 1 << 18
 _LONGEST = 1 << 26  # of a line; a longer one is not ours

@@ -17,7 +17,7 @@ from spool.formats.history import read_end, read_ended_runs
 
 _SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 _STEP = 1 << 20
-_PART = 1 << 16  # so much is in the processor's cache from when it is read to when it is counted
+_PART = 1 << 16  # fits the processor's cache from when it is read until it is counted
 _GLANCE = 1 << 14  # several lines
 _PACKED = ".gz"
 

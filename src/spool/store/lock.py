@@ -22,19 +22,19 @@ _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _POLL_S = 0.02
 _PATIENCE_S = 1.0
-_BEING_DELETED_S = 0.5  # so long a deletion of the whole spool may take from `.lock` on
+_BEING_DELETED_S = 0.5  # how long a deletion of the whole spool may take after `.lock`
 
 
 class Service(Enum):
     """Whether a dispatcher serves a spool."""
 
-    NONE = "none does"
-    SERVED = "one does"
-    ASTRAY = "one does, but its .lock was deleted or replaced"
+    NONE = "not running"
+    SERVED = "running"
+    ASTRAY = "running, but its .lock was deleted or replaced"
 
 
 def service(path: str) -> Service:
-    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that lives shortly."""
+    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that runs briefly."""
     is_locked = _is_locked(path, os.O_RDONLY | _FILE)
     if is_locked:
         return Service.SERVED
@@ -113,7 +113,7 @@ class Lock:
         try:
             file = _locked_file(self.path, now + _PATIENCE_S)
         except LockHeld:
-            self._lost("its .lock was replaced, and another dispatcher holds the new one")
+            self._lost("its .lock was replaced and another dispatcher holds the new one")
         except OSError as error:
             self.trouble = error
             return False
@@ -127,7 +127,7 @@ class Lock:
 
         self.held = False
         raise SpoolUnusable(
-            cannot("go on serving", os.path.dirname(self.path), why, remedy="what runs goes on; this dispatcher leaves")
+            cannot("keep serving", os.path.dirname(self.path), why, remedy="active runs continue; the dispatcher exits")
         )
 
     def release(self) -> None:
@@ -140,7 +140,7 @@ class Lock:
 def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
     """Take the lock for the life of this process and return it.
 
-    A command that looks whether a dispatcher lives holds the lock for a moment, so a little waiting is part of
+    A command that checks whether a dispatcher is running holds the lock for a moment, so a little waiting is part of
     taking it. Raises LockHeld if another dispatcher has it, and OSError if no file can be made there.
     """
     return Lock(path, wait_s)
@@ -148,7 +148,7 @@ def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
 
 def _locked_file(path: str, deadline: float) -> int:
     while True:
-        # Looked at first: whoever opens and closes a FIFO wakes all who watch the directory, this dispatcher too.
+        # Checked first: opening and closing a FIFO wakes all who watch the directory, this dispatcher too.
         with suppress(FileNotFoundError):
             _check(os.lstat(path), path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _FILE, 0o600)
@@ -165,7 +165,7 @@ def _locked_file(path: str, deadline: float) -> int:
 
 def _check(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise FileExistsError(errno.EEXIST, "it is no regular file", path)
+        raise FileExistsError(errno.EEXIST, "it is not a regular file", path)
 
 
 def is_there(fd: int, path: str) -> bool:

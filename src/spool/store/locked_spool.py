@@ -175,7 +175,7 @@ class LockedSpool(Spool):
     # Stopping and ending.
 
     def order_stop(self, name: str, run: int, stop: Stop) -> bool:
-        """Record that a run is to be stopped; False if somebody has ordered that before."""
+        """Record the order to stop a run; False if somebody has ordered that before."""
         path, data = self.layout.record(name, run, layout.STOP), run_records.render_stop(stop)
         try:
             self.disk.publish(path, data)
@@ -315,7 +315,7 @@ class LockedSpool(Spool):
         self.disk.discard(self.layout.at(layout.HALT))
 
     def halt(self) -> Stop | None:
-        """Return why all is to be cancelled, and since when; None if it is not."""
+        """Return the order to cancel everything: why, and since when; None without one."""
         data = read_record(self.layout.at(layout.HALT))
         try:
             return run_records.parse_stop(data) if data else None
@@ -358,7 +358,7 @@ class LockedSpool(Spool):
         self.disk.discard(self.layout.reason_file(name))
 
     def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
-        """Keep what a reservation said whose file was removed, unless whoever removed it has kept it."""
+        """Keep the text of a reservation whose file was removed, unless it was kept when it was removed."""
         self.disk.ensure_twin(self.layout.at(layout.GONE_RESERVATIONS), self.layout.at(layout.RESERVATIONS))
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
@@ -404,11 +404,11 @@ def _is_spare(path: str) -> bool:
 def _present(path: str) -> None:
     """Raise OSError if *path*, which is said to exist, does not."""
     if status_of(path) is None:
-        raise OSError(errno.ESTALE, "it cannot be created, and is not there", path)
+        raise OSError(errno.ESTALE, "it does not exist and cannot be created", path)
 
 
 def _absent(path: str) -> bool:
     """Return False for a path that was not found; raise OSError if it is there all the same."""
     if status_of(path) is not None:
-        raise OSError(errno.ESTALE, "it is there and cannot be found", path)
+        raise OSError(errno.ESTALE, "it exists but cannot be found", path)
     return False

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _MAX_RECORD = 4 << 20
 _MAX_REASON = 4096
 _MOST_TOLD = 20
-_UNTOLD = "the machine did not let its command begin"  # and the disk had no room for the reason
+_UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
@@ -59,7 +59,7 @@ class Spool:
     def open(cls, root: str) -> Spool:
         """Return the spool at *root*; SpoolUnusable if there is none."""
         if not os.path.isdir(f"{root}/{layout.QUEUED}"):
-            raise SpoolUnusable(f"cannot open spool: {root}: no spool there; make one with `spool init`")
+            raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
         return cls(root)
 
     # Job files.
@@ -409,7 +409,7 @@ class TolerantSpool(Spool):
         """Return what could not be read, a line for each; of many the first and their number."""
         lines = [unreadable(error, where) for where, error in self.unread.items()]
         more = len(lines) - most
-        return lines[:most] + ([f"{more} more things cannot be read: `spool doctor` looks at all"] if more > 0 else [])
+        return lines[:most] + ([f"{more} more files cannot be read: `spool doctor` lists all"] if more > 0 else [])
 
     def attempt(self, read: Callable[[], T], instead: T, where: str) -> T:
         """Return what *read* finds, *instead* if it finds an error; that is remembered as one of *where*."""
@@ -519,7 +519,7 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     except FileNotFoundError:
         if status_of(path) is None:
             return None
-        raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
+        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
     except OSError as error:
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return b""
@@ -574,7 +574,7 @@ def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise SpoolTrouble(errno.EEXIST, "it is no regular file", path)
+            raise SpoolTrouble(errno.EEXIST, "it is not a regular file", path)
         end = status.st_size
         tail = b""
         while end > 0:

@@ -60,7 +60,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
             return ReadFailure.GONE
         if os.path.islink(path):  # that leads nowhere
             return ReadFailure.NOT_OURS
-        raise OSError(errno.ESTALE, "it is there and cannot be opened", path) from None
+        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
             return ReadFailure.UNREADABLE
@@ -129,7 +129,7 @@ def _open(path: str) -> int:
 def _keep_writers_out(fd: int) -> bool:
     """Have every writer wait until the file is closed; False if nobody can. Raises BlockingIOError if one is there."""
     try:
-        # Whoever opens the file meanwhile has the kernel tell us; by default that would end this process.
+        # If the file is opened in the meantime, the kernel tells us; by default that would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:

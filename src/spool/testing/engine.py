@@ -95,7 +95,7 @@ class FakeEngine:
     has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
     problem: ClassVar[str | None] = None
 
-    tells = False
+    tells = silent = False
 
     def __init__(self, *made_with: object) -> None:
         """Use nothing of this machine, the configuration or the spool."""

@@ -327,7 +327,7 @@ class Prompt(ModalScreen[str | None]):
         with Vertical(classes="dialog"):
             yield Static(Text(shown(self._question)))
             yield Input(self._value, compact=True)
-            yield Label("Enter sets it, Escape leaves it", classes="hint")
+            yield Label("Enter saves, Escape cancels", classes="hint")
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
