@@ -78,7 +78,7 @@ def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Comm
     begin(metadir)
     (row,) = json.loads(spool("ls", "--json").out)["jobs"]
     assert (row["state"], row["started_at"] is None) == ("running", False)
-    assert "cannot say why job far waits: it runs" in spool("why", "far").err
+    assert "cannot say why job far waits: it is running" in spool("why", "far").err
 
 
 @pytest.mark.usefixtures("metadir")
@@ -97,11 +97,15 @@ def test_attach_opens_a_shell_beside_a_job_that_has_begun_in_slurm(spool: Comman
     assert "`spool log -f far`" in spool("attach", "--dry-run", "-r", "far").err
 
 
-def test_a_signal_for_a_job_in_slurm_is_refused_with_what_to_write(spool: Command, metadir: Path) -> None:
+def test_a_signal_for_a_job_in_slurm_is_refused_with_what_to_write(
+    spool: Command, spool_root: Path, metadir: Path
+) -> None:
     """Its processes are on a node, and only Slurm reaches them."""
     begin(metadir)
     said = spool("signal", "USR1", "far")
     assert said.code != 0
+    assert "it runs in slurm; `spool hold far` stops it" in spool("suspend", "far").err
+    assert not (spool_root / "running" / "far.toml.suspended").exists()
     assert "it runs in slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
 
 
