@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
-from spool.cli.common import ensure_dispatcher, in_options
+from spool.cli.common import ensure_dispatcher
 from spool.cli.group import tell
 from spool.cli.render import progress
 from spool.client import submit
@@ -92,8 +92,8 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
-        what = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise in_options(error, what, keys.keys()) from None
+        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise joboptions.in_options(error, whose, keys.keys()) from None
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:
