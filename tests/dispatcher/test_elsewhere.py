@@ -409,7 +409,11 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
     assert plan is not None
     reason = plan.reason("low")
     assert reason is not None
-    assert (reason.code, reason.text) == ("max_in_flight", "2 of 2 are in slurm")
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    spool = Spool(str(session.world.root))
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
     FakeEngine.runs["first", 1].end(0)
     session.settle()
     assert ("low", 1) in FakeEngine.runs

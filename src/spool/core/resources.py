@@ -312,7 +312,10 @@ class FreeResources:
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if room.machine.most_runs is not None:
             if room.lacks(spec.request):
-                yield Reason("max_in_flight", f"{room.counts.runs} of {room.machine.most_runs} are in {job.elsewhere}")
+                yield Reason(
+                    "max_in_flight",
+                    f"max_in_flight: {room.counts.runs} of {room.machine.most_runs} are in {job.elsewhere}",
+                )
             return
         if ever:
             reason = room.never_fits(job)

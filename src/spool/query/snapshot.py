@@ -65,7 +65,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = SchedulerState(executors=Executors(lambda: settings.executor))
+    table = SchedulerState(executors=Executors(lambda: settings.executor, config=lambda: settings.config))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _load_arrays(spool, table, memory, now_ns)
