@@ -31,6 +31,7 @@ class Served:
         """*executor* runs the jobs whose files do not name another."""
         self.root = root
         self.executor = executor
+        self.patience = 20.0  # how long anything may take, in seconds; not how long it should
         if not root.exists():
             make_spool(root)
         self.environment = {
@@ -243,7 +244,7 @@ class Served:
             return value or condition()
 
         try:
-            return wait_for(asked, what=what)
+            return wait_for(asked, self.patience, what=what)
         except AssertionError as error:
             files = sorted(str(path.relative_to(self.root)) for path in self.root.glob("*/*"))
             raise AssertionError(f"{error}\n{files}\n{self.said()[-3000:]}") from None

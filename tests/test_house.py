@@ -126,6 +126,7 @@ SAME_NAMES: dict[str, str] = {}
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 CHILDREN_WITH_MAKERS: dict[str, str] = {
+    "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
     "FakeRun takes FakeEngine": "as the handles that it stands for",
     "LocalRun takes LocalProcesses": "a handle on one run asks its back end, which walks over the processes of all",
     "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",

@@ -249,9 +249,10 @@ def test_why_knows_what_has_to_end_first(spool: Command, spool_root: Path) -> No
 
 @pytest.mark.parametrize(("line", "paused", "code"), [('executor = "slurm"', False, "executor"), ("", True, "paused")])
 def test_why_promises_no_time_where_somebody_has_to_do_something(
-    spool: Command, spool_root: Path, line: str, paused: bool, code: str
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str, paused: bool, code: str
 ) -> None:
     """An executor that is not there, or a pause, ends when somebody ends it; `plan` starts nothing either."""
+    monkeypatch.setenv("PATH", str(spool_root))  # this machine may have it
     put_job(spool_root, "a", f'command = "true"\n{line}\n')
     if paused:
         (spool_root / "paused").touch()

@@ -343,6 +343,32 @@ def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_pa
     assert (spec.executor, spec.keep_session) == ("tmux", True)
 
 
+@pytest.mark.parametrize("way", ["quick", "full", "line"])
+def test_slurm_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
+    """`--slurm` names the executor; what sbatch is told besides goes along, option by option, commas and all."""
+    options = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
+    (tmp_path / "script.sh").write_text(f"#!/bin/sh\n#SPOOL {options}\ntrue\n")
+    words = {
+        "quick": (*options.split(), "--", "true"),
+        "full": (*options.split(), "--prolog", "true", "--", "true"),
+        "line": (str(tmp_path / "script.sh"),),
+    }
+    spool("submit", "--name", "t", *words[way])
+    spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
+    assert (spec.executor, spec.executor_options) == ("slurm", ("--constraint=ib", "--exclude=n1,n2"))
+
+
+def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_waiting(
+    spool: Command, spool_root: Path
+) -> None:
+    """They are told of when it is submitted, and it starts nowhere without them."""
+    submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
+    why = "its executor_options are for Slurm, and process is to run it"
+    assert submitted.code == 0
+    assert why in submitted.err
+    assert f"executor: {why}" in spool("why", "t").out
+
+
 QUICK_OPTIONS = st.lists(
     st.sampled_from(
         [

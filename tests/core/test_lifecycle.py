@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ from spool.core.lifecycle import (
     MAX_REQUEUES,
     Continuation,
     EndedAttempt,
+    EngineWord,
     Evidence,
     Liveness,
     Verdict,
@@ -64,15 +65,16 @@ def rows() -> tuple[Row, ...]:
         "grace",
         "oom",
         "refused",
+        "engine",
         "verdict",
         "outcome",
     ]
     return tuple(
         Row(
             int(line[0]),
-            tuple(frozenset(word.strip() for word in cell.split("/") if word.strip()) for cell in line[1:9]),
-            line[9],
+            tuple(frozenset(word.strip() for word in cell.split("/") if word.strip()) for cell in line[1:10]),
             line[10],
+            line[11],
         )
         for line in body
     )
@@ -89,6 +91,7 @@ def facts(evidence: Evidence) -> tuple[frozenset[str], ...]:
         frozenset(stop),
         frozenset({"none" if evidence.recorded is None else "some"}),
         *(frozenset({"yes" if flag else "no"}) for flag in flags),
+        frozenset({evidence.engine.value if evidence.engine is not None else "none"}),
     )
 
 
@@ -97,6 +100,9 @@ def combinations() -> Iterator[Evidence]:
     flags = (False, True)
     recorded = (None, *sorted(OUTCOMES))
     for each in product(Liveness, CODES, (None, *StopKind), recorded, flags, flags, flags, flags):
+        yield Evidence(*each)
+    few = (None, 0, 143)  # the codes and the records have been through all of the above
+    for each in product(Liveness, few, (None, *StopKind), (None, State.FINISHED), *[flags] * 4, EngineWord):
         yield Evidence(*each)
 
 
@@ -141,8 +147,7 @@ def test_every_verdict_and_every_outcome_of_a_run_has_a_row() -> None:
     """The page has each verdict, and each outcome that evidence can prove by itself."""
     assert {row.verdict for row in rows()} == {verdict.value for verdict in Verdict}
     proved = {row.outcome for row in rows()} - {"", "as recorded"}
-    # Nothing runs that was given up while it waited, so no evidence of a run can prove it.
-    assert proved == {outcome.value for outcome in OUTCOMES} - {"unschedulable"}
+    assert proved == {outcome.value for outcome in OUTCOMES}
 
 
 def test_an_outcome_comes_with_an_end_and_a_reason() -> None:
@@ -249,6 +254,29 @@ def test_what_could_not_start_is_never_tried_at_once():
     assert wait(1, delay_ns=30 * S) == 30
     assert wait(5, max_delay_ns=0) == 1
     assert after(State.FAILED, could_not_start=True) is None
+
+
+def test_a_run_that_its_engine_preempted_goes_on_uncounted() -> None:
+    """However often it is preempted it is queued again, if it may be run again at all."""
+    assert after(State.LOST, requeues=MAX_REQUEUES, preempted=True) == Continuation("requeue", None, 1, MAX_REQUEUES)
+    assert after(State.LOST, requeue=False, preempted=True) is None
+
+
+def test_the_word_of_an_engine_never_goes_against_an_exit_code_of_0_or_a_stop() -> None:
+    """What has finished is finished, and what spool stopped was stopped by spool, whatever the engine calls it."""
+    for evidence in combinations():
+        if evidence.engine is None or evidence.liveness is not Liveness.GONE or evidence.leftovers or evidence.recorded:
+            continue
+        without = prove(replace(evidence, engine=None))
+        if evidence.rc == 0 or evidence.stop is not None:
+            assert prove(evidence) == without
+
+
+def test_an_engine_is_quoted_in_its_own_words() -> None:
+    """Why a run has ended that an engine has ended is said in the engine's words as well."""
+    said = Evidence(Liveness.GONE, rc=143, engine=EngineWord.TIMEOUT, said="Slurm says TIMEOUT")
+    assert prove(said).reason == "over its time limit: Slurm says TIMEOUT"
+    assert "file system" in prove(Evidence(Liveness.GONE, engine=EngineWord.COMPLETED)).reason
 
 
 def test_what_a_person_moved_goes_where_it_was_moved():

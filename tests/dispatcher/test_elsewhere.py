@@ -11,15 +11,26 @@ import pytest
 
 from crash.world import Session, ends_of, history, world_at
 from spool import executors
+from spool.cli.why import sentences
 from spool.core import layout
-from spool.core.layout import DONE, RUNNING
-from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Machine, StopKind
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.model import SECOND_NS, Machine, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
+from spool.executors import EngineEnd, Usage
+from spool.formats.run_records import render_engine
+
+
 from spool.executors import Usage
+from spool.formats.run_records import VOID_JID, render_engine
+from spool.formats.state import JobView
 from spool.machine import processes
-from spool.query.explain import why
+from spool.query.details import job_details
+from spool.query.explain import preview, why
+from spool.query.jobs import JobFilter, JobRow, list_jobs
+from spool.query.tasks import WaitWatch
+from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
@@ -60,8 +71,10 @@ def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Ac
     session.turns(2)
     run = FakeEngine.runs[name, 1]
     run.begin()
+    live = now(session).state.live[name, 1]
+    now(session).supervisor.suspect(live)  # no event tells of that
     session.turns(1)
-    return run, now(session).state.live[name, 1]
+    return run, live
 
 
 def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> None:
@@ -126,6 +139,25 @@ def test_nothing_is_concluded_from_the_silence_of_a_run_that_its_engine_knows(
     FakeEngine.runs["x", 1].end(0)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_a_run_given_up_by_a_dispatcher_that_was_killed_counts_for_nothing(session: Session) -> None:
+    """Its jid is void and its file waits again, so nobody has requeued it, though its engine still has it as alive."""
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    session.end()
+    spool = session.world.root
+    (spool / "jobs" / "x" / "1" / "jid").write_bytes(VOID_JID)
+    (spool / "running" / "x.toml").rename(spool / "queued" / "x.toml")  # and the journal does not say so
+    assert FakeEngine.runs["x", 1].liveness() is Liveness.ALIVE
+    session.turns(2)
+    session.turns(3)
+    FakeEngine.runs["x", 2].begin()
+    now(session).supervisor.suspect(now(session).state.live["x", 2])
+    session.turns(1)
+    FakeEngine.runs["x", 2].end(0)
+    session.settle()
+    assert [(line.run, line.outcome, line.attempt) for line in history(spool)] == [(2, State.FINISHED, 1)]
 
 
 def test_a_cancel_asks_the_engine_and_forces_it_after_the_grace(session: Session) -> None:
@@ -195,3 +227,298 @@ def test_more_room_elsewhere_is_used_at_once(session: Session, monkeypatch: pyte
     session.looks_at_everything = False
     session.turns(2)
     assert list(FakeEngine.runs) == [("wide", 1)]
+
+
+def handed_over(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, ActiveRun]:
+    """Have a job of that name handed over, and wait there."""
+    session.users.submit(name, "true", THERE, *lines)
+    session.turns(2)
+    run, live = FakeEngine.runs[name, 1], now(session).state.live[name, 1]
+    run.waits = "Slurm: PENDING (Resources)"
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    return run, live
+
+
+def listed(session: Session, name: str = "x") -> JobRow:
+    """Return the job as `spool ls` has it."""
+    (row,) = list_jobs(Spool(str(session.world.root)), JobFilter((name,))).rows
+    return row
+
+
+def told(session: Session, name: str = "x") -> JobView:
+    """Return the job as `state.json` would have it now."""
+    here = now(session)
+    return here.status._view(here.planner.plan, here.planner.machine, paused=False).jobs[name]
+
+
+def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(session: Session) -> None:
+    """It has not started, in the dispatcher's view and in every command's; once its wrapper speaks, it runs."""
+    run, live = handed_over(session)
+    view = told(session)
+    assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
+    row = listed(session)
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    (details,) = job_details(Spool(str(session.world.root)), "x").runs
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    run.begin()
+    assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
+    run.waits = None
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    view = told(session)
+    assert (view.state, view.reason) == ("running", "")
+    assert live.begun_at_ns is not None
+    assert view.started_at_ns == live.begun_at_ns >= live.started_at_ns
+    assert listed(session).started_at_ns is not None
+
+
+def test_news_of_what_a_run_waits_for_is_told_at_once(session: Session) -> None:
+    """Another reason of the engine is written to `state.json`, though nothing else has changed."""
+    run, live = handed_over(session)
+    for reason in ("Slurm: PENDING (Priority)", "Slurm: CONFIGURING"):
+        run.waits = reason
+        now(session).supervisor.suspect(live)
+        now(session).status._wanted = session.looks_at_everything = False
+        session.turns(1)
+        assert now(session).status._wanted
+        assert told(session).reason == reason
+    now(session).status._wanted = False
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    assert not now(session).status._wanted
+
+
+def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session: Session) -> None:
+    """The engine's reason and its own id; no instant is made up, neither for the job nor for those who wait for it."""
+    run, _ = handed_over(session)
+    (Path(run.metadir) / layout.ENGINE).write_bytes(render_engine("slurm", "lab", "4711"))
+    session.users.submit("after", "true", 'depends_on = ["x"]')
+    session.turns(2)
+    spool = Spool(str(session.world.root))
+    answer = why(spool, "x")
+    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
+    text = "\n".join(sentences(answer))
+    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "could start" not in text
+    (waits,) = preview(spool).waits
+    assert (waits.name, waits.start_at_ns) == ("after", None)
+    assert WaitWatch(spool, ["x"]).look(time.time_ns()).end_at_ns is None
+    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
+
+
+def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
+    """Neither its user's share nor its run time counts before its wrapper has spoken."""
+    run, live = handed_over(session, "x", "cpus = 4")
+    state = now(session).state
+    assert state.runs["x"].submitted
+    user = state.runs["x"].user
+    assert user not in state.past.shares._rate
+    run.begin()
+    now(session).supervisor.suspect(live)
+    session.turns(1)
+    assert not state.runs["x"].submitted
+    assert user in state.past.shares._rate
+    run.end(0)
+    session.settle()
+    assert user not in state.past.shares._rate
+    (result,) = history(session.world.root)
+    assert result.started_at_ns == live.begun_at_ns
+
+
+def test_a_run_that_is_cancelled_while_it_waits_there_never_started(session: Session) -> None:
+    """Its result says so: it has no start, so it has used nothing."""
+    run, _ = handed_over(session)
+    session.users.cancel("x")
+    run.gone = True
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns, result.run) == (State.CANCELLED, None, 1)
+
+
+def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(session: Session) -> None:
+    """Its engine never said that it runs, and its records say when it did."""
+    run, live = handed_over(session)
+    run.begin()
+    run.end(0)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns) == (State.FINISHED, live.begun_at_ns)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
+    session: Session, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    """The time in the queue and the time there count together; a dispatcher that came since counts the latter."""
+    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    if restarted:
+        session.end()
+        session.turns(2)
+        live = now(session).state.live["x", 1]
+        run.waits = "Slurm: PENDING (Resources)"
+    for minutes, asked in ((9, []), (11, ["TERM"])):
+        at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
+        monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
+        session.turns(2)
+        assert run.asked == asked
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
+    assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
+    assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduling timeout ends with the start."""
+    run, live = running(session, "x", 'scheduling_timeout = "10m"')
+    monkeypatch.setattr(supervisor, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
+    session.turns(2)
+    assert run.asked == []
+
+
+def test_what_is_moved_back_while_it_waits_there_waits_in_the_queue_again(session: Session) -> None:
+    """It is the same submission: its earlier run that never started is not taken for its end."""
+    run, _ = handed_over(session, "x", 'scheduling_timeout = "1h"')
+    session.users.move("x", RUNNING, layout.HELD)
+    session.turns(3)
+    assert run.asked == ["TERM"]
+    session.settle()
+    assert ends_of(session.world).places["x"] == (layout.HELD,)
+    session.users.move("x", layout.HELD, DONE)
+    session.settle()
+    assert [(result.run, result.outcome) for result in history(session.world.root)] == [
+        (1, State.CANCELLED),
+        (2, State.CANCELLED),
+    ]
+
+
+def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next ones wait with that reason, in the order of their priority, whatever they ask for."""
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
+    for name, priority in (("low", 1), ("first", 30), ("second", 20)):
+        session.users.submit(name, "true", THERE, f"priority = {priority}", "cpus = 99", "gpus = 3")
+    session.settle()
+    assert list(FakeEngine.runs) == [("first", 1), ("second", 1)]
+    plan = now(session).planner.plan
+    assert plan is not None
+    reason = plan.reason("low")
+    assert reason is not None
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    spool = Spool(str(session.world.root))
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
+    FakeEngine.runs["first", 1].end(0)
+    session.settle()
+    assert ("low", 1) in FakeEngine.runs
+
+
+def test_quotas_and_groups_count_what_is_in_an_engine(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs too, though nobody here knows which ones: what a user may have at once is a matter of both machines."""
+    monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(200))
+    limits = "[quotas.default_user]\nmax_running_gpus = 4\nmax_running_cpus = 9\n"
+    (session.world.root / layout.CONFIG).write_text(f'disk_floor = "0M"\n{limits}')
+    session.users.submit("a", "true", THERE, "gpus = 3", 'group = "g"', "group_limit = 1")
+    session.settle()
+    session.users.submit("b", "true", THERE, "gpus = 2")
+    session.users.submit("c", "true", THERE, 'group = "g"', "group_limit = 1")
+    session.users.submit("d", "true", THERE, "cpus = 9")
+    session.settle()
+    assert list(FakeEngine.runs) == [("a", 1)]
+    plan = now(session).planner.plan
+    assert plan is not None
+    user = now(session).state.runs["a"].user
+    assert [str(plan.reason(name)) for name in "bcd"] == [
+        f"quota: {user} uses 3 of 4 GPUs, needs 2",
+        "group g is full: 1 of 1 running",
+        f"quota: {user} uses 1 of 9 CPUs, needs 9",
+    ]
+
+
+def ends_there(session: Session, name: str, word: EngineWord, *, run: int = 1, begun: bool = False) -> None:
+    """Have the engine say that a run has ended, and let the dispatcher see it."""
+    there = FakeEngine.runs[name, run]
+    if begun:
+        there.begin()
+    there.said, there.gone = EngineEnd(word, f"it says {word}"), True
+    session.settle()
+
+
+def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing counts, no result is written, and the file in held/ has the engine's words beside it."""
+    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 0)
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    for run in (1, 2):
+        ends_there(session, "x", EngineWord.FAILED, run=run)
+        assert ("x", run + 1) in FakeEngine.runs
+    ends_there(session, "x", EngineWord.FAILED, run=3)
+    assert ends_of(session.world).places["x"] == (HELD,)
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    assert not history(session.world.root)
+    assert ("x", 4) not in FakeEngine.runs
+
+
+def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None:
+    """Its run is void, and it is not handed over again; released, it is."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    run = FakeEngine.runs["x", 1]
+    run.refusal, run.absent = "no such partition", True
+    session.settle()
+    assert ends_of(session.world).places["x"] == (HELD,)
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    assert list(FakeEngine.runs) == []
+    (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
+    session.settle()
+    assert list(FakeEngine.runs) == [("x", 2)]
+
+
+def test_a_run_that_its_engine_never_had_waits_again_uncounted(session: Session) -> None:
+    """Its jid is void before anything else, so what arrives late begins nothing."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    FakeEngine.runs["x", 1].absent = True
+    session.settle()
+    assert Spool(str(session.world.root)).jid("x", 1) is Liveness.VOID
+    assert list(FakeEngine.runs) == [("x", 2)]
+    assert not history(session.world.root)
+
+
+def test_a_run_that_is_preempted_runs_again_however_often(session: Session) -> None:
+    """That counts neither as a retry nor as one of the three requeues of a lost run."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    for run in range(1, 6):
+        ends_there(session, "x", EngineWord.PREEMPTED, run=run, begun=True)
+    lines = history(session.world.root)
+    assert {(line.outcome, line.again, line.requeues) for line in lines} == {("lost", "requeue", 0)}
+    assert ("x", 6) in FakeEngine.runs
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_somebody_cancels_there_is_cancelled(session: Session, *, begun: bool) -> None:
+    """Whether it has begun or not, it is no loss, and does not run again."""
+    session.users.submit("x", "true", THERE)
+    session.turns(3)
+    ends_there(session, "x", EngineWord.CANCELLED, begun=begun)
+    assert ends_of(session.world).outcomes["x"] == ("cancelled 1.0",)
+    assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_what_an_engine_refuses_keeps_no_job_of_this_machine_waiting(session: Session) -> None:
+    """A shortage there is none here."""
+    session.users.submit("far", "true", THERE)
+    session.turns(3)
+    FakeEngine.runs["far", 1].gone = True
+    session.users.submit("near", "ok")
+    session.settle()
+    assert ends_of(session.world).places["near"] == (DONE,)

@@ -65,6 +65,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         layout.CURSORS,
         layout.README,
         layout.LAST_RUNS,
+        layout.IDENTITY,
         layout.TERMINALS,
         *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS),
     }
@@ -73,13 +74,22 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
     records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
-    records |= {layout.DEFAULTS, layout.PROGRESS, layout.SCRIPT, layout.SUSPENDED, layout.GPUS, f"{layout.TASKS}/"}
+    records |= {
+        layout.DEFAULTS,
+        layout.PROGRESS,
+        layout.SCRIPT,
+        layout.SUSPENDED,
+        layout.GPUS,
+        layout.ENGINE,
+        layout.ENGINE_LOG,
+        f"{layout.TASKS}/",
+    }
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 
 def test_every_file_is_described_in_the_same_order() -> None:
     """Presence, grammar, default, what if it is wrong: each paragraph about a file has the four, in that order."""
-    clauses = [f"1.{n}" for n in range(2, 22)] + [f"4.{n}" for n in range(1, 22)] + ["2.5", "2.9"]
+    clauses = [f"1.{n}" for n in range(2, 23)] + [f"4.{n}" for n in range(1, 24)] + ["2.5", "2.9"]
     for number in clauses:
         marks = re.findall(r"\*(Presence|Grammar|Default|If wrong)\*", clause(number))
         assert marks == ["Presence", "Grammar", "Default", "If wrong"], number

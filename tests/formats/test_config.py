@@ -14,6 +14,7 @@ from spool.core.events import NotifyRule
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
+from spool.formats.slurm import SlurmConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
@@ -85,6 +86,20 @@ EXPECTED = {
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
+    "slurm": Config(
+        executor="slurm",
+        slurm=SlurmConfig(
+            partition="gpu",
+            account="vision",
+            qos="long",
+            max_in_flight=50,
+            poll_ns=5 * S,
+            submit_per_second=2.5,
+            gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
+            gpu_memory="shard",
+            options=("--constraint=ib", "--mail-type=FAIL"),
+        ),
+    ),
 }
 
 
@@ -123,6 +138,15 @@ WRONG = [
     ("max_running = 0", ">= 1"),
     ('executer = "tmux"', 'unknown key "executer" on line 1, did you mean "executor"?'),
     ('executor = "tmx"', 'did you mean "tmux"?'),
+    ("slurm.max_in_flight = 0", '"slurm.max_in_flight" on line 1: must be a whole number >= 1, not 0'),
+    ('slurm.poll = "1ms"', "the minimum is 100ms"),
+    ("slurm.submit_per_second = 0", ">= 0.1"),
+    ('slurm.partition = "a b"', "'a b' is no name in Slurm"),
+    ('slurm.account = "--uid=0"', "'--uid=0' is no name in Slurm"),
+    ('slurm.gpus = { A100 = "gpu a100" }', "'gpu a100' is no name in Slurm"),
+    ('slurm.gpu_memory = "share"', 'did you mean "shard"?'),
+    ('slurm.options = ["--time=1"]', "'--time=1' sets what spool sets itself"),
+    ("slurm.max_in_flght = 1", 'did you mean "slurm.max_in_flight"?'),
     ('durability = "none"', "one of grouped, strict"),
     ("cpus = true", "must be a whole number, not true"),
     ("memory = 100", "has no unit"),

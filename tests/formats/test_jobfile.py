@@ -23,7 +23,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.formats import config, jobfile, validation, values
+from spool.formats import config, jobfile, toml, validation, values
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -57,6 +57,12 @@ EXPECTED = {
         tags=("paper", "ablation"),
         comment="Überprüfung\tnach dem Umzug",
         notify=Notify(("alice@example.org",), ("started", "failed")),
+    ),
+    "slurm": Spec(
+        command="python train.py",
+        request=Request(gpus=2, gpu_type="A100"),
+        executor="slurm",
+        executor_options=("--constraint=ib", "-x node7", "--exclusive"),
     ),
     "list-command": Spec(
         command=("python", "-c", 'print("a b", "$HOME")', ""),
@@ -325,6 +331,15 @@ REFUSED = [
     ('stdout = "a%"', "only %n (name)"),
     ('stdout = "a%a"', "not part of an array"),
     ('executor = "tmx"', 'did you mean "tmux"?'),
+    ('executor = "slum"', 'did you mean "slurm"?'),
+    (
+        'executor = "tmux"\nexecutor_options = ["--constraint=ib"]',
+        'are for executor = "slurm", and the job says "tmux"',
+    ),
+    ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
+    ('executor_options = "--constraint=ib"', "must be a list"),
+    ('executor_options = ["--constraint", "ib"]', "'ib' is no option; write name and value as one"),
+    ('executor_options = ["--comment=\\u001b[2J"]', "is no option"),
     ("tags = [1]", "must be a text"),
     ('tags = ["a", "b", "a"]', 'names "a" twice'),
     ('tags = [" a"]', 'has white space around it; write "a"'),
@@ -685,3 +700,74 @@ def test_defaults_of_a_run_are_read_again() -> None:
     assert jobfile.parse(b'command = "x"', name="a", defaults=again) == spec
     assert jobfile.recorded_defaults(b"\xff = ", 7) == JobDefaults(7)
     assert jobfile.recorded_defaults(None, 7) == JobDefaults(7)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(
+            "-J",
+            "-Jx",
+            "-J x",
+            "--job-name",
+            "--job-name=x",
+            "--job-name x",
+            "--job=x",
+            "--j",
+            "-kJx",
+            "-Hkx",
+            "-D/tmp",
+        ),
+        *(
+            "--comment=x",
+            "--comm=x",
+            "--output=x",
+            "-o x",
+            "-e",
+            "--chdir=/",
+            "--requeue",
+            "--no-requeue",
+            "--array=1-2",
+        ),
+        *("-a1", "--wrap=id", "--export=NONE", "--parsable", "--time=1", "-t1", "--mem=1", "--mem-per-cpu=1", "-c4"),
+        *("--cpus-per-task=4", "--gres=gpu:1", "-G1", "--gpus=1", "--gpus-per-node=1", "--input=x", "-i x", "-d x"),
+        *("--dependency=afterok:1", "--begin=now", "-b now", "-H", "--hold", "-W", "--wait", "--test-only", "-Mx"),
+        *("-N2", "--nodes=2", "-n2", "--ntasks=2", "--uid=0", "--signal=USR1", "--open-mode=truncate"),
+    ],
+)
+def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:
+    """However it is spelled: short, in a bundle, cut short as Slurm allows, with its value or without."""
+    (problem,) = problems(f'command = "x"\nexecutor_options = [{toml.quote(option)}]')
+    assert problem.endswith("sets what spool sets itself")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(
+            "--constraint=ib",
+            "-C ib",
+            "-Cib",
+            "--nodelist=n1",
+            "-w n1",
+            "--exclude=n1",
+            "-x n1",
+            "--exclusive",
+            "--nice=5",
+        ),
+        *(
+            "-p gpu",
+            "--partition=gpu",
+            "-A acct",
+            "-q long",
+            "--reservation=r",
+            "--mail-user=a@b",
+            "--licenses=x:2",
+            "-s",
+        ),
+        *("--wckey=x", "--mem-bind=local", "--cpu-freq=high", "--tmp=10G", "--switches=1", "--deadline=now+1hour"),
+    ],
+)
+def test_every_other_option_of_slurm_is_passed_on(option: str) -> None:
+    """Which ones there are is for Slurm to know."""
+    assert parsed(f"executor_options = [{toml.quote(option)}]").executor_options == (option,)

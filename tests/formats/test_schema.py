@@ -13,7 +13,7 @@ import pytest
 
 from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
-from spool.formats import config, jobfile, keys, schema, toml
+from spool.formats import config, jobfile, keys, schema, slurm, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.values import NOTIFY_EVENTS
@@ -128,6 +128,7 @@ CONFIG_PARTS = {
     "policy": Policy,
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
+    "slurm": slurm.SlurmConfig,
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }

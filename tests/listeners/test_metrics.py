@@ -59,6 +59,7 @@ VIEW = StateView(
         "x": JobView(state="running", since_ns=1),
         "y": JobView(state="running", since_ns=2),
         "z": JobView(state="queued", since_ns=5 * SECOND_NS),
+        "far": JobView(state="submitted", since_ns=1),
         "sweep": JobView(state="running", array=True),
         "odd": JobView(state="unreachable"),
     },
@@ -130,6 +131,7 @@ def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
     found = samples(out)
     assert done == ["e", "e"]
     assert value(found, "spool_jobs", state="running") == 2
+    assert value(found, "spool_jobs", state="submitted") == 1
     assert value(found, "spool_jobs", state="held") == 0
     assert value(found, "spool_jobs", state="unreachable") == 1
     assert value(found, "spool_oldest_queued_timestamp_seconds") == 5

@@ -26,7 +26,7 @@ from pages import (
     page_of,
 )
 from spool.core.model import SECOND_NS, State
-from spool.formats.state import MachineView, PoolView, StateView
+from spool.formats.state import JobView, MachineView, PoolView, StateView
 
 NOW_NS = time.time_ns()
 
@@ -200,3 +200,17 @@ def test_a_history_that_cannot_be_read_is_told(spool_root: Path) -> None:
     text = the_page(spool_root).text
     assert "the history cannot be read" in text
     assert "needs 4 GPUs, and 1 is free" in text
+
+
+def test_a_job_that_waits_in_slurm_stands_among_those_that_wait(spool_root: Path) -> None:
+    """With a mark, Slurm's reason and a number of its own above all; it is none of the running jobs."""
+    reason = "Slurm: PENDING (Resources)"
+    jobs = {
+        "far": JobView(state="submitted", reason=reason, run=1, user="me", since_ns=NOW_NS - HOUR_NS),
+        "near": a_waiting_job(NOW_NS, "why"),
+    }
+    lay(spool_root, a_view(NOW_NS, jobs=jobs))
+    text = the_page(spool_root).text
+    assert "1 submitted" in text
+    assert reason in text
+    assert "0 running" in text

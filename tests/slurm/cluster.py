@@ -7,6 +7,7 @@ files like /dev/null. Everything lies in one temporary directory, whose path no 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -46,6 +47,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
 MinJobAge={min_job_age}
 KillWait=2
@@ -78,6 +80,8 @@ class Cluster:
     def __init__(self, name: str = "test", *, min_job_age: int = 300) -> None:
         """Start it and wait until every node is idle. *min_job_age*: how many seconds Slurm knows a job that ended."""
         self.name = name
+        self._min_job_age = min_job_age
+        self._killed: set[str] = set()
         self.directory = Path(tempfile.mkdtemp(prefix="spool-slurm-", dir="/tmp"))
         self.directory.chmod(0o755)
         for part in ("state", "spool", "dev", "log", "munge"):
@@ -92,7 +96,7 @@ class Cluster:
             env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **self.variables},
         )
         try:
-            self._configure(min_job_age)
+            self._configure()
             self._start_munge()
             self.start_controller()
             for node in NODES:
@@ -102,7 +106,7 @@ class Cluster:
             self.close()
             raise
 
-    def _configure(self, min_job_age: int) -> None:
+    def _configure(self) -> None:
         host = socket.gethostname().split(".")[0]
         ports = _free_ports(len(NODES) + 1)
         nodes = "".join(
@@ -115,7 +119,7 @@ class Cluster:
             host=host,
             controller_port=ports[0],
             directory=self.directory,
-            min_job_age=min_job_age,
+            min_job_age=self._min_job_age,
             nodes=nodes,
             names=",".join(NODES),
         )
@@ -154,7 +158,7 @@ class Cluster:
         wait_for(
             lambda: saved.exists() and saved.stat().st_mtime_ns > asked_ns, what="the controller to save its state"
         )
-        self._ask("kill", "slurmctld", str(int(signal.SIGKILL)))
+        self._kill("slurmctld")
 
     def start_node(self, node: str) -> None:
         """Start the slurmd of *node*."""
@@ -162,12 +166,17 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """Kill the slurmd of *node*. What runs there goes on."""
-        self._ask("kill", f"slurmd-{node}", str(int(signal.SIGKILL)))
+        self._kill(f"slurmd-{node}")
 
     def _start(self, name: str, *arguments: str) -> None:
         program = _program(name.partition("-")[0])
         assert program is not None
         self._ask("start", name, program, *arguments)
+        self._killed.discard(name)
+
+    def _kill(self, name: str) -> None:
+        self._ask("kill", name, str(int(signal.SIGKILL)))
+        self._killed.add(name)
 
     def _ask(self, *fields: str) -> int:
         assert self._keeper.stdin is not None
@@ -175,6 +184,14 @@ class Cluster:
         self._keeper.stdin.write("\0".join(fields) + "\n")
         self._keeper.stdin.flush()
         return int(self._keeper.stdout.readline())
+
+    def forget_after(self, seconds: int) -> None:
+        """Have it forget jobs that many seconds after their end, until :meth:`clear`."""
+        file = Path(self.variables["SLURM_CONF"])
+        text = re.sub("^MinJobAge=.*$", f"MinJobAge={seconds}", file.read_text(), flags=re.MULTILINE)
+        if text != file.read_text():
+            file.write_text(text)
+            self.command("scontrol", "reconfigure")
 
     # What Slurm says.
 
@@ -190,6 +207,11 @@ class Cluster:
         states = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).stdout.split()
         return states == ["idle"] * len(NODES)
 
+    def _resumed(self) -> bool:
+        for node in NODES:  # what is well already refuses that, and what has just come back may be set down once more
+            self.command("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        return self.all_idle()
+
     def jobs(self) -> list[dict[str, str]]:
         """Return all jobs that Slurm knows: id, name, state, reason, node, comment."""
         keys = ("id", "name", "state", "reason", "node", "comment")
@@ -197,10 +219,15 @@ class Cluster:
         return [dict(zip(keys, line.split("\t"), strict=True)) for line in lines]
 
     def clear(self) -> None:
-        """Cancel all jobs, bring every node back and wait until nothing is left, for the next test."""
+        """Cancel all jobs, bring all daemons and nodes back and wait until nothing is left, for the next test."""
+        if "slurmctld" in self._killed:
+            self.start_controller()
+        for node in NODES:
+            if f"slurmd-{node}" in self._killed:
+                self.start_node(node)
+        self.forget_after(self._min_job_age)
         self.command("scancel", "--user=root", check=False)
-        self.command("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume", check=False)
-        wait_for(self.all_idle, timeout=60, what="the cluster to be idle again")
+        wait_for(self._resumed, timeout=60, what="the cluster to be idle again")
 
     def close(self) -> None:
         """End every process of it and remove its directory."""
@@ -210,6 +237,15 @@ class Cluster:
         if self._keeper.stdout is not None:
             self._keeper.stdout.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def path_with(directory: Path, program: str, text: str) -> str:
+    """Put a script before one of Slurm's programs, `$real` in it, and return the PATH that finds the script first."""
+    directory.mkdir(exist_ok=True)
+    path = directory / program
+    path.write_text(f"#!/bin/sh\nreal={shutil.which(program)}\n{text}\n")
+    path.chmod(0o755)
+    return f"{directory}{os.pathsep}{os.environ['PATH']}"
 
 
 def _free_ports(number: int) -> list[int]:

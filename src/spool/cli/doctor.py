@@ -16,16 +16,22 @@ _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
 @click.command(cls=Verb)
 @click.option("--fix", is_flag=True, help="Fix what can be fixed safely.")
+@click.option("--slurm", is_flag=True, help="Check Slurm instead, by submitting a probe job.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only problems.")
 @json_option
 @click.pass_obj
-def command(root: str, fix: bool, quiet: bool, as_json: bool) -> int:
+def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> int:
     """Diagnose problems with this spool and this machine.
 
     Prints one line per check, with what to do. The exit code is 1 if something must be fixed.
     """
+    checks = None
+    if slurm:
+        from spool.query.slurm_doctor import OF_SLURM  # not before: it knows every part of the executor
+
+        checks = OF_SLURM
     findings: list[Finding] = []
-    for finding in examine(root, fix=fix):
+    for finding in examine(root, fix=fix, checks=checks):
         findings.append(finding)
         if not as_json and not (quiet and finding.level is Level.OK):
             _print(finding)

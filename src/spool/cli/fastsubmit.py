@@ -32,7 +32,7 @@ _OTHERS = {
 }
 """The options that are no keys, and whether they take a value."""
 
-_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "resources")
+_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
 """Keys that may ask for more than a machine has."""
 
 _STATE_HEAD = 16384  # bytes of `state.json`; the machine stands before the jobs

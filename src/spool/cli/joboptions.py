@@ -56,8 +56,7 @@ def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
             yield Option(key, path, key.option, key.help)
         elif key.table is not None:
             yield from _options(key.table.keys, f"{path}.")
-        spelling, value, said = key.shortcut
-        if value:
+        for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
 
 
@@ -246,6 +245,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "ends": _codes,
     "events": _names,
     "labels": _names,
+    "options of Slurm": list,
     "variables": _variables,
 }
 """The readers of kinds whose options may be repeated; of other options the last one counts."""

@@ -42,6 +42,7 @@ _STATE_COLOURS = {
     State.RUNNING: "#56b4e9",
     State.STARTING: "#56b4e9",
     State.STOPPING: _BLUE,
+    State.SUBMITTED: _GREY,
     State.FAILED: "#d55e00",
     State.TIMEOUT: "#e69f00",
     State.OUT_OF_MEMORY: "#cc79a7",

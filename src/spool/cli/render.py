@@ -32,6 +32,7 @@ STATE_STYLES = {
     State.RUNNING: "green",
     State.STARTING: "green",
     State.STOPPING: "yellow",
+    State.SUBMITTED: "blue",
     State.QUEUED: "",
     State.HELD: "cyan",
     State.INVALID: "bold red",

@@ -148,7 +148,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("CPU time", render.cpu_time(run.cpu_time_ns)),
         *_gpu_use(run),
         ("given", _given(run)),
-        ("executor", run.executor or ""),
+        ("executor", ", job ".join(filter(None, (run.executor, run.engine_id)))),
         ("pid", str(run.pid) if run.pid is not None and run.ended_at_ns is None else ""),
         ("output", run.stdout),
         ("error output", run.stderr or ""),

@@ -123,10 +123,11 @@ class _Bar:
         if (row := status.only) is not None:
             since = f"for {render.duration(row.time_ns(now_ns))}" if row.time_ns(now_ns) is not None else ""
             said = " ".join(filter(None, (row.state.value.replace("_", " "), since)))
-            why = row.reason if row.state in (State.QUEUED, State.HELD) else ""
+            why = row.reason if row.state in (State.QUEUED, State.HELD, State.SUBMITTED) else ""
             self._line.draw(", ".join(filter(None, (f"{row.name}: {said}", row.progress, *left, why))))
             return
         words = [f"{status.ended} of {status.total} ended", f"{status.running} running"]
+        words += [f"{status.submitted} submitted"] if status.submitted else []
         words += [f"{status.bad} not finished"] if status.bad else []
         self._line.draw(", ".join([*words, *left]), part=status.ended / max(1, status.total))
 

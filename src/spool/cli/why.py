@@ -45,6 +45,9 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"{head} {reason.text}"
     for place in answer.beside:
         yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
+    if answer.engine is not None:
+        known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
+        yield f"in {answer.engine}{known}, which alone knows when it starts"
     if answer.must_end:
         yield f"must end first: {', '.join(answer.must_end)}"
     if answer.place == "held":

@@ -17,6 +17,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.spool import Spool, read_bytes
@@ -168,9 +169,13 @@ class Requests:
     def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
         """Suspend a run: `touch running/NAME.toml.suspended`. The file says by whom and why.
 
-        Raises SpoolError if it does not run, is suspended already, or is an array.
+        Raises SpoolError if it does not run here, is suspended already, or is an array.
         """
         run = self._running("suspend", name)
+        grant = self._spool.grant(name, run)
+        if grant is not None and grant.executor not in LOCAL_EXECUTORS:
+            remedy = f"`spool hold {name}` stops it and holds it"
+            raise SpoolError(cannot("suspend", f"job {name}", f"it runs in {grant.executor}", remedy=remedy))
         if self._spool.suspend_order(name) is not None:
             remedy = f"`spool continue {name}` resumes it"
             raise SpoolError(cannot("suspend", f"job {name}", "it is already suspended", remedy=remedy))

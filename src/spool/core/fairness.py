@@ -47,7 +47,7 @@ def share_key(user: str, project: str | None, policy: Policy) -> str:
 
 def weigh(grant: Grant, policy: Policy) -> float:
     """Return what a run of that grant uses in a second: its GPUs, and its CPUs times `cpu_weight`."""
-    return len(grant.gpu_uuids) + grant.cpus * policy.cpu_weight
+    return grant.gpu_count + grant.cpus * policy.cpu_weight
 
 
 class Shares:
@@ -169,7 +169,7 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, grant: Grant, ran_ns: int) -> Work:
         """Return what a run of that grant has used in that time."""
-        return cls(grant.cpus * ran_ns, (grant.memory_bytes or 0) * ran_ns, len(grant.gpu_uuids) * ran_ns)
+        return cls(grant.cpus * ran_ns, (grant.memory_bytes or 0) * ran_ns, grant.gpu_count * ran_ns)
 
     @classmethod
     def whole(cls, machine: Machine) -> Work:

@@ -31,6 +31,20 @@ class Liveness(StrEnum):
     ELSEWHERE = "elsewhere"  # another host or pid namespace: neither alive nor gone for us
 
 
+class EngineWord(StrEnum):
+    """How the engine of a run elsewhere says that the run has ended, whatever its own words are."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_LOST = "node_lost"  # the node went away, and nothing runs there any more
+    PREEMPTED = "preempted"
+    NOT_STARTED = "not_started"  # the node could not be made ready
+    FORGOTTEN = "forgotten"  # the engine does not know it, and has answered
+
+
 class Verdict(StrEnum):
     """What the evidence of one run proves."""
 
@@ -55,6 +69,8 @@ class Evidence:
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
     refused: bool = False  # the wrapper says that the machine did not let the command begin
+    engine: EngineWord | None = None  # how its engine says that it has ended, of a run elsewhere
+    said: str = ""  # the engine's own words for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,7 @@ _STOPPED_AS = {
     StopKind.HOLD: (State.CANCELLED, "stopped for holding"),
     StopKind.TIMEOUT: (State.TIMEOUT, "exceeded its time limit"),
     StopKind.MEMORY: (State.OUT_OF_MEMORY, "exceeded its memory limit"),
+    StopKind.UNSCHEDULABLE: (State.UNSCHEDULABLE, "scheduling timeout"),
 }
 
 
@@ -88,9 +105,9 @@ def prove(evidence: Evidence) -> Proof:
             return Proof(Verdict.UNREACHABLE) if evidence.rc is None else _ended(evidence)
         case Liveness.ALIVE:  # rows 4 and 5
             return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
-        case Liveness.ABSENT:  # rows 6 and 7
+        case Liveness.ABSENT if evidence.engine is None:  # rows 6 and 7
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
-        case Liveness.GONE | Liveness.REBOOTED:
+        case Liveness.ABSENT | Liveness.GONE | Liveness.REBOOTED:
             if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 8
                 return Proof(Verdict.STOPPING)
             return _ended(evidence)
@@ -98,26 +115,60 @@ def prove(evidence: Evidence) -> Proof:
             assert_never(evidence.liveness)
 
 
+PREEMPTED = "preempted"
+"""What the reason begins with of a run that its engine stopped to make room: it is run again, and nothing counts."""
+
+_VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
+    EngineWord.COMPLETED,  # it has run, where its records cannot be seen from here
+    EngineWord.CANCELLED,
+    EngineWord.TIMEOUT,
+    EngineWord.OUT_OF_MEMORY,
+}
+
+
 def _ended(evidence: Evidence) -> Proof:
-    """Return what is proved of a run whose processes are all gone (rows 9 to 17)."""
-    if evidence.stop is None and evidence.rc is None and evidence.refused:  # row 12
-        return Proof(Verdict.VOID)
+    """Return what is proved of a run whose processes are all gone (rows 9 to 23)."""
+    if evidence.stop is None and evidence.rc is None:
+        if evidence.liveness is Liveness.ABSENT:  # row 13
+            if evidence.engine in _VOID_IF_UNSPOKEN:
+                return Proof(Verdict.VOID)
+        elif evidence.refused:  # row 14
+            return Proof(Verdict.VOID)
     return Proof(Verdict.ENDED, *_outcome(evidence))
+
+
+_CUT_SHORT = {
+    EngineWord.OUT_OF_MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
+    EngineWord.TIMEOUT: (State.TIMEOUT, "over its time limit"),
+    EngineWord.CANCELLED: (State.CANCELLED, "cancelled, and not by spool"),
+    EngineWord.PREEMPTED: (State.LOST, PREEMPTED),
+    EngineWord.NODE_LOST: (State.LOST, "its node went away"),
+    EngineWord.NOT_STARTED: (State.LOST, "its node could not be made ready"),
+}
+"""What an engine does to a run; the exit code that its signals leave says nothing."""
 
 
 def _outcome(evidence: Evidence) -> tuple[State, str]:
     """Return how a run ended that had begun, and why."""
-    if evidence.stop is not None:  # rows 9 to 11: what spool stopped has never finished, whatever its code
+    said = f": {evidence.said}" if evidence.said else ""
+    if evidence.stop is not None:  # rows 9 to 12: what spool stopped has never finished, whatever its code
         return _STOPPED_AS[evidence.stop]
-    if evidence.rc == 0:  # row 13
+    if evidence.rc == 0:  # row 15
         return State.FINISHED, "exit code 0"
-    if evidence.oom_killed:  # row 14
+    if evidence.oom_killed:  # row 16
         return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
-    if evidence.rc is not None:  # row 15
+    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 17 to 20
+        outcome, why = _CUT_SHORT[evidence.engine]
+        return outcome, f"{why}{said}"
+    if evidence.rc is not None:  # row 21
         return State.FAILED, exit_words(evidence.rc)
-    if evidence.liveness is Liveness.REBOOTED:  # row 16
+    if evidence.liveness is Liveness.REBOOTED:  # row 22
         return State.LOST, "the machine was restarted while it ran"
-    return State.LOST, "its processes are gone and left no exit code"  # row 17
+    if evidence.engine is EngineWord.COMPLETED:  # row 23, as all that follows
+        return State.LOST, f"it left no exit code; is the spool on a file system that its node shares?{said}"
+    if evidence.engine is not None:
+        return State.LOST, f"it left no exit code{said}"
+    return State.LOST, "its processes are gone and left no exit code"
 
 
 _SHOWN = {
@@ -128,10 +179,13 @@ _SHOWN = {
 }
 
 
-def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State | None, str]:
+def shown(
+    proof: Proof, *, filed: bool, stop: Stop | None = None, submitted: str | None = None
+) -> tuple[State | None, str]:
     """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
 
-    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`.
+    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`. *submitted* is what keeps
+    it waiting where it was handed to; None if it has begun, or was started here.
     """
     match proof.verdict:
         case Verdict.VOID:
@@ -144,8 +198,15 @@ def shown(proof: Proof, *, filed: bool, stop: Stop | None = None) -> tuple[State
             return State.RUNNING, "on another host, not visible from here"
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
+        case _ if submitted is not None:
+            return (State.SUBMITTED, submitted) if stop is None else (State.STOPPING, f"{stop.kind} by {stop.by}")
         case _:
             return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
+
+
+def handed_to(engine: str) -> str:
+    """Return why a run is `submitted`, where its engine has not said more."""
+    return f"handed to {engine}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:
@@ -186,6 +247,7 @@ class EndedAttempt:
     attempt: int
     requeues: int
     ended_at_ns: int
+    preempted: bool = False  # its engine needed the room: that counts as nothing
     stopped_by: StopKind | None = None
     could_not_start: bool = False
 
@@ -204,6 +266,8 @@ def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEU
         return Continuation("hold", None, attempt, requeues)
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return None
+    if outcome is State.LOST and spec.requeue and ended.preempted:
+        return Continuation("requeue", None, attempt, requeues)
     if outcome is State.LOST and spec.requeue and requeues < max_requeues:
         return Continuation("requeue", None, attempt, requeues + 1)
     retry = spec.retry

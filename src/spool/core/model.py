@@ -19,6 +19,7 @@ class State(StrEnum):
 
     QUEUED = "queued"
     HELD = "held"
+    SUBMITTED = "submitted"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -58,6 +59,7 @@ class StopKind(StrEnum):
     MEMORY = "memory"
     REQUEUE = "requeue"
     HOLD = "hold"
+    UNSCHEDULABLE = "unschedulable"  # it has waited too long where it was handed to
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class Grant:
     gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means: they are its own
     resources: tuple[tuple[str, int], ...] = ()
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the resources that have indices
+    gpus_elsewhere: int = 0  # of a run whose engine alone knows which GPUs it has
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs it has, here or elsewhere."""
+        return len(self.gpu_uuids) or self.gpus_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,7 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    executor_options: tuple[str, ...] = ()  # of the engine's own, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()
@@ -215,6 +224,7 @@ class Jid:
     boot_id: str
     pid_namespace: str  # "pid:[4026531836]"
     host: str
+    engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +352,12 @@ class Machine:
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
+    most_runs: int | None = None  # of an engine that finds the room itself: the maximum number there at once
+
+    @classmethod
+    def of_an_engine(cls, most_runs: int) -> Machine:
+        """Return what an engine has that is handed runs and plans them itself: whatever is asked for."""
+        return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +406,7 @@ class Running:
     attempt: int = 1
     stopping: bool = False
     elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
+    submitted: bool = False  # it waits there, and has not begun
     suspension: Suspension = NOT_SUSPENDED
 
     @property

@@ -94,7 +94,7 @@ def _count(counts: dict[str, int], key: str, sign: int) -> None:
 
 def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) -> None:
     jobs, gpus, cpus = uses.get(key, _NOTHING)
-    use = QuotaUse(jobs + sign, gpus + sign * len(grant.gpu_uuids), cpus + sign * grant.cpus)
+    use = QuotaUse(jobs + sign, gpus + sign * grant.gpu_count, cpus + sign * grant.cpus)
     if use.jobs:
         uses[key] = use
     else:

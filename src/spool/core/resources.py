@@ -109,6 +109,8 @@ class FreeResources:
 
     def lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
+        if self.machine.most_runs is not None:
+            return self.counts.runs >= self.machine.most_runs
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
@@ -118,6 +120,8 @@ class FreeResources:
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
+        if self.machine.most_runs is not None:
+            return not self.lacks(request)
         return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -306,6 +310,13 @@ class FreeResources:
             if reason is not None:
                 yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
+        if room.machine.most_runs is not None:
+            if room.lacks(spec.request):
+                yield Reason(
+                    "max_in_flight",
+                    f"max_in_flight: {room.counts.runs} of {room.machine.most_runs} are in {job.elsewhere}",
+                )
+            return
         if ever:
             reason = room.never_fits(job)
             if reason is not None:
@@ -330,7 +341,7 @@ class FreeResources:
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, those of *avoid* only if there are no others; None if too few."""
         request = job.spec.request
-        if not request.gpus:
+        if not request.gpus or self.machine.most_runs is not None:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         bound: Sequence[reserved.Moment] = ()
@@ -359,7 +370,10 @@ class FreeResources:
             gpu_indices=tuple(card.gpu.index for card in cards),
             gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
             resources=request.resources,
-            resource_indices=self.counts.named.take(request, self.machine.resources) if request.resources else (),
+            resource_indices=self.counts.named.take(request, self.machine.resources)
+            if request.resources and self.machine.most_runs is None
+            else (),
+            gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
         )
 
     def _end_ns(self, job: Waiting) -> int | None:

@@ -352,7 +352,7 @@ class EventRecorder:
             "executor": live.executor,
             "grant": live.grant,
             "submitted_at_ns": live.wait.arrived_at_ns,
-            "started_at_ns": live.started_at_ns,
+            "started_at_ns": live.ran_from_ns,
             "metadir": self._spool.layout.metadir(live.name, live.run),
         }
         return self._event(name, event_id, at_ns, reason, **facts)

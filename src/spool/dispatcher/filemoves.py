@@ -120,10 +120,13 @@ class FileMoves:
     def _is_over(self, live: ActiveRun) -> bool:
         """Whether the run had ended by itself when its file was taken away: that stops nothing any more.
 
-        It was a person, or it was the paperwork of another dispatcher, which was cut off after that.
+        It was a person, or it was the paperwork of another dispatcher, which was cut off after that: of its end, or of
+        a start that it took back.
         """
         spool, name, run = self._spool, live.name, live.run
-        return spool.exit_code(name, run) is not None or (live.adopted and spool.result(name, run) is not None)
+        if spool.exit_code(name, run) is not None:
+            return True
+        return live.adopted and (spool.result(name, run) is not None or spool.is_void(name, run))
 
     def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None

@@ -6,13 +6,14 @@ and its resources are given to the next before anything is written: nothing wait
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import EndedAttempt, continuation
+from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -26,6 +27,8 @@ from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.submission import QueueTime, attempts_after
 from spool.state.table import JobEntry
+
+log = logging.getLogger(__name__)
 
 _FILE = "file"
 
@@ -160,7 +163,10 @@ class Finalizer:
             # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
             self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
         self._state.refused(job, live, now_ns)
-        if self._spool.requeue_file(live.name, QUEUED):
+        if live.held_because and self._spool.hold_because(live.name, live.held_because, RUNNING):
+            log.warning("job %s is held: %s", live.name, live.held_because)
+            self._state.go_on(job, live.attempts, QueueTime(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
+        elif self._spool.requeue_file(live.name, QUEUED):
             self._state.go_on(job, live.attempts, QueueTime(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
             self._end_taken_back(job, live, now_ns)
@@ -226,8 +232,8 @@ class Finalizer:
             outcome=outcome,
             reason=reason,
             submitted_at_ns=live.wait.arrived_at_ns,
-            started_at_ns=live.started_at_ns,
-            ended_at_ns=max(ended, live.started_at_ns),
+            started_at_ns=live.ran_from_ns,
+            ended_at_ns=max(ended, live.ran_from_ns or live.started_at_ns),
             exit_code=live.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
@@ -255,6 +261,7 @@ class Finalizer:
             result.attempt,
             result.requeues,
             now_ns,
+            preempted=reason.startswith(PREEMPTED),
             stopped_by=kind,
             could_not_start=reason.startswith(COULD_NOT_START),
         )
@@ -301,7 +308,7 @@ class Finalizer:
         """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
-        if result is None or wait is None or result.started_at_ns is not None:
+        if result is None or wait is None or result.started_at_ns is not None or result.again is not None:
             return None
         return result if result.submitted_at_ns == wait.arrived_at_ns else None
 

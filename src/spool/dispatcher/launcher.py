@@ -95,7 +95,7 @@ class Launcher:
         """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
         waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
-            if job.executor_problem != self._executors.problem(job.spec.executor):
+            if job.executor_problem != self._executors.problem_of(job.spec):
                 self._state.settle(self._state.job(job.name))
 
     def start(
@@ -285,6 +285,7 @@ class Launcher:
             text=ready.script,
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
             group=ready.group,
+            spec=live.spec,
         )
         try:
             handle = self._executors[live.executor].start(launch)
@@ -297,7 +298,8 @@ class Launcher:
             return False
         if handle is not None:  # else the job waits for its executor
             live.launched(handle)
-            self._shortage.tries(live)
+            if live.elsewhere is None:
+                self._shortage.tries(live)
         return False
 
 
@@ -411,6 +413,10 @@ class WrapperWriter:
             attempt=live.attempts.attempt,
             metadir=metadir,
         )
+        if live.elsewhere is not None:  # its engine says which GPUs it has
+            environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
+            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+                environment.pop(name, None)
         return wrapper.render(
             wrapper.Assignments(
                 metadir=metadir,

@@ -84,7 +84,9 @@ class Dispatcher:
         self.confinement = Confinement(spool.root, self.timers.timer(always=True))
         self.settings = Settings(spool)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.executors = Executors(lambda: self.settings.executor, self._local_processes())
+        self.executors = Executors(
+            lambda: self.settings.executor, self._local_processes(), lambda: self.settings.config, spool
+        )
         self.state = SchedulerState(executors=self.executors)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
@@ -127,6 +129,7 @@ class Dispatcher:
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
+        self._watched: frozenset[int] = frozenset()  # the descriptors of engines
         self.busy_at_ns = time.monotonic_ns()
 
     def _local_processes(self) -> LocalProcesses:
@@ -249,6 +252,7 @@ class Dispatcher:
         changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
+        if started or changed or self.supervisor.heard():
             self.status.changed()
         self._write_status()
         self.planner.end_pass()
@@ -316,6 +320,10 @@ class Dispatcher:
         if not self._watches_gpus and self.world.gpus is not None:
             self._watches_gpus = True
             self.wakeup.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
+        if (engines := self.executors.descriptors()) != self._watched:
+            for fd in engines - self._watched:
+                self.wakeup.watch_files(fd, lambda: None)  # each pass asks the engines
+            self._watched = engines
         if limit_ns != 0:
             self.get_ahead()
         self.wakeup.wait(self.due_in_ns(limit_ns))
@@ -323,7 +331,9 @@ class Dispatcher:
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
         due = self.timers.due_in_ns(held_up=self._held_up())
-        return min((wait for wait in (due, limit_ns) if wait is not None), default=None)
+        engines_ns = self.executors.due_ns()
+        engines = None if engines_ns is None else max(0, engines_ns - time.monotonic_ns())
+        return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
 
     def get_ahead(self) -> None:
         """Make the start that will probably be the next ready; for when there is nothing else to do."""
@@ -354,7 +364,7 @@ class Dispatcher:
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
-        problems = (self.settings.problem, self.watcher.problem, *self.events.problems)
+        problems = (self.settings.problem, self.watcher.problem, *self.executors.problems(), *self.events.problems)
         new_problems = self.status.show_problems(problem for problem in problems if problem)
         if self.pause.see() or reloaded or new_problems:
             self.status.changed()
@@ -460,6 +470,10 @@ class Dispatcher:
 
     def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
+        if self.executors.turned():
+            self.launcher.ask_executors_again()
+        for live in self.supervisor.begun():
+            self.limits.add(live)
         for live in ended:
             live.seen_ended(self.clock())  # before what starts in its place: the accounting shows nobody twice
         self.planner.shortage.ended(ended, self.clock())

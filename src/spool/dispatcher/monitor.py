@@ -180,6 +180,8 @@ class Monitor:
         if not self._silent or now < self._look_at_ns:
             return
         for live in list(self._silent.values()):
+            if live.submitted is not None:
+                continue  # its supervisor hears of its start
             found = self._jid(live)
             if isinstance(found, Jid):
                 self._events.run(EventName.STARTED, live, self._clock())
@@ -196,8 +198,8 @@ class Monitor:
         self._poll_at_ns = now + _POLL_NS
         at_ns = self._clock()
         for live in self._state.live.values():
-            if live.holds_room and live.key not in self._silent:
-                minutes = max(0, at_ns - live.started_at_ns) // _POLL_NS
+            if live.holds_room and live.key not in self._silent and live.ran_from_ns is not None:
+                minutes = max(0, at_ns - live.ran_from_ns) // _POLL_NS
                 self._events.run(EventName.POLLING, live, at_ns, part=str(minutes))
 
     # Reservations and GPUs.

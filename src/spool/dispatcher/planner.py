@@ -184,6 +184,8 @@ class Shortage:
     def ended(self, lives: Iterable[ActiveRun], now_ns: int) -> None:
         """Know of runs that are over."""
         for live in lives:
+            if live.elsewhere is not None:
+                continue  # that says nothing about this machine
             if live.proof is not None and live.proof.verdict is Verdict.VOID:
                 self.refused(live, now_ns)
             elif live.started_at_ns > self._known_ns and live.exit_code is not None:

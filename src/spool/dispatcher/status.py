@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from spool.core import layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove, shown, suspended_words
+from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
@@ -183,7 +183,7 @@ class StatusWriter:
         )
 
     def _live(self, live: ActiveRun) -> JobView:
-        state, reason = shown(self._proof(live), filed=False, stop=live.stop)
+        state, reason = shown(self._proof(live), filed=False, stop=live.stop, submitted=live.submitted)
         if live.proof is None and live.gone:  # how it ended cannot be read yet
             state, reason = State.STOPPING, "has ended"
         request, watch = live.spec.request, live.gpu_watch
@@ -205,7 +205,7 @@ class StatusWriter:
             project=live.spec.project,
             tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
-            started_at_ns=live.started_at_ns,
+            started_at_ns=live.ran_from_ns,
             time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
@@ -215,7 +215,9 @@ class StatusWriter:
         """Return what is known of a run without asking the disk or the machine more than needed."""
         if live.proof is not None:
             return live.proof
-        registered = live.jid is not None or live.registered or self._has_spoken(live)
+        if live.submitted is not None:  # its supervisor tells when that is over
+            return Proof(Verdict.STOPPING if live.stop is not None else Verdict.STARTING)
+        registered = live.elsewhere is not None or live.jid is not None or live.registered or self._has_spoken(live)
         self._awaits_word |= not registered
         liveness = Liveness.GONE if live.leftovers else Liveness.ALIVE if registered else Liveness.ABSENT
         return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.leftovers, grace=True))

@@ -14,9 +14,9 @@ from typing import Any
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
-from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, exit_words, prove
+from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
-from spool.core.units import format_duration, show_size
+from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
@@ -61,6 +61,8 @@ class Supervisor:
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
         self._ended: list[ActiveRun] = []  # found, and nobody was told of them
+        self._begun: list[ActiveRun] = []  # elsewhere, and nobody was told of that
+        self._news = False  # an engine has said something else of a run that waits there
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -79,6 +81,8 @@ class Supervisor:
         if self._wakeup.children_ended():
             self._suspects |= {run.key for run in self._executors.local.reap()}
         self._suspects |= self._wakeup.ended_runs()
+        with self._confinement.service("ask", "the engines of runs elsewhere"):
+            self._suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
             self._suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
@@ -99,6 +103,16 @@ class Supervisor:
         self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
+
+    def begun(self) -> list[ActiveRun]:
+        """Return the runs that have begun where they are since the last call: their time limits count from then."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def heard(self) -> bool:
+        """Return whether an engine has said something new of a run that waits there, since the last call."""
+        news, self._news = self._news, False
+        return news
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
@@ -132,8 +146,14 @@ class Supervisor:
         handle = live.handle
         if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
-            if found is Liveness.ALIVE and live.elsewhere is not None:
-                return False  # however long it waits there before it says who it is
+            if live.elsewhere is not None:
+                self._note_begin(live)
+                if found is Liveness.ALIVE and self.concluder.was_given_up(live):
+                    found = Liveness.ABSENT  # its engine may have it, but it never begins
+                if found is Liveness.ALIVE:
+                    return False  # however long it waits there before it says who it is
+                if found is Liveness.ABSENT:
+                    self._nothing_left(live)  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             # One that never identified itself: any process with the run's mark may be the wrapper.
@@ -148,6 +168,18 @@ class Supervisor:
         if live.processes_gone and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
+
+    def _note_begin(self, live: ActiveRun) -> None:
+        """Count the time of a run elsewhere from when its wrapper spoke, as far as clocks agree."""
+        if live.submitted is None:
+            return
+        if (spoke_ns := self.concluder.spoke_at_ns(live)) is not None:
+            now_ns = time.time_ns()
+            at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
+            live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
+            self._state.recount(live)
+            self._begun.append(live)
+        self._news |= live.heard()
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
         found = handle.liveness()
@@ -180,9 +212,9 @@ class Concluder:
                 ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
                 live.resolved(self._explained(live, prove(ended)))
                 return True
+        if live.elsewhere is not None and live.handle is not None:
+            return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ELSEWHERE and live.handle is not None:
-            evidence = replace(evidence, liveness=live.handle.liveness())
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
@@ -220,6 +252,52 @@ class Concluder:
             return False
         live.resolved(self._explained(live, proof))
         return True
+
+    def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> bool:
+        """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
+        if self.was_given_up(live):
+            live.taken_back_by_engine(None)
+            return True
+        if handle.liveness() is Liveness.ALIVE:
+            return False
+        end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
+        stop = None if live.asking else evidence.stop or live.stop_kind
+        live.exited(evidence.rc)
+        spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
+        if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
+            # Taking the jid decides: the engine may start it again, or have it after all.
+            spoke = not self._spool.take_jid(live.name, live.run)
+        if spoke:
+            self._identify(live)
+        if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
+            live.taken_back_by_engine(handle.refusal)
+            return True
+        proof = prove(
+            replace(
+                evidence,
+                liveness=Liveness.GONE if spoke or end is None else Liveness.ABSENT,
+                stop=stop,
+                oom_killed=live.oom_killed,
+                engine=end.word if end is not None else None,
+                said=end.said if end is not None else "",
+            )
+        )
+        if proof.verdict is Verdict.VOID:
+            live.not_begun_elsewhere(end.said if end is not None and end.word is EngineWord.FAILED else "")
+            return True
+        live.resolved(self._explained(live, proof))
+        return True
+
+    def was_given_up(self, live: ActiveRun) -> bool:
+        """Whether an earlier dispatcher took the jid of a run, and was killed before that was written down.
+
+        Its job waits again, and nobody has moved its file for that.
+        """
+        return live.adopted and live.stop is None and self._spool.is_void(*live.key)
+
+    def spoke_at_ns(self, live: ActiveRun) -> int | None:
+        """Return when the wrapper of a run said who it is; None if it has not."""
+        return self._spool.spoke_at_ns(live.name, live.run)
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
@@ -302,6 +380,8 @@ class _Moment:
 
 def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
     """Whether that moment of a run has come; its limit may have been changed since it was set."""
+    if live.submitted is not None:
+        return live.gives_up_boot_ns is not None and live.gives_up_boot_ns <= now_ns
     limit, signal = live.spec.time_limit_ns, live.spec.signal
     if limit is None:
         return False
@@ -327,13 +407,15 @@ class LimitEnforcer:
     def add(self, live: ActiveRun) -> None:
         """Watch a run that has been started or adopted, that goes on, or whose limit has changed."""
         limit = live.spec.time_limit_ns
-        if limit is not None:
+        if limit is not None and live.submitted is None:
             end = live.counts_from_boot_ns + limit
             heapq.heappush(self._moments, _Moment(end, live.key, False))
             signal = live.spec.signal
             if signal is not None:
                 # Later than that when it was adopted is better than never.
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
+        if live.gives_up_boot_ns is not None:
+            heapq.heappush(self._moments, _Moment(live.gives_up_boot_ns, live.key, False))
         if live.grant.memory_bytes is not None:
             self._with_memory.add(live.key)
             self._memory_timer.set(self._memory_at_ns)
@@ -361,7 +443,11 @@ class LimitEnforcer:
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
         signal = live.spec.signal
-        if warning and signal is not None:
+        if live.submitted is not None:
+            allowed = show_duration(live.spec.scheduling_timeout_ns or 0)
+            words = f"it has waited longer than {allowed} ({live.submitted})"
+            self._order(live, Stop(StopKind.UNSCHEDULABLE, "spool", time.time_ns(), words))
+        elif warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
             if live.handle is not None:
                 live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))

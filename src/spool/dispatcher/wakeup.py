@@ -105,7 +105,8 @@ class Wakeup:
 
     def watches(self, live: ActiveRun) -> bool:
         """Whether an event tells of the end of its wrapper."""
-        return live.key in self._fds or (live.handle is not None and live.handle.is_child)
+        handle = live.handle
+        return live.key in self._fds or (handle is not None and (handle.is_child or handle.engine.tells))
 
     def forget(self, live: ActiveRun) -> None:
         """Let go of a run that is over."""

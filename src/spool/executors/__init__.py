@@ -7,49 +7,68 @@ from contextlib import suppress
 from importlib import import_module
 
 from spool.core.errors import InvalidValue, cannot
-from spool.core.model import Jid, Machine
+from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
-from spool.executors.base import Engine, Executor, Launch, RunHandle, Usage
+from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
+from spool.formats.config import Config
 from spool.machine.cgroups import RunGroups
 
-__all__ = ["NAMES", "Engine", "Executor", "Executors", "Launch", "RunHandle", "Usage", "by_name"]
+__all__ = ["NAMES", "Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
 
 _WHERE = {
     "process": ("spool.executors.process", "ProcessExecutor"),
     "tmux": ("spool.executors.tmux", "TmuxExecutor"),
+    "slurm": ("spool.executors.slurm", "SlurmExecutor"),
 }
 
 NAMES = tuple(_WHERE)
 """Every executor that a job file or the configuration may name."""
 
 
-def by_name(name: str, local: LocalProcesses | None = None) -> Executor:
+def by_name(
+    name: str,
+    local: LocalProcesses | None = None,
+    config: Callable[[], Config] = Config,
+    home: Home | None = None,
+) -> Executor:
     """Return a new executor of that name; its module is imported only now. Raises InvalidValue for other names.
 
-    *local* looks after what it starts on this machine.
+    *local* looks after what it starts on this machine; *home* is the spool of what it starts elsewhere.
     """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
-    made: Executor = getattr(import_module(module), of_class)(local)
+    of_its_own = () if name in LOCAL_EXECUTORS else (config, home)
+    made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
     return made
 
 
 class Executors:
     """The executors of one spool, each made when it is first asked for."""
 
-    def __init__(self, default: Callable[[], str], local: LocalProcesses | None = None) -> None:
-        """Make none yet. *default* names that of jobs that name none; *local* looks after the runs of this machine."""
+    def __init__(
+        self,
+        default: Callable[[], str],
+        local: LocalProcesses | None = None,
+        config: Callable[[], Config] = Config,
+        home: Home | None = None,
+    ) -> None:
+        """Make none yet. *default* names that of jobs that name none; *local* looks after the runs of this machine.
+
+        Without a *home* nothing is started or adopted elsewhere.
+        """
         self._default = default
+        self._config, self._home = config, home
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
         self._problems: dict[str, str | None] = {}
+        self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
-            self._made[name] = by_name(name, self.local)
+            self._made[name] = by_name(name, self.local, self._config, self._home)
         return self._made[name]
 
     def problem(self, name: str | None) -> str | None:
@@ -61,6 +80,12 @@ class Executors:
         if name not in self._problems:
             self._problems[name] = self._problem(name)
         return self._problems[name]
+
+    def problem_of(self, spec: Spec) -> str | None:
+        """Return why a job cannot be started: its executor cannot start anything, or takes none of its options."""
+        if spec.executor_options and self.elsewhere(spec.executor) is None:
+            return f"its executor_options are for Slurm, and {spec.executor or self._default()} is to run it"
+        return self.problem(spec.executor)
 
     def _problem(self, name: str) -> str | None:
         try:
@@ -85,6 +110,11 @@ class Executors:
         before, self._problems = self._problems, {}
         return any(self.problem(name) != problem for name, problem in before.items())
 
+    def problems(self) -> list[str]:
+        """Return why engines that have runs of ours cannot be spoken to now."""
+        found = (self.problem(name) for name in self._made if name not in LOCAL_EXECUTORS)
+        return [problem for problem in found if problem is not None]
+
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return the run that an executor of that name has started for another dispatcher.
 
@@ -95,6 +125,26 @@ class Executors:
             with suppress(InvalidValue, ImportError):  # it is left alone then
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
+
+    def work(self) -> list[RunHandle]:
+        """Have every engine do what is due; return the runs with news."""
+        return [run for engine in self._engines() for run in engine.work()]
+
+    def turned(self) -> bool:
+        """Whether an engine has fallen silent, or answers again, since the last call."""
+        before, self._silent = self._silent, [engine for engine in self._engines() if engine.silent]
+        return before != self._silent
+
+    def due_ns(self) -> int | None:
+        """Return when an engine has something to do by itself, on the monotonic clock."""
+        return min((due for engine in self._engines() if (due := engine.due_ns()) is not None), default=None)
+
+    def descriptors(self) -> frozenset[int]:
+        """Return what is readable when :meth:`work` has something to do, of the engines that there are by now."""
+        return frozenset(fd for engine in self._engines() if (fd := engine.fileno()) is not None)
+
+    def _engines(self) -> list[Engine]:
+        return [executor.engine for name, executor in self._made.items() if name not in LOCAL_EXECUTORS]
 
     def groups(self, name: str) -> RunGroups | None:
         """Return where the control groups of runs can be made that the executor *name* starts; None: nowhere."""

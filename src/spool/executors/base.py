@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spool.core.errors import SHORTAGES
-from spool.core.lifecycle import Liveness
-from spool.core.model import Jid, Machine
+from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.model import Jid, Machine, Spec
 from spool.formats.wrapper import Surroundings
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import login_environment
@@ -38,6 +38,9 @@ class Launch:
 
     group: RunGroup | None = None
     """The control group that the wrapper enters, as its text says."""
+
+    spec: Spec | None = None
+    """What the job file says, for an engine that is told what the run needs."""
 
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. What the run adds stands in the script.
@@ -73,6 +76,34 @@ class Usage:
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEnd:
+    """How the engine of a run elsewhere says that it has ended."""
+
+    word: EngineWord
+    said: str  # in its own words
+
+
+class Home(Protocol):
+    """The spool whose runs an engine has, for what the engine has to remember of them."""
+
+    @property
+    def root(self) -> str:
+        """Its path."""
+
+    def identity(self) -> str:
+        """Return what tells this spool from every other one."""
+
+    def record(self, name: str, run: int, record: str) -> bytes | None:
+        """Return the content of one record of a run, None if there is none."""
+
+    def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Write one record of a run."""
+
+    def is_void(self, name: str, run: int) -> bool:
+        """Whether a dispatcher took the `jid` of a run, which therefore never starts."""
+
+
 class RunHandle(Protocol):
     """A run that was started or adopted: whether it lives, what is left of it, what it has used.
 
@@ -105,6 +136,18 @@ class RunHandle(Protocol):
     def is_child(self) -> bool:
         """Whether the wrapper is a child of this process, so that SIGCHLD tells of its end."""
 
+    @property
+    def waits(self) -> str | None:
+        """Why it has not begun where it is, in its engine's words; None if it has, or if it is on this machine."""
+
+    @property
+    def ending(self) -> EngineEnd | None:
+        """How its engine says that it has ended; None if it has not, and of a run on this machine."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why its engine takes it neither now nor later, in the engine's words; None if it has not said so."""
+
     def watch(self) -> int | None:
         """Return a new descriptor that is readable once the wrapper has ended; None where there can be none.
 
@@ -136,6 +179,23 @@ class Engine(Protocol):
 
     def machine(self) -> Machine | None:
         """Return what there is for its runs; None: what this machine has."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether :meth:`work` tells of every change, so that nobody has to ask each run."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody answers there, so that nothing can be started."""
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when :meth:`work` has something to do; the same for life."""
+
+    def due_ns(self) -> int | None:
+        """Return when it has something to do by itself, on the monotonic clock."""
+
+    def work(self) -> Collection[RunHandle]:
+        """Do what is due, without waiting for anything; return the runs with news."""
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is who its wrapper said it is, if it has."""

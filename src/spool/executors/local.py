@@ -45,6 +45,7 @@ class LocalRun:
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
+        self.waits = self.ending = self.refusal = None  # no engine has a word of its own about it
         self._group = group
         self._usage = Usage()
         self._told: set[Process] = set()  # these have had TERM
@@ -214,6 +215,9 @@ class LocalRun:
 class LocalProcesses:
     """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
 
+    tells = False  # of what is no child of this process
+    silent = False
+
     def __init__(
         self,
         spool_dir: str = "",
@@ -243,6 +247,16 @@ class LocalProcesses:
 
     def machine(self) -> None:
         """Have only this machine."""
+
+    def fileno(self) -> None:
+        """Have none: SIGCHLD and pidfds tell."""
+
+    def due_ns(self) -> None:
+        """Have nothing to do by itself."""
+
+    def work(self) -> tuple[LocalRun, ...]:
+        """Do nothing."""
+        return ()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""

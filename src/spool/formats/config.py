@@ -20,8 +20,9 @@ from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS
 from spool.core.units import parse_size
-from spool.formats import jobfile, toml
+from spool.formats import jobfile, slurm, toml
 from spool.formats.keys import EXPORTED, MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
@@ -127,6 +128,24 @@ _RULE = KeyTable(
         most=MOST_LOG_LINES),
 )
 
+_SLURM = KeyTable(
+    "SlurmTable",
+    'How jobs with executor = "slurm" are handed to Slurm.',
+    Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
+    Key("account", "word of Slurm", "The account that pays."),
+    Key("qos", "word of Slurm", "The quality of service."),
+    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", default=200,
+        least=1),
+    Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
+        default="10s", least=SHORTEST_NS),
+    Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
+        default=10, least=0.1, most=1000),
+    Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
+    Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
+        'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
+    Key("options", "options of Slurm", "More options of sbatch for every job, such as `--constraint=ib`.", default=()),
+)
+
 CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key is optional; an unknown key is an error.",
@@ -209,6 +228,7 @@ CONFIG = KeyTable(
         "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
         "`gpu_idle_action`, `retry`, `notify` and `env`. Job files stay unchanged, and running jobs keep what they "
         "started with.", default={}),
+    Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
@@ -280,6 +300,7 @@ class Config:
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
     gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # keys that have no effect, and what to write instead
@@ -313,6 +334,7 @@ def parse(data: bytes) -> Config:
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
+    config["slurm"] = SlurmConfig(**found["slurm"])
     config["gpu"] = GpuConfig(**found["gpu"])
     config["gc"] = GcConfig(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
@@ -447,6 +469,8 @@ _KINDS: Kinds = {
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
+    "word of Slurm": lambda key: Kind(Text, slurm.word),
+    "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
 }

@@ -97,7 +97,7 @@ def variables(event: Event) -> dict[str, str]:
         "SPOOL_GPU": event.gpu,
     }
     if grant is not None:
-        found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": len(grant.gpu_uuids)}
+        found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": grant.gpu_count}
         found |= resource_variables(grant)
     if result is not None:
         found |= {

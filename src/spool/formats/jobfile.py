@@ -26,7 +26,7 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import MAX_NAME_LENGTH
+from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH
 from spool.formats import keys, toml, values
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
@@ -163,6 +163,11 @@ def _check_together(reading: Reading) -> None:
         problems.add(("gpu_idle_action",), 'needs "gpu_idle": how long GPUs may be idle before that')
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
+    executor = document.get("executor")
+    if "executor_options" in document and executor in LOCAL_EXECUTORS:
+        problems.add(("executor_options",), f'are for executor = "slurm", and the job says "{executor}"')
+    if document.get("keep_session") is True and executor == "slurm":
+        problems.add(("keep_session",), 'needs executor = "tmux"; a job in Slurm has no session')
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:

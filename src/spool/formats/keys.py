@@ -45,8 +45,8 @@ class Key:
     * `default`: as written in the file; None: no default.
     * `field`: of the model; with a dot from its root, without one within the table's part. By default the key's name,
           plus the unit for a size or duration.
-    * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcut` is a flag that
-          stands for one value: its spelling, the value, its help.
+    * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
+          stand for one value each: the spelling, the value, the help.
     * `also`: how other tools spell the option; accepted, but not listed in the help.
     * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one is meaningless without it.
@@ -65,9 +65,9 @@ class Key:
         option: str = "",
         also: str = "",
         help: str = "",  # noqa: A002  (no other word says it)
-        shortcut: tuple[str, str, str] = ("", "", ""),
+        shortcuts: tuple[tuple[str, str, str], ...] = (),
         words: tuple[str, ...] = (),
-        least: int | None = None,
+        least: float | None = None,
         most: int = MOST,
         examples: Iterable[object] = (),
         needs: str = "",
@@ -83,7 +83,7 @@ class Key:
         self.option = option
         self.also = also
         self.help = help or about.replace("`", "")
-        self.shortcut = shortcut
+        self.shortcuts = shortcuts
         self.words = words
         self.least = least
         self.most = most
@@ -277,7 +277,14 @@ _RUNNING = (
     Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "word", "What runs the job. Default: from the configuration.", words=EXECUTORS,
         option=f"--executor {'|'.join(EXECUTORS)}",
-        shortcut=("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux.")),
+        shortcuts=(
+            ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
+            ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
+        )),
+    Key("executor_options", "options of Slurm",
+        "More options for sbatch, with the executor slurm: `--constraint=ib`. Options that spool sets are refused.",
+        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
+        help="One more option for sbatch, such as --constraint=ib, with the executor slurm. May be repeated."),
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),

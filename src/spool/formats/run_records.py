@@ -34,7 +34,7 @@ VOID_JID = b"void\n"
 
 NS_PER_MS = 1_000_000
 
-_JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: .*)?")
+_JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
 _RC = re.compile(r"[0-9]{1,3}")
 _SUSPENDED = re.compile(r"([0-9]{1,19})(?: ([0-9]{1,19}) ([0-9]{1,19})(?: .*)?)?")
 
@@ -60,8 +60,9 @@ def _word(text: str) -> str:
 
 
 def render_jid(jid: Jid) -> bytes:
-    """Return `PID START_TICKS BOOT_ID PID_NAMESPACE HOST` and a newline; an empty field is `-`."""
-    words = (_word(jid.boot_id), _word(jid.pid_namespace), _word(jid.host))
+    """Return `PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]` and a newline; an empty field is `-`."""
+    words = [_word(jid.boot_id), _word(jid.pid_namespace), _word(jid.host)]
+    words += [] if jid.engine is None else [_word(jid.engine)]
     return f"{jid.pid} {jid.start_ticks} {' '.join(words)}\n".encode(errors="replace")
 
 
@@ -73,8 +74,19 @@ def parse_jid(data: bytes) -> Jid | None:
     match = _JID.fullmatch(line)
     if match is None:
         raise _senseless("jid", data)
-    pid, ticks, boot_id, namespace, host = match.groups()
-    return Jid(int(pid), int(ticks), boot_id, namespace, host)
+    pid, ticks, boot_id, namespace, host, engine = match.groups()
+    return Jid(int(pid), int(ticks), boot_id, namespace, host, engine)
+
+
+def render_engine(engine: str, cluster: str, job_id: str) -> bytes:
+    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id."""
+    return f"{_word(engine)} {_word(cluster)} {_word(job_id)}\n".encode(errors="replace")
+
+
+def parse_engine(data: bytes) -> tuple[str, str, str] | None:
+    """Return the engine, its cluster and the id there; None while the record is not whole, or if it says nothing."""
+    words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
+    return (words[0], words[1], words[2]) if len(words) >= 3 else None
 
 
 def render_rc(code: int) -> bytes:

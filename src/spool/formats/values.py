@@ -21,6 +21,7 @@ from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration, parse_size
+from spool.formats import slurm
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -90,14 +91,14 @@ def one_of(value: str, words: Iterable[str]) -> str:
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 
-def at_least(least: int, parse: Callable[[object], int], text: str) -> int:
+def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
     """Return the size or duration *text*, which *parse* reads, if it is not less than *least*."""
     amount = parse(text)
     if amount >= least:
         return amount
     if least == 1:
         raise InvalidValue(f"{show(text)} is zero; remove the key, or set more than zero")
-    raise InvalidValue(f"{show(text)} is too short; the minimum is {least // 1_000_000}ms")
+    raise InvalidValue(f"{show(text)} is too short; the minimum is {int(least) // 1_000_000}ms")
 
 
 def several(names: Names) -> tuple[str, ...]:
@@ -414,6 +415,7 @@ KINDS: Kinds = {
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, key),
     "duration": lambda key: _amount(Duration, parse_duration, key),
+    "options of Slurm": lambda key: Kind(tuple[str, ...], slurm.allowed),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
 }
 """The kinds of values that more than one file has."""

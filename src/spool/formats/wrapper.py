@@ -91,6 +91,15 @@ _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSurroundings:
+    """Where a wrapper on a cluster finds out who it is: the variables of its environment that say so."""
+
+    engine: str
+    node_variable: str
+    id_variable: str
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What the wrapper has to know of the machine and of the executor that starts it."""
 
@@ -103,6 +112,7 @@ class Surroundings:
     reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
     terminal: bool = False  # stdin is a terminal of the run's own
     open_files: int | None = None  # how many the run may have open; None: as many as the wrapper
+    engine: EngineSurroundings | None = None  # of a run on a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,9 @@ def _hole(a: Assignments) -> str:
     values |= {
         name: _not_an_option(text) for name, text in (("init", a.init), ("prep", a.prep), ("end", a.end)) if text
     }
+    if around.engine is not None:
+        values |= {"engine": around.engine.engine, "node_in": around.engine.node_variable}
+        values["id_in"] = around.engine.id_variable
     if ~a.umask & 0o022:
         values["umask"] = f"{a.umask:04o}"
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}

@@ -12,6 +12,8 @@ unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
 spool_told=${1-} # told: who this process is comes on stdin; ready: the same, and nothing begins before
 spool_metadir='' # the directory of this run, absolute, as are all paths here
 spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
+spool_engine='' # of a run on a cluster: its engine, and the variables that say which node this is and which id it has
+spool_node_in='' spool_id_in=''
 spool_workdir='/'
 spool_stdin='/dev/null' # empty: as this script has it
 spool_stdout=''         # appended to; empty: as this script has it
@@ -89,8 +91,9 @@ spool_listen() {
     trap 'spool_signal USR2 0' USR2
 }
 
-# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST". A shell reads /proc byte by
-# byte, which takes longer than its own start; so the process that started this one may have sent "PID START_TICKS".
+# spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads
+# /proc byte by byte, which takes longer than its own start; so the process that started this one may have sent
+# "PID START_TICKS".
 spool_identify() {
     spool_pid='' spool_ticks=''
     # What is cut off before the end of its line may be the beginning of another number.
@@ -115,6 +118,11 @@ spool_identify() {
         spool_ticks=${20}
     fi
     spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host"
+    if [ -n "$spool_engine" ]; then
+        eval "spool_host=\${$spool_node_in:-unknown} spool_id=\${$spool_id_in:-unknown}"
+        # shellcheck disable=SC2154  # eval sets it
+        spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host $spool_engine:$spool_id"
+    fi
 }
 
 # spool_find PROGRAM: true if it can be executed; else spool_code is 126 or 127 and spool_why says why.

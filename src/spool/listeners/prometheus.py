@@ -18,7 +18,10 @@ from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
 from spool.version import __version__
 
-_WAITING = (State.QUEUED, State.HELD, State.STARTING, State.RUNNING, State.STOPPING, State.INVALID)
+_WAITING = (
+    *(State.QUEUED, State.HELD, State.SUBMITTED),
+    *(State.STARTING, State.RUNNING, State.STOPPING, State.INVALID),
+)
 _AGAIN = ("retry", "requeue", "hold")
 _MESSAGES = ("delivered", "failed", "given_up")
 

@@ -167,6 +167,8 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
 
     In the same boot and pid namespace the host's name does not matter: it may have been changed since.
     """
+    if jid.engine is not None:
+        return Liveness.ELSEWHERE  # its engine is asked, even if this is the very node that it is on
     if jid.boot_id != boot_id(proc=proc):
         return Liveness.REBOOTED if jid.host == (here or host()) else Liveness.ELSEWHERE
     if jid.pid_namespace != pid_namespace(proc=proc):

@@ -41,6 +41,7 @@ _DAY_SHARE = 100  # adding up the last day may use one part in N of a processor
 _HEAD = 256  # bytes of state.json: they hold when it was written
 _HOUR_NS = 3600 * SECOND_NS
 _RUNS = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
+_WAIT = frozenset({State.QUEUED, State.SUBMITTED})
 _BIG = 1 << 62
 
 
@@ -128,7 +129,7 @@ class PageContent:
     @property
     def active(self) -> int:
         """How many jobs wait or run."""
-        return sum(self.counts.get(state, 0) for state in (State.QUEUED, *_RUNS))
+        return sum(self.counts.get(state, 0) for state in (*_WAIT, *_RUNS))
 
 
 class ContentReader:
@@ -158,7 +159,7 @@ class ContentReader:
         view = self._view
         jobs = view.jobs if view is not None else {}
         rows = {name: row_of_view(name, _state(each), each) for name, each in jobs.items()}
-        waiting = [row for row in rows.values() if row.state is State.QUEUED]
+        waiting = [row for row in rows.values() if row.state in _WAIT]
         held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
         active = sorted((row for row in rows.values() if row.state in _RUNS), key=_by_start)
         real = [row for row in rows.values() if not jobs[row.name].array]
@@ -346,7 +347,7 @@ def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserD
             running[user] += 1
             cpu_ns[user] += ran_ns * (row.cpus or 0)
             gpu_ns[user] += ran_ns * (row.gpus or 0)
-        elif row.state is State.QUEUED:
+        elif row.state in _WAIT:
             waiting[user] += 1
     users = []
     for user in {*ended, *running, *waiting}:

@@ -154,7 +154,9 @@ def _script() -> Markup:
 
 def _summary(content: PageContent) -> str:
     running = sum(content.counts.get(state, 0) for state in (State.RUNNING, State.STARTING, State.STOPPING))
-    return f"{running} running, {content.counts.get(State.QUEUED, 0)} waiting"
+    submitted = content.counts.get(State.SUBMITTED, 0)
+    there = f"{submitted} submitted, " if submitted else ""
+    return f"{running} running, {there}{content.counts.get(State.QUEUED, 0)} waiting"
 
 
 def _header(content: PageContent) -> Markup:
@@ -213,6 +215,8 @@ def _tiles(content: PageContent) -> Markup:
     running = sum(counts.get(state, 0) for state in (State.RUNNING, State.STARTING, State.STOPPING))
     tiles = [_tile("running", str(running)), _tile("waiting", str(counts.get(State.QUEUED, 0)))]
     held, invalid = counts.get(State.HELD, 0), counts.get(State.INVALID, 0)
+    if submitted := counts.get(State.SUBMITTED, 0):
+        tiles.insert(1, _tile("submitted", str(submitted)))
     if held:
         tiles.append(_tile("held", str(held)))
     if invalid:
@@ -412,8 +416,8 @@ def _waiting(title: str, jobs: Shown, now_ns: int, otherwise: str | None) -> Mar
     for job in jobs.jobs:
         row = job.row
         marks = [tag("span", f"{job.count} tasks", class_="tag")] if job.count > 1 else []
-        if row.state is State.INVALID:
-            marks.append(tag("span", "invalid", class_="tag"))
+        if row.state in (State.INVALID, State.SUBMITTED):
+            marks.append(tag("span", row.state.value, class_="tag"))
         waited_ns = row.time_ns(now_ns)
         since = tag("td", show_duration(max(0, waited_ns)) if waited_ns is not None else "", class_="n", data_l="for")
         name = tag("td", _named(job.name), *marks, class_="name")

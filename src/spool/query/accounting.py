@@ -11,10 +11,10 @@ from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidValue, NoSuchJob, cannot
-from spool.core.lifecycle import Verdict, shown
+from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.formats.moments import understood
-from spool.formats.run_records import ArrayRecord
+from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.formats.values import moment_or_delay
 from spool.machine import processes
 from spool.machine.processes import MachineProber
@@ -126,7 +126,7 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
         state=result.outcome,
         cpus=grant.cpus,
         memory_bytes=grant.memory_bytes,
-        gpus=len(grant.gpu_uuids),
+        gpus=grant.gpu_count,
         gpu_memory_bytes=grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
         started=result.started_at_ns is not None,
@@ -149,16 +149,17 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     used = MeasuredRun(
         job=name,
         run=run,
-        state=proof.outcome or shown(proof, filed=False, stop=spool.stop(name, run))[0] or State.RUNNING,
+        state=proof.outcome or _shown(spool, proof, grant) or State.RUNNING,
         cpus=grant.grant.cpus,
         memory_bytes=grant.grant.memory_bytes,
-        gpus=len(grant.grant.gpu_uuids),
+        gpus=grant.grant.gpu_count,
         gpu_memory_bytes=grant.grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
     )
     if used.gpus and (watch := spool.gpu_watch(name, run)) is not None:
         used = replace(used, gpu_use=watch.known)
-    if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or grant.granted_at_ns is None:
+    began_ns = spool.ran_from_ns(grant)
+    if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
         return RunEfficiency(
             used, efficiency(used), runs
         )  # to be filed by a dispatcher, which says when it ended; or far away
@@ -168,10 +169,15 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     now_ns = time.time_ns()
     used = replace(
         used,
-        run_time_ns=max(0, now_ns - grant.granted_at_ns - spool.suspension(name, run).total_ns(now_ns)),
+        run_time_ns=max(0, now_ns - began_ns - spool.suspension(name, run).total_ns(now_ns)),
         cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
+
+
+def _shown(spool: Spool, proof: Proof, grant: GrantRecord) -> State | None:
+    stop = spool.stop(grant.job, grant.run)
+    return shown(proof, filed=False, stop=stop, submitted=spool.submitted(grant))[0]
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

@@ -14,6 +14,8 @@ from spool.core.lifecycle import Verdict, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem
 from spool.formats import jobfile
+from spool.formats.run_records import GrantRecord
+from spool.formats.state import JobView
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
@@ -36,6 +38,7 @@ class RunDetails:
     stdout: str
     stderr: str | None
     executor: str | None
+    engine_id: str | None  # of the run in the engine of another machine, as Slurm's job id
     pid: int | None
     submitted_at_ns: int | None
     started_at_ns: int | None
@@ -108,7 +111,8 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     expected = (
         _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
     )
-    shown = tuple(_run(spool, name, each, prober) for each in runs if run is None or each == run)
+    said = lister.state.jobs.get(name) if lister.state is not None else None
+    shown = tuple(_run(spool, name, each, prober, said) for each in runs if run is None or each == run)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -164,13 +168,26 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
     return OtherFile(row, path, text.decode("utf-8", "replace") if text is not None else None)
 
 
-def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails:
+def _submitted(spool: Spool, grant: GrantRecord | None, said: JobView | None) -> str | None:
+    """Return what a run waits for where it was handed to, as the dispatcher has heard; None for every other run.
+
+    *said* is what the dispatcher said last of the job.
+    """
+    submitted = spool.submitted(grant)
+    if submitted is None or grant is None or said is None or (said.run, said.state) != (grant.run, State.SUBMITTED):
+        return submitted
+    return said.reason or submitted
+
+
+def _run(spool: Spool, name: str, run: int, prober: MachineProber, said: JobView | None) -> RunDetails:
     result: Result | None = spool.result(name, run)
     grant = spool.grant(name, run)
-    proof = spool.prove(name, run, prober)
     stop = spool.stop(name, run)
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
-    state, reason = shown(proof, filed=result is not None, stop=stop)
+    proof = spool.prove(name, run, prober)
+    state, reason = shown(proof, filed=result is not None, stop=stop, submitted=_submitted(spool, grant, said))
+    if proof.verdict is Verdict.UNREACHABLE and said is not None and said.run == run:
+        reason = said.reason  # the dispatcher asks the engines of runs elsewhere
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
     if result is not None:
@@ -198,11 +215,12 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber) -> RunDetails
         stdout=where.stdout or os.path.join(metadir, layout.JOB_LOG),
         stderr=where.stderr,
         executor=grant.executor if grant is not None else None,
+        engine_id=engine[2] if (engine := spool.engine(name, run)) is not None else None,
         pid=getattr(jid, "pid", None),
         submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
         started_at_ns=result.started_at_ns
         if result is not None
-        else grant.granted_at_ns
+        else spool.ran_from_ns(grant)
         if grant is not None
         else None,
         ended_at_ns=result.ended_at_ns if result is not None else None,

@@ -25,6 +25,7 @@ from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
+from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, show_size
 from spool.executors import by_name
 from spool.formats import config
@@ -332,6 +333,9 @@ def _runs(subject: Subject) -> Findings:
             continue
         verdict = subject.spool.prove(name, run, prober).verdict
         if verdict is Verdict.UNREACHABLE:
+            grant = subject.spool.grant(name, run)
+            if grant is not None and grant.executor not in LOCAL_EXECUTORS:
+                continue  # its engine judges it
             problems += 1
             text = f"run {run} of {name} belongs to another host or container and cannot be judged here"
             remedy = "if that host no longer exists, add it to `other_hosts_gone` in config.toml"

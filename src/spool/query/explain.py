@@ -48,6 +48,8 @@ class Explanation:
     dispatcher: bool
     last_said: str  # the reason in `state.json`
     at_ns: int
+    engine: str | None = None  # that it was handed to, and waits in; it alone knows when the job starts
+    engine_id: str | None = None  # of the job there, once it is known
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -55,6 +57,8 @@ def why(spool: Spool, name: str) -> Explanation:
     places = spool.places(name)
     if QUEUED not in places and HELD not in places:
         if RUNNING in places or spool.is_stopping(name):
+            if (submitted := _submitted(spool, name)) is not None:
+                return submitted
             raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
@@ -98,6 +102,36 @@ def why(spool: Spool, name: str) -> Explanation:
         dispatcher=lister.dispatcher,
         last_said=said.reason if said is not None else "",
         at_ns=seen.now_ns,
+    )
+
+
+def _submitted(spool: Spool, name: str) -> Explanation | None:
+    """Return why a job waits where it was handed to; None if it does not. When it begins only its engine knows."""
+    lister = JobLister(spool)
+    row = next(iter(lister.listing(only=lambda other: other == name).rows), None)
+    if row is None or row.state is not State.SUBMITTED or row.run is None:
+        return None
+    grant, known = spool.grant(name, row.run), spool.engine(name, row.run)
+    return Explanation(
+        name=name,
+        place=RUNNING,
+        beside=(),
+        reasons=(PendingReason("submitted", row.reason),),
+        start_at_ns=None,
+        must_end=(),
+        start_is_guess=False,
+        expected_run_ns=None,
+        expected="",
+        score=None,
+        standing="",
+        behind=None,
+        behind_score=None,
+        ahead=0,
+        dispatcher=lister.dispatcher,
+        last_said=row.reason,
+        at_ns=lister.at_ns,
+        engine=grant.executor if grant is not None else None,
+        engine_id=known[2] if known is not None else None,
     )
 
 

@@ -65,7 +65,7 @@ class _Seer:
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield each thing that is doubtful about one job."""
         executor = spec.executor or self._usual_executor()
-        problem = self._executor_problem(executor)
+        problem = self._executor_problem(executor, spec)
         if problem is not None:
             yield f"cannot start: {problem}"
         elif executor in LOCAL_EXECUTORS:
@@ -74,12 +74,12 @@ class _Seer:
         yield from self._undelivered(spec)
         yield from self._unknown(name, spec)
 
-    def _executor_problem(self, executor: str) -> str | None:
-        if executor == "process":
+    def _executor_problem(self, executor: str, spec: Spec) -> str | None:
+        if executor == "process" and not spec.executor_options:
             return None
         from spool.executors import Executors
 
-        return Executors(lambda: executor).problem(executor)
+        return Executors(lambda: executor).problem_of(spec)
 
     def _never_fits(self, name: str, spec: Spec) -> Iterator[str]:
         request = spec.request

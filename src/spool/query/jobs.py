@@ -41,7 +41,7 @@ _MAX_STATE = 1 << 30
 _FITTING = {
     QUEUED: frozenset({State.QUEUED, State.INVALID, State.STOPPING}),
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
-    RUNNING: frozenset({State.RUNNING, State.STOPPING}),
+    RUNNING: frozenset({State.SUBMITTED, State.RUNNING, State.STOPPING}),
 }
 
 
@@ -125,7 +125,7 @@ class JobLister:
 
     def __init__(self, spool: Spool, now_ns: int | None = None) -> None:
         self._spool = spool
-        self._now_ns = time.time_ns() if now_ns is None else now_ns
+        self.at_ns = self._now_ns = time.time_ns() if now_ns is None else now_ns
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
@@ -230,8 +230,10 @@ class JobLister:
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
             state = _word(view.state)
-            if state is State.RUNNING and self._spool.is_stopping(name):
+            if state in (State.SUBMITTED, State.RUNNING) and self._spool.is_stopping(name):
                 return self._read(name, place)  # since the dispatcher has spoken
+            if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
+                return self._read(name, place)  # it has begun since
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
@@ -271,7 +273,8 @@ class JobLister:
         if array is not None:
             state, reason = State.RUNNING, f"{array.tasks} tasks"
         elif proof is not None and run is not None:
-            found, reason = shown(proof, filed=False, stop=spool.stop(name, run))
+            submitted = spool.submitted(grant)
+            found, reason = shown(proof, filed=False, stop=spool.stop(name, run), submitted=submitted)
             state = found or state
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
@@ -285,7 +288,7 @@ class JobLister:
             attempt=grant.attempt if grant else None,
             user=(grant.user if grant else None) or user,
             submitted_at_ns=grant.submitted_at_ns if grant else None,
-            started_at_ns=grant.granted_at_ns if grant else None,
+            started_at_ns=spool.ran_from_ns(grant) if grant else None,
             reason=reason,
             suspended_ns=suspension.before_ns,
             suspended_at_ns=suspension.since_ns,
@@ -436,12 +439,13 @@ class JobRow:
 
 
 _RANKS = {
-    State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.QUEUED: 1, State.HELD: 2, State.INVALID: 3,
+    State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.SUBMITTED: 1, State.QUEUED: 2, State.HELD: 3,
+    State.INVALID: 4,
 }  # fmt: skip
 _BIG = 1 << 62
 ORDERS: dict[str, Callable[[JobRow], Any]] = {
     "name": lambda row: natural(row.name),
-    "state": lambda row: (_RANKS.get(row.state, 4), row.state, natural(row.name)),
+    "state": lambda row: (_RANKS.get(row.state, 5), row.state, natural(row.name)),
     "priority": lambda row: (-(row.priority or 0), row.submitted_at_ns or _BIG),
     "submitted": lambda row: row.submitted_at_ns or _BIG,
     "started": lambda row: row.started_at_ns or _BIG,

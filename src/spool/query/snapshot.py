@@ -65,7 +65,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = SchedulerState(executors=Executors(lambda: settings.executor))
+    table = SchedulerState(executors=Executors(lambda: settings.executor, config=lambda: settings.config))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _load_arrays(spool, table, memory, now_ns)
@@ -165,6 +165,8 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, default
         stop=spool.stop(name, run) or memory.stopping.get((name, run)),
         inode=record.inode or 0,
     )
+    if live.elsewhere is not None and (at_ns := spool.ran_from_ns(record)) is not None:
+        live.began_elsewhere(at_ns, boot_ns=0)
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
         live.outlived()

@@ -154,6 +154,7 @@ class WaitStatus:
     total: int
     ended: int
     bad: int  # of those that have ended
+    submitted: int  # that wait where they were handed to
     running: int
     only: JobRow | None  # the one job, where it is one
     end_at_ns: int | None  # when all of them are expected to have ended; None: nobody can tell
@@ -187,6 +188,7 @@ class WaitWatch:
             total=len(rows),
             ended=ended,
             bad=sum(row.state in _BAD for row in rows),
+            submitted=sum(row.state is State.SUBMITTED for row in rows),
             running=sum(row.state in (State.RUNNING, State.STARTING, State.STOPPING) for row in rows),
             only=rows[0] if len(rows) == 1 else None,
             end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
@@ -223,6 +225,8 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
     last_ns = 0
     for name in names:
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
+        if run is not None and run.submitted:
+            return None  # its engine alone knows when it begins
         if run is not None:
             start_ns = run.started_at_ns + run.suspension.total_ns(now_ns)
             expected = run_times.of_run(run)

@@ -269,7 +269,7 @@ def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow
     for row in JobLister(spool, now_ns).listing(recent=0).rows:
         if row.place == RUNNING and row.run is not None and wanted.wants(row):
             record = spool.grant(row.name, row.run)
-            if record is not None and record.granted_at_ns is not None and record.granted_at_ns <= now_ns:
+            if record is not None and row.started_at_ns is not None and row.started_at_ns <= now_ns:
                 found.append((row, record))
     return found
 
@@ -303,7 +303,7 @@ def _of_record(row: JobRow, record: GrantRecord, ready_ns: int | None, group: st
         group=group,
         executor=record.executor,
         ready_at_ns=ready_ns,
-        started_at_ns=record.granted_at_ns or 0,
+        started_at_ns=row.started_at_ns or 0,
         ended_at_ns=None,
         cpus=record.grant.cpus,
         gpus=record.grant.gpu_uuids,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from spool.core.errors import InvalidRecord
-from spool.core.model import Policy, Result
+from spool.core.model import Grant, Policy, Result
+from spool.core.names import LOCAL_EXECUTORS
 from spool.core.priority import Past
 from spool.formats.history import parse_history_line
 from spool.state.run import ActiveRun
@@ -45,6 +47,12 @@ class Remembered:
             self._table.past.learn(live.user, live.result)
 
 
+def _grant(result: Result) -> Grant:
+    if result.executor is None or result.executor in LOCAL_EXECUTORS:
+        return result.grant
+    return replace(result.grant, gpus_elsewhere=result.request.gpus)
+
+
 def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
     """Return what the newest runs in the history teach."""
     past = Past(policy)
@@ -60,7 +68,8 @@ def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
     for result in reversed(known):
         user = result.user or ""
         if result.started_at_ns is not None and result.ended_at_ns is not None:
-            past.begin(user, result.project, result.grant, result.started_at_ns)
-            past.end(user, result.project, result.grant, max(result.ended_at_ns, result.started_at_ns))
+            grant = _grant(result)
+            past.begin(user, result.project, grant, result.started_at_ns)
+            past.end(user, result.project, grant, max(result.ended_at_ns, result.started_at_ns))
         past.learn(user, result)
     return past

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
-from spool.core.lifecycle import Proof, Verdict
+from spool.core.lifecycle import Proof, Verdict, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
     Grant,
@@ -29,6 +29,8 @@ from spool.formats.run_records import GrantRecord
 from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
+
+_MOST_FAILURES = 3  # of an engine to start a job, in a row
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +74,9 @@ class ActiveRun:
     processes_gone: bool = False  # verified: nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
+    begun_at_ns: int | None = None  # when its wrapper spoke, on another machine
+    told: str = ""  # what kept it waiting there when that was last heard
+    held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled
     suspension: Suspension = NOT_SUSPENDED
@@ -108,6 +113,29 @@ class ActiveRun:
         return None if self.executor in LOCAL_EXECUTORS else self.executor
 
     @property
+    def submitted(self) -> str | None:
+        """Return what keeps it waiting where it was handed to; None if it has begun, or runs on this machine."""
+        if self.elsewhere is None or self.begun_at_ns is not None:
+            return None
+        return (self.handle.waits if self.handle is not None else None) or handed_to(self.elsewhere)
+
+    @property
+    def gives_up_boot_ns(self) -> int | None:
+        """Return when it has waited there for too long, on the clock since boot; None: never, or it has begun.
+
+        What an earlier dispatcher has let it wait in the queue is not known.
+        """
+        allowed_ns = self.spec.scheduling_timeout_ns
+        if allowed_ns is None or self.submitted is None:
+            return None
+        return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
+
+    @property
+    def ran_from_ns(self) -> int | None:
+        """Return when it began to run; None if it has not: it waits on the machine that it was handed to."""
+        return self.started_at_ns if self.elsewhere is None else self.begun_at_ns
+
+    @property
     def jid(self) -> Jid | None:
         """Return its wrapper's identity, None until it is known."""
         return self.handle.jid if self.handle is not None else None
@@ -134,6 +162,16 @@ class ActiveRun:
     def began(self, boot_ns: int) -> None:
         """Learn when it began, on the clock since boot."""
         self.started_boot_ns = boot_ns
+
+    def heard(self) -> bool:
+        """Take in what keeps it waiting where it was handed to; return whether that is news."""
+        before, self.told = self.told, self.submitted or ""
+        return self.told != before
+
+    def began_elsewhere(self, at_ns: int, boot_ns: int) -> None:
+        """Learn that its wrapper has spoken on another machine, and when."""
+        self.begun_at_ns = at_ns
+        self.began(boot_ns)
 
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
@@ -256,6 +294,17 @@ class ActiveRun:
         self.refusal = self.refusal or why
         self.resolved(Proof(Verdict.VOID))
 
+    def taken_back_by_engine(self, refusal: str | None) -> None:
+        """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
+        self.held_because = refusal or ""
+        self.resolved(Proof(Verdict.VOID))
+
+    def not_begun_elsewhere(self, failure: str) -> None:
+        """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
+        if failure and self.refused.times + 1 >= _MOST_FAILURES:
+            self.held_because = failure
+        self.refused_by_machine(failure or None)
+
     @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
@@ -266,10 +315,11 @@ class ActiveRun:
             self.user,
             self.spec,
             self.grant,
-            self.started_at_ns,
+            self.ran_from_ns or self.started_at_ns,
             self.attempts.attempt,
             stopping,
             elsewhere=self.elsewhere,
+            submitted=self.submitted is not None,
             suspension=self.suspension,
         )
 
@@ -285,11 +335,14 @@ class ActiveRun:
         inode: int,
     ) -> ActiveRun:
         """Return a run that another dispatcher has started, as its records show it."""
+        grant = record.grant
+        if record.executor not in LOCAL_EXECUTORS:
+            grant = replace(grant, gpus_elsewhere=spec.request.gpus)
         return cls(
             name=record.job,
             run=record.run,
             spec=spec,
-            grant=record.grant,
+            grant=grant,
             user=record.user or this_user(),
             wait=QueueTime(record.submitted_at_ns or granted_at_ns),
             attempts=Attempts(record.attempt, record.requeues),

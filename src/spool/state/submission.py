@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import PREEMPTED, Liveness
 from spool.core.model import (
     SECOND_NS,
     Result,
@@ -49,6 +49,10 @@ class QueueTime:
             waited_ns = self.waited_ns_before + max(0, since_ns - self.clock_at_ns)
             return QueueTime(self.arrived_at_ns, waited_ns, None)
         return self
+
+    def waited_ns(self, now_ns: int) -> int:
+        """Return how long it has waited by then."""
+        return self.waited_ns_before + (max(0, now_ns - self.clock_at_ns) if self.clock_at_ns is not None else 0)
 
     def line(self, name: str) -> journal.Waits:
         """Return what the journal says of it, of the job *name*."""
@@ -100,7 +104,7 @@ NO_BACKOFF = StartBackoff()
 
 def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
     """Return how far a submission has come after a run that is not its last."""
-    requeued = result.again == "requeue" and stopped_by is None
+    requeued = result.again == "requeue" and stopped_by is None and not result.reason.startswith(PREEMPTED)
     return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
 
 

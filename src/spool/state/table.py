@@ -92,13 +92,15 @@ class SchedulerState:
         counted = self.runs.get(live.name)
         if counted is not None and counted.run != live.run:
             counted = None
-        if live.holds_room and live.key in self.live:
-            run = live.running
-            if counted is None:
+        run = live.running if live.holds_room and live.key in self.live else None
+        used, uses = (each is not None and not each.submitted for each in (counted, run))
+        if run is not None:
+            if uses and not used:
                 self.past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
             self.runs.put(run)
         elif counted is not None:
             self.runs.remove(live.name)
+        if used and not uses and counted is not None:
             at_ns = max(live.ended_at_ns or time.time_ns(), counted.started_at_ns)
             self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)
 
@@ -107,7 +109,8 @@ class SchedulerState:
         self.past = past
         self.runs.learn_from(past.run_times)
         for run in self.runs.values():
-            past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
+            if not run.submitted:
+                past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
 
     def view(
         self,
@@ -374,6 +377,6 @@ class SchedulerState:
             attempt=job.attempts.attempt,
             not_before_ns=max(retry_ns, job.refused.until_ns) or None,
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
-            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem(file.spec.executor),
+            executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem_of(file.spec),
             elsewhere=self.executors.elsewhere(file.spec.executor),
         )

@@ -44,6 +44,7 @@ class LockedSpool(Spool):
         self._last_runs_seen: tuple[int, int] | None = None
         self._staged = 0
         self._spares: list[str] = []  # files that hold room
+        self._identity: str | None = None
 
     def release(self) -> None:
         """Let go of the lock; the object is of no use afterwards."""
@@ -321,17 +322,30 @@ class LockedSpool(Spool):
         except InvalidRecord:
             return None
 
+    # Engines.
+
+    def identity(self) -> str:
+        """Return what tells this spool from every other one, by which engines know its jobs; made when first asked."""
+        if self._identity is None:
+            path = self.layout.at(layout.IDENTITY)
+            text = (read_record(path) or b"").decode("ascii", "replace").strip()
+            if re.fullmatch(r"[0-9a-f]{16}", text) is None:  # none yet, or a power cut has emptied it
+                text = os.urandom(8).hex()
+                self.disk.put(path, f"{text}\n".encode(), durable=True)
+            self._identity = text
+        return self._identity
+
     # Telling users what is wrong with a file.
 
-    def hold_because(self, name: str, why: str) -> bool:
-        """Move a waiting job to `held/`, and say why there; False if another job of its name lies there."""
+    def hold_because(self, name: str, why: str, place: str = layout.QUEUED) -> bool:
+        """Move a job from *place* to `held/`, and say why there; False if another job of its name lies there."""
         path, target = self.layout.reason_file(name), self.layout.job_file(layout.HELD, name)
         if status_of(target) is not None:
             return False
         # In this order a crash leaves a reason without a job, which the next scan takes away.
         self.disk.put(path, f"{why}\n".encode())
         try:
-            self.disk.move(self.layout.job_file(layout.QUEUED, name), target)
+            self.disk.move(self.layout.job_file(place, name), target)
         except FileExistsError:
             self.disk.discard(path)
             return False

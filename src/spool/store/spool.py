@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -26,9 +26,10 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
-from spool.formats.run_records import ArrayRecord, parse_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 
@@ -246,6 +247,10 @@ class Spool:
             return []
         return [name for name in map(layout.job_of_suspend_file, listed) if name is not None]
 
+    def is_void(self, name: str, run: int) -> bool:
+        """Whether a dispatcher took the jid of a run, which therefore never starts."""
+        return self.jid(name, run) is Liveness.VOID
+
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whatever became of its jid."""
         traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
@@ -270,6 +275,28 @@ class Spool:
             jid = None
         return Liveness.ABSENT if jid is None else jid
 
+    def spoke_at_ns(self, name: str, run: int) -> int | None:
+        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
+        status = status_of(self.layout.record(name, run, layout.JID))
+        spoke = status is not None and status.st_size > len(run_records.VOID_JID)
+        return status.st_mtime_ns if status is not None and spoke else None
+
+    def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
+        """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
+        return self._parsed(name, run, layout.ENGINE, run_records.parse_engine)
+
+    def ran_from_ns(self, record: GrantRecord) -> int | None:
+        """Return when a run began: it was started here, or its wrapper has spoken elsewhere; None if it has not."""
+        if record.executor in LOCAL_EXECUTORS:
+            return record.granted_at_ns
+        return self.spoke_at_ns(record.job, record.run)
+
+    def submitted(self, record: GrantRecord | None) -> str | None:
+        """Return that a run waits where it was handed to; None if it has begun, or was started here."""
+        if record is None or record.executor in LOCAL_EXECUTORS or self.ran_from_ns(record) is not None:
+            return None
+        return handed_to(record.executor)
+
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
         """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
         jid = self.jid(name, run)
@@ -278,7 +305,9 @@ class Spool:
             if jid is Liveness.ABSENT:
                 grant = self.grant(name, run)
                 host = grant.host if grant is not None else None
-                if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
+                if grant is not None and grant.executor not in LOCAL_EXECUTORS:
+                    pass  # it may wait there for days, whatever is restarted here meanwhile
+                elif grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
                     if self.has_begun(name, run):  # somebody has removed the jid
                         liveness = Liveness.GONE
                 elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine
-from spool.executors import Launch, Usage
-from spool.executors.local import LocalProcesses
+from spool.executors import EngineEnd, Launch, Usage
 from spool.formats import run_records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -30,9 +29,13 @@ class FakeRun:
     jid: Jid | None = None
     obeys: bool = True  # it ends when it is asked to
     gone: bool = False
+    absent: bool = False  # the engine says that it never had it
     asked: list[str] = field(default_factory=list)  # which signals it was sent
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
+    waits: str | None = None
+    said: EngineEnd | None = None  # how the engine calls its end
+    refusal: str | None = None
     is_child: bool = False
     holds_memory: bool = True
 
@@ -55,9 +58,14 @@ class FakeRun:
         """Return the wrapper's identity."""
         self.jid = jid
 
+    @property
+    def ending(self) -> EngineEnd | None:
+        """Say how it ended: as the test says, or that there is no more to say than what it left."""
+        return (self.said or EngineEnd(EngineWord.FORGOTTEN, "it is gone")) if self.gone else None
+
     def liveness(self) -> Liveness:
         """Return that it is alive, whether it has begun or waits there."""
-        return Liveness.GONE if self.gone else Liveness.ALIVE
+        return Liveness.ABSENT if self.absent else Liveness.GONE if self.gone else Liveness.ALIVE
 
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
@@ -88,8 +96,10 @@ class FakeEngine:
     has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
     problem: ClassVar[str | None] = None
 
-    def __init__(self, local: LocalProcesses | None = None) -> None:
-        """Use nothing of this machine."""
+    tells = silent = False
+
+    def __init__(self, *made_with: object) -> None:
+        """Use nothing of this machine, the configuration or the spool."""
 
     # What an executor does.
 
@@ -130,6 +140,16 @@ class FakeEngine:
     def machine(self) -> Machine:
         """Return what it has for all its runs."""
         return self.has
+
+    def fileno(self) -> None:
+        """Have none."""
+
+    def due_ns(self) -> None:
+        """Have nothing to do by itself."""
+
+    def work(self) -> tuple[FakeRun, ...]:
+        """Do nothing: each run is asked."""
+        return ()
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""

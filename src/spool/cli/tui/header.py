@@ -58,6 +58,7 @@ def _title(seen: Overview | None, root: str, width: int) -> Text:
 def _counts(seen: Overview) -> str:
     kinds = (
         ("running", (State.RUNNING, State.STARTING, State.STOPPING)),
+        ("submitted", (State.SUBMITTED,)),
         ("queued", (State.QUEUED,)),
         ("held", (State.HELD,)),
         ("invalid", (State.INVALID,)),

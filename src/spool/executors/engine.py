@@ -1,0 +1,696 @@
+"""The runs of a cluster, whatever its engine is: handed over once, found again, and never concluded from silence.
+
+An engine is three commands and a table (:class:`Language`): submit, look, cancel, and what its words mean. The rest is
+here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that one whose submission has not answered is
+found again in the engine's own list. What two answers of the engine do not have was never submitted. The commands run
+in a helper process, so nothing here waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from spool.core import layout
+from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.model import SECOND_NS, Jid, Machine
+from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.process import reset_of_ignored_signals
+from spool.formats.run_records import parse_engine, render_engine
+from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.machine.commands import Command, CommandEnd, CommandRunner
+
+log = logging.getLogger(__name__)
+
+GRACE_NS = 120 * SECOND_NS
+"""This long an exit code may stay unseen after the end: caches of network file systems are up to a minute old."""
+
+QUICK_NS, FEW = 2 * SECOND_NS, 20  # asked this often while no more than FEW are there
+_LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
+_SURE = 2  # answers without a job before it is not there
+_BURST_S = 10  # seconds' worth of submissions that may come at once
+_SENT = 8  # submissions on their way at once
+_IDS = 200  # of one cancel
+_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
+_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
+_PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePolicy:
+    """How an engine is used, as the configuration says."""
+
+    poll_ns: int
+    per_second: float
+    most: int  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One job in the engine's list."""
+
+    id: str
+    mark: str
+    said: str  # its state, in the engine's words
+    begun: bool = False
+    word: EngineWord | None = None  # None: it has not ended
+    node: str = ""
+
+
+class Language(Protocol):
+    """How one engine is spoken to. The functions are pure: they make commands, and read what these have answered."""
+
+    name: str
+    """The word for it in job files and records."""
+
+    title: str
+    """What people call it."""
+
+    surroundings: EngineSurroundings
+
+    def policy(self) -> EnginePolicy:
+        """Return how it is used now."""
+
+    def missing(self) -> str | None:
+        """Return why it cannot be spoken to from here at all; None if it can."""
+
+    def identify(self) -> Command:
+        """Return the question which cluster this is."""
+
+    def cluster(self, done: CommandEnd) -> str | None:
+        """Return its name; None: nobody has answered."""
+
+    def submit(self, launch: Launch, mark: str) -> Command:
+        """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not."""
+
+    def look(self) -> Command:
+        """Return the one question for all jobs."""
+
+    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+        """Return all jobs that the engine knows; None: nobody has answered."""
+
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
+        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone."""
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether a command has failed because nobody has answered."""
+
+    def nodes(self, names: Collection[str]) -> Command:
+        """Return the question which of these nodes can be spoken to."""
+
+    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
+        """Return those that can; None: nobody has answered."""
+
+    def nodes_given_up(self) -> frozenset[str]:
+        """Return the nodes that a person calls gone."""
+
+    def last_words(self, log: str) -> tuple[EngineWord, str] | None:
+        """Return how the engine has ended a job by what it wrote into the job's log; None if it did not."""
+
+
+class _Phase(Enum):
+    QUEUED = "it is still to be handed over"
+    SENT = "it is being handed over"
+    UNSURE = "nobody knows whether it was handed over"
+    KNOWN = "the engine has it, or had it"
+    ABSENT = "the engine does not have it, and never had it"
+
+
+class ClusterRun:
+    """A run of a cluster, as its engine and its records tell of it."""
+
+    exit_status: None = None
+    is_child = False
+    holds_memory = True
+
+    def __init__(self, engine: ClusterEngine, key: tuple[str, int], *, first_look: int = 0) -> None:
+        self.engine = engine
+        self.key = key
+        self.jid: Jid | None = None
+        self.id: str | None = None
+        self.refusal: str | None = None
+        self.ending: EngineEnd | None = None
+        self.command: Command | None = None  # that hands it over
+        self.phase = _Phase.UNSURE
+        self.first_look = first_look  # that says anything about it
+        self.foreign = ""  # the cluster that has it, where that is not the one that answers
+        self._said = ""
+        self._begun = False
+        self._node = ""
+        self._misses = 0  # looks in a row that did not have it
+        self._ended_ns = 0  # when its end was first seen
+        self._forced = False
+        self._explained = False
+        self._recorded = False
+        self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
+
+    @property
+    def waits(self) -> str | None:
+        """Why it has not begun where it is, in its engine's words."""
+        if self._begun or self.jid is not None:
+            return None
+        if self.phase is _Phase.KNOWN:
+            return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        return str(self.phase.value)
+
+    def identified(self, jid: Jid) -> None:
+        """Know who the wrapper is, and so which of the engine's jobs it is."""
+        self.jid = jid
+        engine, _, known = (jid.engine or "").partition(":")
+        if engine == self.engine.name and known and known != "unknown" and known != self.id:
+            self._becomes(known)
+
+    def liveness(self) -> Liveness:
+        """Return what became of it: alive as long as the engine has not said otherwise."""
+        if self.phase is _Phase.ABSENT:
+            return Liveness.ABSENT
+        if self.phase is not _Phase.KNOWN or self.ending is None:
+            return Liveness.ALIVE
+        ending = self._explain(self.ending)
+        return Liveness.GONE if self._forced or self._is_settled(ending) else Liveness.ALIVE
+
+    def watch(self) -> None:
+        """Have nothing that tells of its end by itself: the engine is asked for all."""
+
+    def left_behind(self) -> bool:
+        """Leave nothing behind: the engine ends what is left on a node."""
+        return False
+
+    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
+        """Have the wrapper pass a signal on to what it runs; return how many runs are told."""
+        if self.id is None or self.ending is not None:
+            return 0
+        if signal_name not in _PASSED_ON:
+            log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
+            return 0
+        self.engine.order_cancel(self, signal_name, only_waiting=False)
+        return 1
+
+    def usage(self) -> Usage:
+        """Return nothing: only the engine's accounting knows, and not every cluster has one."""
+        return Usage()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.engine.forget(self)
+
+    # For its engine.
+
+    @property
+    def mark(self) -> str:
+        """What its job in the engine is known by."""
+        return f"spool:{self.engine.home.identity()}:{self.key[0]}:{self.key[1]}"
+
+    @property
+    def lost_node(self) -> str:
+        """The node that has to come back before it is known that nothing of the run is left; "" if none."""
+        return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
+
+    def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
+        """Know what the engine has answered to its submission."""
+        self.first_look = next_look
+        if isinstance(answer, str):
+            self._becomes(answer)
+        elif answer is not None:
+            self.phase, self.refusal = _Phase.ABSENT, str(answer)
+        else:
+            self.phase = _Phase.UNSURE
+
+    def withdraw(self) -> None:
+        """Know that it is not handed over any more."""
+        self.phase = _Phase.ABSENT
+
+    def remember(self) -> None:
+        """Learn what an earlier dispatcher has written down of it."""
+        record = parse_engine(self.engine.home.record(*self.key, layout.ENGINE) or b"")
+        if record is not None and record[0] == self.engine.name:
+            self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
+            known = self.engine.cluster
+            self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
+
+    def observe(self, found: Sequence[Sighting], now_ns: int) -> bool:
+        """Take in what one answer has of it; return whether that is news."""
+        before = (self.phase, self._said, self._begun)
+        mine = [each for each in found if each.id == self.id]
+        living = [each for each in found if each.word is None]
+        seen = next(iter(mine or living or found[-1:]), None)
+        if seen is None:
+            self._missed(now_ns)
+        else:
+            if self.id is None:
+                log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
+                self._becomes(seen.id)
+            elif not self._recorded:
+                self._record()
+            self._misses, self._said = 0, seen.said
+            self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+            if seen.word is None:
+                self.ending = None
+            else:
+                self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
+        return self.ending is not None or before != (self.phase, self._said, self._begun)
+
+    def press(self, *, kill: bool, now_ns: int) -> bool:
+        """Go on ending it; return whether nothing of it is left."""
+        if self.phase is _Phase.QUEUED:
+            self.engine.withdraw(self)
+        if self.ending is not None and kill:
+            self._forced = True  # nobody waits for its exit code any more
+        if self.liveness() is not Liveness.ALIVE:
+            return True
+        if self.id is not None and self.ending is None:
+            begun = self._begun or self.engine.has_jid(self)
+            how = "kill" if kill else "ask" if begun else "withdraw"
+            asked, at_ns = self._asked
+            if asked != how or (how != "ask" and now_ns - at_ns >= _AGAIN_NS):
+                self._asked = how, now_ns
+                self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
+        return False
+
+    def _becomes(self, job_id: str) -> None:
+        """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
+        self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
+        self._record()
+
+    def _record(self) -> None:
+        """Write its id down; without that the next dispatcher finds it by its mark."""
+        try:
+            line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
+            self.engine.home.put_record(*self.key, layout.ENGINE, line)
+            self._recorded = True
+        except OSError as error:
+            log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+
+    def _missed(self, now_ns: int) -> None:
+        self._misses += 1
+        if self._misses < _SURE or self.foreign:
+            return
+        if self.id is None:
+            self.phase = _Phase.ABSENT
+        elif self.ending is None:
+            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", now_ns)
+
+    def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
+        """Know that the engine says that it has ended, for the first time or once more."""
+        self._ended_ns = self._ended_ns or now_ns
+        if self.ending is None or word is not EngineWord.FORGOTTEN:
+            self.ending, self._explained = EngineEnd(word, said), False
+
+    def _explain(self, ending: EngineEnd) -> EngineEnd:
+        """Return how the engine has ended it, by its log where its own word says too little. Raises OSError."""
+        if not self._explained and ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
+            known = self.engine.last_words(self)
+            if known is not None:
+                ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
+        self._explained = True
+        return ending
+
+    def _is_settled(self, end: EngineEnd) -> bool:
+        """Whether its records can be believed to be complete."""
+        found = self.engine.records(self)
+        if layout.RC in found or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
+            return True
+        if end.word is EngineWord.NODE_LOST:
+            return self.engine.is_back(self._node)
+        unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
+        return not unexplained or time.monotonic_ns() >= self._ended_ns + GRACE_NS
+
+
+class ClusterEngine:
+    """All runs of one engine. *clock* is monotonic."""
+
+    tells = True
+
+    def __init__(
+        self,
+        language: Language,
+        home: Home | None,
+        runner: CommandRunner | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._home = home
+        self.name = language.name
+        self.title = language.title
+        self.cluster: str | None = None  # which one answers; None: nobody has
+        self._language = language
+        self._clock = clock
+        self._runner = runner or CommandRunner()
+        self._runs: dict[tuple[str, int], ClusterRun] = {}
+        self._queue: dict[tuple[str, int], ClusterRun] = {}  # to be handed over, in their order
+        self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
+        self._news: dict[tuple[str, int], ClusterRun] = {}
+        self._cancels: dict[tuple[str | None, bool], dict[str, ClusterRun]] = {}  # to be sent
+        self._looks = 0  # how many were asked for
+        self._looking = False
+        self._look_at_ns = 0
+        self._silent_since: float | None = None  # the wall clock
+        self._why_silent = ""
+        self._pause_ns = 0  # before it is asked again while it is silent
+        self._doubt = False  # a submission was not answered: the next one waits for a look
+        self._tokens, self._tokens_at_ns = 0.0, 0
+        self._ghosts_until_ns = clock() + _GHOSTS_NS
+        self._back: dict[str, int] = {}  # nodes that answer again, and since when
+        self._sending = 0
+
+    @property
+    def home(self) -> Home:
+        """The spool whose runs it has."""
+        assert self._home is not None, "nothing is handed over or adopted without a spool"
+        return self._home
+
+    # What an executor asks.
+
+    def unavailable(self) -> str | None:
+        """Return why nothing can be handed over now; None if it can."""
+        if (why := self._language.missing()) is not None:
+            return why
+        if self._silent_since is None:
+            return None
+        since = time.strftime("%H:%M", time.localtime(self._silent_since))
+        return f"{self.title} has not answered since {since}: {self._why_silent}"
+
+    def start(self, launch: Launch) -> ClusterRun:
+        """Have a run handed over, as soon as its turn comes."""
+        run = ClusterRun(self, (launch.job, launch.run))
+        try:
+            run.command = self._language.submit(launch, run.mark)
+        except OSError as error:
+            raise StartRefused(f"the spool has no name for {self.title}: {error.strerror}") from error
+        except SpoolError as error:
+            run.submitted(error, 0)
+            self._news[run.key] = run
+        else:
+            run.phase = _Phase.QUEUED
+            self._queue[run.key] = run
+        self._runs[run.key] = run
+        return run
+
+    def close(self) -> None:
+        """Let go of the helper; what it is in the middle of, it ends."""
+        self._runner.close()
+
+    # What an engine is asked.
+
+    @property
+    def silent(self) -> bool:
+        """Whether it does not answer."""
+        return self._silent_since is not None
+
+    def machine(self) -> Machine:
+        """Return what it has: what it is asked for, it finds room for."""
+        return Machine.of_an_engine(self._language.policy().most)
+
+    def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
+        """Return a run that another dispatcher has started, or was about to."""
+        known = self._runs.get((job, run))
+        if known is None:
+            known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
+            known.remember()
+            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
+                known.withdraw()
+        if jid is not None:
+            known.identified(jid)
+        return known
+
+    def terminate(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
+        """Ask each to end, once, and force those that are True; return what is gone."""
+        now_ns = self._clock()
+        return [run for run, kill in runs.items() if run.press(kill=kill, now_ns=now_ns)]
+
+    def suspend(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
+        """Leave them as they are: no engine lets its users do that."""
+        return []
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when an answer has come."""
+        return self._runner.fileno()
+
+    def due_ns(self) -> int | None:
+        """Return when there is something to do by itself."""
+        times = [self._runner.due_ns()]
+        if self._news or self._cancels:
+            times.append(self._clock())
+        if not self._looking and self._wants_to_look():
+            times.append(self._look_at_ns)
+        if self._may_submit() and self._queue:
+            missing = max(0.0, 1.0 - self._tokens)
+            times.append(self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9))
+        return min((each for each in times if each is not None), default=None)
+
+    def work(self) -> Collection[ClusterRun]:
+        """Take in what the commands have answered, and have others run."""
+        for number, done in self._runner.work():
+            if (take := self._answers.pop(number, None)) is not None:
+                take(done)
+        self._submit()
+        self._send_cancels()
+        if not self._looking and self._wants_to_look() and self._clock() >= self._look_at_ns:
+            self._look()
+        news, self._news = self._news, {}
+        return list(news.values())
+
+    # What its runs ask.
+
+    def forget(self, run: ClusterRun) -> None:
+        """Let go of a run that is over."""
+        self._runs.pop(run.key, None)
+        self._queue.pop(run.key, None)
+        if run.phase is _Phase.ABSENT:
+            self._ghosts_until_ns = self._clock() + _GHOSTS_NS
+
+    def withdraw(self, run: ClusterRun) -> None:
+        """Do not hand a run over that is still to be."""
+        if self._queue.pop(run.key, None) is not None:
+            run.withdraw()
+
+    def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool) -> None:
+        """Have a run cancelled, or told a signal."""
+        assert run.id is not None
+        self._cancels.setdefault((signal, only_waiting), {})[run.id] = run
+
+    def has_jid(self, run: ClusterRun) -> bool:
+        """Whether the wrapper has said who it is."""
+        return run.jid is not None or self.home.record(*run.key, layout.JID) is not None
+
+    def records(self, run: ClusterRun) -> frozenset[str]:
+        """Return the names of what lies in its metadir: listing it makes network file systems look again."""
+        try:
+            return frozenset(os.listdir(f"{self.home.root}/{layout.JOBS}/{run.key[0]}/{run.key[1]}"))
+        except FileNotFoundError:
+            return frozenset()
+
+    def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
+        """Return how the engine has ended it, by what stands in its `engine.log`."""
+        text = self.home.record(*run.key, layout.ENGINE_LOG) or b""
+        return self._language.last_words(text[-65536:].decode("utf-8", "replace"))
+
+    def is_back(self, node: str) -> bool:
+        """Whether nothing of its old jobs is left on a node that went away: it is back for long, or it is no more."""
+        if not node or node in self._language.nodes_given_up():
+            return True
+        # What it had goes on until it has heard from the controller, and ends no sooner than its grace there is over.
+        return node in self._back and self._clock() >= self._back[node] + GRACE_NS
+
+    # Handing over.
+
+    def _may_submit(self) -> bool:
+        return self.cluster is not None and self._silent_since is None and not self._doubt and self._sending < _SENT
+
+    def _submit(self) -> None:
+        """Hand over as many as may be."""
+        per_second, now_ns = self._language.policy().per_second, self._clock()
+        elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
+        self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
+        self._tokens_at_ns = now_ns
+        while self._queue and self._tokens >= 1 and self._may_submit():
+            key = next(iter(self._queue))
+            run = self._queue.pop(key)
+            assert run.command is not None
+            self._tokens -= 1
+            self._sending += 1
+            run.phase = _Phase.SENT
+            self._order(run.command, lambda done, run=run: self._submitted(run, done))  # type: ignore[misc]
+            run.command = None
+
+    def _submitted(self, run: ClusterRun, done: CommandEnd) -> None:
+        self._sending -= 1
+        answer = self._language.submitted(done)
+        if answer is None:
+            self._doubt, self._look_at_ns = True, min(self._look_at_ns, self._clock())
+            log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, _line(done))
+        run.submitted(answer, self._looks + 1)
+        if self._runs.get(run.key) is run:
+            self._news[run.key] = run
+
+    # Looking.
+
+    @property
+    def _interval_ns(self) -> int:
+        poll_ns = self._language.policy().poll_ns
+        return min(poll_ns, QUICK_NS) if len(self._runs) <= FEW else poll_ns
+
+    def _wants_to_look(self) -> bool:
+        return bool(self._runs) or self._silent_since is not None or self._clock() < self._ghosts_until_ns
+
+    def _look(self) -> None:
+        self._looking = True
+        if self.cluster is None:
+            self._order(self._language.identify(), self._identified)
+            return
+        self._looks += 1
+        number = self._looks
+        self._order(self._language.look(), lambda done: self._looked(number, done))
+
+    def _identified(self, done: CommandEnd) -> None:
+        self._looking = False
+        self.cluster = self._language.cluster(done)
+        if self.cluster is None:
+            self._is_silent(done)
+            return
+        for run in self._runs.values():
+            if run.phase is _Phase.KNOWN:
+                run.remember()
+            if run.foreign:
+                log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
+
+    def _looked(self, number: int, done: CommandEnd) -> None:
+        """Take in one answer about all jobs."""
+        self._looking = False
+        seen = self._language.seen(done)
+        if seen is None:
+            self._is_silent(done)
+            return
+        if self._silent_since is not None:
+            log.info("%s answers again", self.title)
+        self._silent_since, self._pause_ns, self._doubt = None, 0, False
+        now_ns = self._clock()
+        self._look_at_ns = now_ns + self._interval_ns
+        marked = f"spool:{self.home.identity()}:"
+        by_mark: dict[str, list[Sighting]] = {}
+        for each in seen:
+            if each.mark.startswith(marked):
+                by_mark.setdefault(each.mark, []).append(each)
+        by_id = {each.id: each for each in seen}
+        for run in self._runs.values():
+            found = by_mark.pop(run.mark, [])
+            if run.id in by_id:  # though something has changed its mark
+                found = [*found, by_id[run.id]]
+            if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
+                self._news[run.key] = run
+        with suppress(OSError):  # what cannot be read now is read after the next look
+            self._end_ghosts(by_mark)
+        lost = {run.lost_node for run in self._runs.values() if run.lost_node}
+        self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
+        if lost:
+            self._order(self._language.nodes(sorted(lost)), self._nodes_seen)
+
+    def _nodes_seen(self, done: CommandEnd) -> None:
+        back = self._language.nodes_back(done)
+        if back is not None:
+            now_ns = self._clock()
+            self._back = {node: self._back.get(node, now_ns) for node in back}
+            self._news |= {run.key: run for run in self._runs.values() if run.lost_node}
+
+    def _is_silent(self, done: CommandEnd) -> None:
+        """Conclude nothing, and ask again, less and less often."""
+        if self._silent_since is None:
+            self._silent_since = time.time()
+            log.error("%s does not answer: %s", self.title, _line(done))
+        self._why_silent = _line(done)
+        self.cluster = None  # it may be another one that answers next
+        self._pause_ns = min(max(2 * self._pause_ns, self._language.policy().poll_ns), _LONGEST_PAUSE_NS)
+        self._look_at_ns = self._clock() + self._pause_ns
+
+    def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
+        """Cancel what has arrived late, of runs that were given up and can never begin."""
+        ghosts = []
+        for mark, found in by_mark.items():
+            _, _, job, run = mark.split(":", 3) if mark.count(":") == 3 else ("", "", "", "")
+            living = [each.id for each in found if each.word is None]
+            if living and layout.valid_name(job) and run.isdecimal() and self.home.is_void(job, int(run)):
+                ghosts += living
+        if ghosts:
+            log.warning("%s: cancelling %s, which came too late", self.title, ", ".join(ghosts))
+            self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
+
+    # Cancelling.
+
+    def _send_cancels(self) -> None:
+        if self._silent_since is not None:
+            return
+        for (signal, only_waiting), runs in self._cancels.items():
+            for ids in _parts(list(runs), _IDS):
+                told = {each: runs[each] for each in ids}
+                command = self._language.cancel(ids, signal, only_waiting=only_waiting)
+                how = signal, only_waiting
+                self._order(command, lambda done, how=how, told=told: self._cancelled(how, told, done))  # type: ignore[misc]
+        self._cancels = {}
+
+    def _cancelled(self, how: tuple[str | None, bool], told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
+        self._look_at_ns = min(self._look_at_ns, self._clock() + SECOND_NS)
+        if self._language.is_silence(done):
+            again = {each: run for each, run in told.items() if run.ending is None and run.key in self._runs}
+            if again:
+                self._cancels.setdefault(how, {}).update(again)
+                self._is_silent(done)
+
+    def _order(self, command: Command, take: Callable[[CommandEnd], None]) -> None:
+        self._answers[self._runner.order(command)] = take
+
+
+class ClusterExecutor:
+    """Hands wrappers over to an engine that speaks *language*, for the spool *home*."""
+
+    def __init__(self, language: Language, home: Home | None, runner: CommandRunner) -> None:
+        """Without a *home*, no run can be handed over or adopted."""
+        self.name = language.name
+        self.engine = ClusterEngine(language, home, runner)
+        self._around = language.surroundings
+
+    def unavailable(self) -> str | None:
+        """Return that its programs are not there, or that it does not answer."""
+        return self.engine.unavailable()
+
+    def surroundings(self) -> Surroundings:
+        """Return what the wrapper's text has to say: a node tells the rest."""
+        program, reset = reset_of_ignored_signals()
+        return Surroundings(pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._around)
+
+    def start(self, launch: Launch) -> ClusterRun:
+        """Have the wrapper handed over when its turn comes."""
+        return self.engine.start(launch)
+
+    def get_ready(self, text: bytes | None = None) -> None:
+        """Have nothing ready."""
+
+    def close(self) -> None:
+        """Let go of the helper."""
+        self.engine.close()
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Raise SpoolError: nothing here has a terminal."""
+        raise SpoolError(cannot("attach to", f"job {job}", f"it runs in {self.engine.title}, and has no terminal"))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Do nothing: nothing is kept."""
+
+
+def _line(done: CommandEnd) -> str:
+    """Return what a command has said, on one line."""
+    words = " ".join((done.err or done.out).split())
+    return "".join(char if char.isprintable() else "?" for char in words)[:200] or f"exit status {done.status}"
+
+
+def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]

@@ -1,0 +1,262 @@
+"""How Slurm is spoken to: the options of `sbatch`, the lines of `squeue`, the words for states. Values and text only.
+
+The parsers are total: a line that cannot be read is skipped, and an unknown state is that of a live job, because
+nothing follows from it. docs/FORMAT.md 5.2 has the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core.lifecycle import EngineWord
+from spool.core.model import SECOND_NS, Spec
+
+_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
+_MINUTE_NS = 60 * SECOND_NS
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConfig:
+    """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    max_in_flight: int = 200
+    poll_ns: int = 10 * SECOND_NS
+    submit_per_second: float = 10.0
+    gpus: Mapping[str, str] = field(default_factory=dict)  # what Slurm calls the types of job files
+    gpu_memory: str = "refuse"  # or "shard"
+    options: tuple[str, ...] = ()
+
+
+# What people write.
+
+_OURS = (
+    *("job-name", "comment", "output", "error", "input", "open-mode", "chdir", "wrap", "export", "export-file"),
+    *("propagate", "parsable", "requeue", "no-requeue", "array", "dependency", "begin", "hold", "wait", "test-only"),
+    *("time", "time-min", "signal", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node"),
+    *("cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage"),
+)
+_OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
+_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
+_FLAGS_SHORT = frozenset("kKOsvX")  # of one letter, and without a value: another letter may follow
+
+
+def allowed(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return further options of sbatch as they are. Raises InvalidValue if one sets what spool sets itself."""
+    for option in options:
+        _check(option)
+    return options
+
+
+def _check(option: str) -> None:
+    name = re.split(r"[=\s]", option, maxsplit=1)[0]
+    if not option.isprintable() or _OPTION.fullmatch(name) is None:
+        raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "--constraint=ib"')
+    if name.startswith("--"):
+        # Slurm's programs take any beginning of an option's name for it.
+        ours = any(each.startswith(name[2:]) for each in _OURS)
+    else:
+        ours = any(letter in _OURS_SHORT for letter in _letters(name[1:]))
+    if ours:
+        raise InvalidValue(f"{option!a} sets what spool sets itself")
+
+
+def _letters(bundle: str) -> Iterator[str]:
+    """Yield the options of one letter in a bundle; what follows the first that takes a value is that value."""
+    for letter in bundle:
+        yield letter
+        if letter not in _FLAGS_SHORT:
+            return
+
+
+def word(text: str) -> str:
+    """Return the name of a partition or the like. Raises InvalidValue."""
+    if _SAFE.fullmatch(text) is None:
+        raise InvalidValue(f"{text!a} is no name in Slurm")
+    return text
+
+
+# What is asked for.
+
+
+def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConfig) -> Iterator[str]:
+    """Yield the options of sbatch for the job *name*, whose records go to *metadir*.
+
+    Raises SpoolError for what Slurm cannot be asked for.
+    """
+    yield from (f"--job-name={name}", f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append")
+    yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={metadir}")
+    yield f"--output={metadir}/engine.log".replace("%", "%%")
+    request = spec.request
+    yield from ("--nodes=1", "--ntasks=1", f"--cpus-per-task={max(1, request.cpus)}")
+    if request.memory_bytes is not None:
+        yield f"--mem={max(1, -(-request.memory_bytes // _MEBIBYTE))}M"
+    if request.gpus:
+        yield f"--gres={_gres(name, spec, config)}"
+    if spec.time_limit_ns is not None:
+        # Slurm counts in minutes, and from the moment at which it makes the node ready: ours comes first.
+        yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
+    for key in ("partition", "account", "qos"):
+        if (value := getattr(config, key)) is not None:
+            yield f"--{key}={value}"
+    yield from config.options
+    yield from spec.executor_options
+
+
+def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
+    request = spec.request
+    if request.gpu_memory_bytes is not None:
+        if config.gpu_memory != "shard":
+            why = "it shares a GPU (gpu_memory), which Slurm is not asked for"
+            remedy = 'ask for whole GPUs, or write gpu_memory = "shard" in [slurm] if Slurm has shards of 1 GiB'
+            raise SpoolError(cannot("hand", f"job {name} to Slurm", why, remedy=remedy))
+        return f"shard:{-(-request.gpu_memory_bytes // _GIBIBYTE) * request.gpus}"
+    if request.gpu_type is None:
+        return f"gpu:{request.gpus}"
+    return f"{config.gpus.get(request.gpu_type, f'gpu:{request.gpu_type}')}:{request.gpus}"
+
+
+# What Slurm says.
+
+FIELDS = "%i\t%T\t%r\t%N\t%k"
+"""What `squeue -o` is asked for: id, state, reason, nodes, comment, which comes last for it may hold anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """One job as squeue shows it."""
+
+    id: str
+    state: str
+    reason: str
+    node: str
+    comment: str
+
+    @property
+    def text(self) -> str:
+        """The state and the reason, as people know them from squeue."""
+        return self.state if self.reason in ("", "None", "(null)") else f"{self.state} ({self.reason})"
+
+
+def queue_lines(text: str) -> Iterator[QueueLine]:
+    """Yield the jobs of an answer of squeue; what cannot be read is skipped."""
+    for line in text.split("\n"):
+        fields = line.split("\t", 4)
+        if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
+            job, state, *rest = (_printable(each) for each in fields)
+            yield QueueLine(job, state.strip().upper(), *rest)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text.strip())[:200]
+
+
+WAITING = frozenset(
+    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+RUNNING = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "SUSPENDED", "STOPPED"])
+ENDED = {
+    "COMPLETED": EngineWord.COMPLETED,
+    "FAILED": EngineWord.FAILED,
+    "CANCELLED": EngineWord.CANCELLED,
+    "TIMEOUT": EngineWord.TIMEOUT,
+    "DEADLINE": EngineWord.TIMEOUT,
+    "OUT_OF_MEMORY": EngineWord.OUT_OF_MEMORY,
+    "NODE_FAIL": EngineWord.NODE_LOST,
+    "REVOKED": EngineWord.NODE_LOST,
+    "PREEMPTED": EngineWord.PREEMPTED,
+    "BOOT_FAIL": EngineWord.NOT_STARTED,
+}
+
+_LAST_WORDS = (
+    ("DUE TO TIME LIMIT", EngineWord.TIMEOUT),
+    ("DUE TO PREEMPTION", EngineWord.PREEMPTED),
+    ("DUE TO NODE FAILURE", EngineWord.NODE_LOST),
+    ("exceeded memory limit", EngineWord.OUT_OF_MEMORY),
+    ("oom-kill", EngineWord.OUT_OF_MEMORY),
+    ("oom_kill", EngineWord.OUT_OF_MEMORY),
+    ("CANCELLED AT", EngineWord.CANCELLED),
+)
+
+
+def last_words(log: str) -> tuple[EngineWord, str] | None:
+    """Return how Slurm has ended a job, by the last line of `engine.log` that says so, and that line."""
+    for line in reversed(log.splitlines()):
+        if "slurm" in line:  # else it is the job's own
+            for words, meaning in _LAST_WORDS:
+                if words in line:
+                    return meaning, _printable(line)
+    return None
+
+
+def submitted_id(text: str) -> str | None:
+    """Return the id that `sbatch --parsable` has answered with, in its last line: `ID` or `ID;CLUSTER`."""
+    lines = text.split()
+    match = re.fullmatch(r"([0-9]{1,19})(?:;\S*)?", lines[-1], re.ASCII) if lines else None
+    return match[1] if match else None
+
+
+_UNREACHABLE = re.compile(
+    r"timed out|unable to contact|connection refused|connection reset|not responding|standby|zero bytes|unreachable|"
+    r"transport endpoint|no route|resolve|controller|authentication|munge|temporarily unable|resource temporarily|"
+    r"unexpected message|communication|socket",
+    re.IGNORECASE,
+)
+
+
+def is_silence(status: int | None, err: str) -> bool:
+    """Whether a command has failed because nobody has answered, and not because of what it asked for."""
+    return status is None or status < 0 or (status != 0 and _UNREACHABLE.search(err) is not None)
+
+
+def refusal(err: str) -> str:
+    """Return why sbatch has refused a job, in Slurm's words."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    said = [re.sub(r"^sbatch: (?:error: )?(?:Batch job submission failed: )?", "", line) for line in lines]
+    return _printable("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
+
+
+def cluster_of(configuration: str) -> str | None:
+    """Return the name of the cluster, of what `scontrol show config` has said."""
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", configuration, re.MULTILINE)
+    return match[1] if match else None
+
+
+def nodes_back(text: str) -> frozenset[str]:
+    """Return the nodes that answer, of an answer of sinfo: lines of a name and a state, which `*` ends otherwise.
+
+    One that is down is not back: Slurm may not have noticed yet that it is silent.
+    """
+    pairs = [line.split("\t") for line in text.splitlines()]
+    return frozenset(pair[0].strip() for pair in pairs if len(pair) == 2 and not _AWAY.match(pair[1].strip()))
+
+
+_AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for Slurm's commands: without variables that would change what they are asked for."""
+    return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in _KEPT}
+
+
+_PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER"})
+
+
+def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> tuple[str, ...]:
+    """Return the command that ends jobs; *signal*: that tells what they run, by their scripts, and no more."""
+    how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
+    which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
+    return ("scancel", *how, *which, *ids)
+
+
+def attach(job_id: str) -> tuple[str, ...]:
+    """Return the command that puts a person before a shell beside what a job runs, within what it was given."""
+    return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")

@@ -1,0 +1,150 @@
+"""A batch system in forty lines of shell, and how spool speaks to it: what another engine needs, and no more.
+
+Its jobs are processes of this machine, in a directory that `SPOOL_BATCH` names. It has no limits and no queue; a file
+`away` there makes it answer nothing, and a file `full` keeps what is submitted waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from spool.core.errors import SpoolError
+from spool.core.lifecycle import EngineWord
+from spool.executors import Home, Launch
+from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
+from spool.executors.local import LocalProcesses
+from spool.formats.config import Config
+from spool.formats.wrapper import EngineSurroundings
+from spool.machine.commands import Command, CommandEnd, CommandRunner
+
+DIRECTORY = "SPOOL_BATCH"
+
+_BATCH = r"""
+cd "$SPOOL_BATCH" || exit 9
+[ ! -e away ] || exit 9
+what=$1
+shift
+case $what in
+who) echo "toy cluster" ;;
+submit)
+    case $1 in *:refused:*) echo "no such queue" >&2 && exit 1 ;; esac
+    n=1
+    until mkdir "$n" 2> /dev/null; do n=$((n + 1)); done
+    printf '%s\n' "$1" > "$n/mark"
+    BATCH_ID=$n BATCH_NODE=toy setsid sh -c '
+        echo $$ > "$1/group"
+        while [ -e full ]; do sleep 0.05; done
+        sh "$2" >> "$3" 2>&1 &
+        echo $! > "$1/new" && mv "$1/new" "$1/pid"
+        wait $!
+        echo $? > "$1/new" && mv "$1/new" "$1/exit"' sh "$n" "$2" "$3" < /dev/null > /dev/null 2>&1 &
+    echo "$n"
+    ;;
+look)
+    for job in [0-9]*; do
+        [ -e "$job/mark" ] || continue
+        read -r mark < "$job/mark"
+        state=waiting
+        [ ! -e "$job/pid" ] || state=running
+        [ ! -e "$job/exit" ] || read -r state < "$job/exit"
+        [ ! -e "$job/cancelled" ] || state=cancelled
+        echo "$job $mark $state"
+    done
+    ;;
+cancel)
+    signal=$1 only_waiting=$2
+    shift 2
+    for job; do
+        if [ "$signal" != KILL ]; then
+            kill -s "$signal" "$(cat "$job/pid")"
+        elif [ -z "$only_waiting" ] || [ ! -e "$job/pid" ]; then
+            touch "$job/cancelled" && kill -s KILL -- "-$(cat "$job/group")"
+        fi
+    done
+    ;;
+esac
+"""
+_WORDS = {"waiting": None, "running": None, "cancelled": EngineWord.CANCELLED, "0": EngineWord.COMPLETED}
+
+
+def _sighting(job: str, mark: str, state: str) -> Sighting:
+    return Sighting(job, mark, state, state == "running", _WORDS.get(state, EngineWord.FAILED))
+
+
+class BatchLanguage:
+    """What the batch system is told and says."""
+
+    name = "batch"
+    title = "the batch system"
+    surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
+
+    def policy(self) -> EnginePolicy:
+        """Ask it often, and hand over as much as there is."""
+        return EnginePolicy(poll_ns=100_000_000, per_second=1000, most=200)
+
+    def missing(self) -> str | None:
+        """Return that its directory is not known."""
+        return None if DIRECTORY in os.environ else f"{DIRECTORY} is not set"
+
+    def identify(self) -> Command:
+        """Ask for its name."""
+        return self._command("who")
+
+    def cluster(self, done: CommandEnd) -> str | None:
+        """Return the first word of it."""
+        return done.out.split()[0] if done.status == 0 else None
+
+    def submit(self, launch: Launch, mark: str) -> Command:
+        """Hand the wrapper over."""
+        environment = {**launch.inherited(), DIRECTORY: os.environ[DIRECTORY]}
+        return self._command("submit", mark, launch.script, f"{launch.metadir}/engine.log", environment=environment)
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id, or why it refuses."""
+        if done.status == 1:
+            return SpoolError(done.err.strip())
+        return done.out.strip() if done.status == 0 else None
+
+    def look(self) -> Command:
+        """Ask for all jobs."""
+        return self._command("look")
+
+    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+        """Return them."""
+        return [_sighting(*line.split()) for line in done.out.splitlines()] if done.status == 0 else None
+
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
+        """End jobs, or tell their wrappers."""
+        return self._command("cancel", signal or "KILL", "yes" if only_waiting else "", *ids)
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether it was away."""
+        return done.status in (None, 9)
+
+    def nodes(self, names: Collection[str]) -> Command:
+        """Ask nothing: its node is this machine."""
+        return self._command("who")
+
+    def nodes_back(self, done: CommandEnd) -> frozenset[str]:
+        """Return that it is there."""
+        return frozenset({"toy"})
+
+    def nodes_given_up(self) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
+
+    def last_words(self, log: str) -> None:
+        """Say nothing: it writes no log of its own."""
+
+    def _command(self, *words: str, environment: dict[str, str] | None = None) -> Command:
+        return Command(("/bin/sh", "-c", _BATCH, "batch", *words), environment, urgent=environment is None)
+
+
+class BatchExecutor(ClusterExecutor):
+    """Hands wrappers over to the batch system."""
+
+    def __init__(
+        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
+    ) -> None:
+        super().__init__(BatchLanguage(), home, CommandRunner())

@@ -1,0 +1,116 @@
+"""What the commands say of a job that was handed to the engine of another machine, from the files alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, put_job
+from spool.core.model import Grant, Jid
+from spool.formats import run_records
+from spool.formats.state import JobView, StateView, render_state
+from spool.store.lock import Service
+from spool.store.spool import Spool
+
+TEXT = 'command = "true"\nexecutor = "slurm"\n'
+WAITS = "Slurm: PENDING (Resources)"
+
+
+@pytest.fixture
+def metadir(spool_root: Path) -> Path:
+    """Put a job into running/ that waits in Slurm as its job 4711, and return its metadir."""
+    put_job(spool_root, "far", TEXT, "running")
+    metadir = spool_root / "jobs" / "far" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(TEXT)
+    now = time.time_ns()
+    record = run_records.GrantRecord("far", 1, 1, 0, "slurm", Grant(cpus=1), "me", now - 10**10, now - 10**9)
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
+    (metadir / "engine").write_bytes(run_records.render_engine("slurm", "lab", "4711"))
+    return metadir
+
+
+def begin(metadir: Path) -> None:
+    """Write what the wrapper would, on its node."""
+    jid = Jid(4711, 1, "there", "-", "node7", "slurm:4711")
+    (metadir / "jid").write_bytes(run_records.render_jid(jid))
+
+
+@pytest.fixture
+def served(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a dispatcher live, which has heard of Slurm what the job waits for."""
+    jobs = {"far": JobView(state="submitted", reason=WAITS, run=1, user="me", since_ns=time.time_ns() - 10**10)}
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+
+
+@pytest.mark.usefixtures("metadir", "served")
+def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
+    spool: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the list, on a narrow terminal too, in `show`, `why` and `info`, and for programs; it has no start."""
+    for columns in ("80", "50"):
+        monkeypatch.setenv("COLUMNS", columns)
+        said = spool("ls").out
+        assert "submitted" in said
+        assert WAITS in said
+    (row,) = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["state"], row["reason"], row["started_at"]) == ("submitted", WAITS, None)
+    assert [job["name"] for job in json.loads(spool("ls", "--json", "--state", "submitted").out)["jobs"]] == ["far"]
+    shown = spool("show", "far").out
+    assert "slurm, job 4711" in shown
+    assert shown.count(WAITS) == 2
+    why = spool("why", "far").out
+    assert why.splitlines() == [f"far: {WAITS}", "in slurm as job 4711, which alone knows when it starts"]
+    found = json.loads(spool("why", "--json", "far").out)
+    assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
+    assert found["start_at"] is None
+    assert "1 submitted" in spool("info").out
+
+
+@pytest.mark.usefixtures("served")
+def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Command, metadir: Path) -> None:
+    """The record of its wrapper is newer than what a dispatcher has written, and says where it runs."""
+    begin(metadir)
+    (row,) = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["state"], row["started_at"] is None) == ("running", False)
+    assert "cannot say why job far waits: it is running" in spool("why", "far").err
+
+
+@pytest.mark.usefixtures("metadir")
+def test_without_a_dispatcher_a_job_in_slurm_is_submitted_all_the_same(spool: Command) -> None:
+    """That follows from the files; what Slurm says is not known then."""
+    (row,) = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["state"], row["reason"]) == ("submitted", "handed to slurm")
+
+
+def test_attach_opens_a_shell_beside_a_job_that_has_begun_in_slurm(spool: Command, metadir: Path) -> None:
+    """Within what the job was given; before that there is nothing to attach to, and nothing is only watched."""
+    said = spool("attach", "--dry-run", "far")
+    assert "it has not started in Slurm; `spool why far` shows what it waits for" in said.err
+    begin(metadir)
+    assert spool("attach", "--dry-run", "far").out == "srun --jobid=4711 --overlap --pty sh\n"
+    assert "`spool log -f far`" in spool("attach", "--dry-run", "-r", "far").err
+
+
+def test_a_signal_for_a_job_in_slurm_is_refused_with_what_to_write(
+    spool: Command, spool_root: Path, metadir: Path
+) -> None:
+    """Its processes are on a node, and only Slurm reaches them."""
+    begin(metadir)
+    said = spool("signal", "USR1", "far")
+    assert said.code != 0
+    assert "it runs in slurm; `spool hold far` stops it" in spool("suspend", "far").err
+    assert not (spool_root / "running" / "far.toml.suspended").exists()
+    assert "it runs in slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
+
+
+@pytest.mark.usefixtures("metadir")
+def test_the_doctor_leaves_a_run_on_a_node_to_its_engine(spool: Command, metadir: Path) -> None:
+    """That its host is another one is as it should be."""
+    begin(metadir)
+    assert "belongs to another host" not in spool("doctor").out

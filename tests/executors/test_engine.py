@@ -1,0 +1,574 @@
+"""A cluster's runs: handed over once, found again, and nothing concluded from silence, whatever the engine answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spool.core import layout
+from spool.core.errors import StartRefused
+from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.model import SECOND_NS, Jid, Request, Spec
+from spool.executors import Launch
+from spool.executors import engine as cluster
+from spool.executors.engine import ClusterEngine, ClusterRun
+from spool.executors.slurm import SlurmLanguage
+from spool.formats.config import Config, SlurmConfig
+from spool.formats.run_records import VOID_JID
+from spool.machine.commands import Command, CommandEnd
+
+ID = "0123456789abcdef"
+
+
+class Commands:
+    """A runner that runs nothing: the test answers."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Command] = {}
+        self.ended: list[tuple[int, CommandEnd]] = []
+        self.ordered: list[tuple[str, ...]] = []
+
+    def order(self, command: Command) -> int:
+        words = os.path.basename(command.arguments[0]), *command.arguments[1:]
+        self.ordered.append(words)
+        self.open[len(self.ordered)] = command
+        return len(self.ordered)
+
+    def answer(self, program: str, status: int | None = 0, out: str = "", err: str = "") -> int:
+        """Answer the oldest open order of *program*; return its number."""
+        number = next(number for number in self.open if self.ordered[number - 1][0] == program)
+        del self.open[number]
+        self.ended.append((number, CommandEnd(status, out, err)))
+        return number
+
+    def asked(self, program: str) -> list[tuple[str, ...]]:
+        return [words for words in self.ordered if words[0] == program]
+
+    def work(self) -> list[tuple[int, CommandEnd]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def due_ns(self) -> None:
+        """Have nothing to do."""
+
+    def fileno(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
+
+
+class Folder:
+    """A spool as an engine sees it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self.full = False
+
+    def identity(self) -> str:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return ID
+
+    def path(self, name: str, run: int, record: str) -> Path:
+        return Path(self.root) / layout.JOBS / name / str(run) / record
+
+    def record(self, name: str, run: int, record: str) -> bytes | None:
+        path = self.path(name, run, record)
+        return path.read_bytes() if path.exists() else None
+
+    def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        path = self.path(name, run, record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def is_void(self, name: str, run: int) -> bool:
+        return self.record(name, run, layout.JID) == VOID_JID
+
+
+class Bench:
+    """An engine, its spool, its commands and a clock that stands still."""
+
+    def __init__(self, root: Path) -> None:
+        self.now_ns = 1000 * SECOND_NS
+        self.commands = Commands()
+        self.folder = Folder(root)
+        self.config = Config()
+        self.engine = self.dispatcher()
+
+    def dispatcher(self) -> ClusterEngine:
+        """Return the engine as another dispatcher has it."""
+        commands: Any = self.commands
+        self.engine = ClusterEngine(SlurmLanguage(lambda: self.config), self.folder, commands, lambda: self.now_ns)
+        return self.engine
+
+    def start(self, name: str = "a", spec: Spec | None = None) -> ClusterRun:
+        self.folder.path(name, 1, "").mkdir(parents=True, exist_ok=True)
+        metadir = str(self.folder.path(name, 1, "")).rstrip("/")
+        launch = Launch(name, 1, self.folder.root, metadir, f"{metadir}/run.sh", b"", spec=spec or Spec("true"))
+        return self.engine.start(launch)
+
+    def work(self, later_s: float = 0) -> set[str]:
+        """Let time pass and the engine work; return the jobs of which there is news."""
+        self.now_ns += int(later_s * 1e9)
+        return {run.key[0] for run in self.engine.work()}
+
+    def look(self, *lines: str, status: int | None = 0, err: str = "") -> set[str]:
+        """Have the engine ask about all jobs, and answer with those lines."""
+        self.work(100)
+        if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
+            self.commands.answer("scontrol", out="ClusterName = lab\n")
+            self.work()
+        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in lines), err)
+        return self.work()
+
+    def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
+        run = self.start(name)
+        self.work()
+        self.commands.answer("sbatch", out=f"{job}\n")
+        self.work()
+        return run
+
+
+def line(job: str, state: str, reason: str = "None", name: str = "a", node: str = "n1", mark: str = "") -> str:
+    """Return a line of squeue."""
+    return f"{job}\t{state}\t{reason}\t{node}\t{mark or f'spool:{ID}:{name}:1'}"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Give an engine that every test answers by hand."""
+    made = Bench(tmp_path)
+    monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: made.now_ns)
+    monkeypatch.setattr("spool.executors.slurm.shutil.which", lambda program: f"/bin/{program}")
+    made.look()  # it has said which cluster it is
+    return made
+
+
+def test_a_run_is_handed_over_with_its_mark_and_remembered_by_its_id(bench: Bench) -> None:
+    """Sbatch is asked once, and the record says which job of which cluster the run is."""
+    run = bench.start()
+    assert run.waits is not None
+    bench.look()
+    bench.commands.answer("sbatch", out="7\n")
+    assert bench.work() == {"a"}
+    (words,) = bench.commands.asked("sbatch")
+    assert f"--comment=spool:{ID}:a:1" in words
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    assert run.liveness() is Liveness.ALIVE
+
+
+def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
+    """The reason is the engine's own, blanks and all, until the job begins."""
+    run = bench.submitted()
+    bench.look(line("7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n3"))
+    assert run.waits == "Slurm: PENDING (ReqNodeNotAvail, UnavailableNodes:n3)"
+    assert bench.look(line("7", "RUNNING")) == {"a"}
+    assert run.waits is None
+    assert bench.look(line("7", "RUNNING")) == set()
+
+
+@pytest.mark.parametrize(
+    ("status", "err"),
+    [
+        (None, "the process that runs commands has ended"),
+        (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
+        (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+        (-9, ""),
+        (0, "no id"),
+    ],
+)
+def test_a_lost_answer_is_found_again_by_its_mark(bench: Bench, status: int | None, err: str) -> None:
+    """Whatever became of sbatch, the job that it has made is the run's, and no other is submitted."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", status, err=err)
+    bench.work()
+    assert run.liveness() is Liveness.ALIVE
+    assert bench.look(line("8", "PENDING")) == {"a"}
+    assert (run.id, run.liveness()) == ("8", Liveness.ALIVE)
+    assert (bench.folder.record("a", 1, layout.ENGINE) or b"").split()[2] == b"8"
+    assert len(bench.commands.asked("sbatch")) == 1
+
+
+def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
+    """One answer is not enough, and an answer to a question that was put before is none at all."""
+    run = bench.start()
+    bench.work()
+    bench.look()  # put while sbatch is at work
+    bench.work(100)
+    bench.commands.answer("sbatch", None)
+    bench.commands.answer("squeue")  # was under way
+    bench.work()
+    bench.look()
+    assert run.liveness() is Liveness.ALIVE
+    assert bench.look() == {"a"}
+    assert run.liveness() is Liveness.ABSENT
+
+
+def test_nothing_is_handed_over_while_a_submission_is_in_doubt(bench: Bench) -> None:
+    """A controller that does not answer one job is asked about that one before it is given more."""
+    bench.start("a")
+    bench.work()
+    bench.commands.answer("sbatch", 1, err="Unable to contact slurm controller")
+    bench.work()
+    bench.start("b")
+    bench.work()
+    assert len(bench.commands.asked("sbatch")) == 1
+    bench.look()
+    bench.work()
+    assert len(bench.commands.asked("sbatch")) == 2
+
+
+def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
+    """Slurm keeps a record of what it refuses, with our mark; that is no job of ours."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer(
+        "sbatch", 1, err="sbatch: error: Batch job submission failed: Requested node configuration is not available\n"
+    )
+    assert bench.work() == {"a"}
+    assert run.refusal == "Slurm refuses it: Requested node configuration is not available"
+    assert bench.look(line("9", "FAILED", "BadConstraints")) == set()
+    assert run.liveness() is Liveness.ABSENT
+
+
+def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) -> None:
+    """A job that shares a GPU is not handed over unless the configuration says how."""
+    spec = Spec("true", request=Request(gpus=1, gpu_memory_bytes=4 << 30))
+    assert "gpu_memory" in (bench.start(spec=spec).refusal or "")
+    assert bench.work() == {"a"}
+    bench.config = Config(slurm=SlurmConfig(gpu_memory="shard"))
+    bench.start("b", spec)
+    bench.work()
+    assert "--gres=shard:4" in bench.commands.asked("sbatch")[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "err"), [(1, "slurm_load_jobs error: Unable to contact slurm controller"), (None, ""), (-15, "")]
+)
+def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str) -> None:
+    """However long it lasts, runs live, nothing is handed over, and the questions become fewer."""
+    run, doubtful = bench.submitted("a"), bench.start("b")
+    bench.work()
+    bench.commands.answer("sbatch", None)
+    bench.work()
+    bench.look(line("7", "RUNNING"))
+    bench.work()
+    for _ in range(20):
+        assert bench.look(status=status, err=err) == set()
+    assert (run.liveness(), doubtful.liveness()) == (Liveness.ALIVE, Liveness.ALIVE)
+    assert "has not answered since" in (bench.engine.unavailable() or "")
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert due - bench.now_ns == 60 * SECOND_NS
+    bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
+    assert bench.engine.unavailable() is None
+    assert doubtful.id == "8"
+
+
+def test_another_cluster_knows_nothing_of_the_runs_of_this_one(bench: Bench) -> None:
+    """A configuration that names another cluster makes no run lost."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm elsewhere 7\n")
+    run = bench.engine.adopt("a", 1, None)
+    for _ in range(5):
+        bench.look()
+    assert run.liveness() is Liveness.ALIVE
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "\t\t\t\t\n", "7\n", "x\tRUNNING\t\t\tspool:\n", "\x00\xff\n"])
+def test_a_line_that_cannot_be_read_is_passed_over(bench: Bench, text: str) -> None:
+    """The other lines count, and the run is where they say."""
+    run = bench.submitted()
+    bench.look(text + line("7", "RUNNING"))
+    assert run.waits is None
+
+
+@pytest.mark.parametrize("word", ["FROBNICATING", "RUNNING*", "-", "completed?"])
+def test_an_unknown_word_is_that_of_a_live_job(bench: Bench, word: str) -> None:
+    """A later Slurm may have more states than we know."""
+    run = bench.submitted()
+    bench.look(line("7", word))
+    assert run.liveness() is Liveness.ALIVE
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("CANCELLED", EngineWord.CANCELLED),
+        ("TIMEOUT", EngineWord.TIMEOUT),
+        ("DEADLINE", EngineWord.TIMEOUT),
+        ("OUT_OF_MEMORY", EngineWord.OUT_OF_MEMORY),
+        ("PREEMPTED", EngineWord.PREEMPTED),
+        ("BOOT_FAIL", EngineWord.NOT_STARTED),
+    ],
+)
+def test_a_word_that_explains_an_end_is_believed_at_once(bench: Bench, state: str, word: EngineWord) -> None:
+    """No exit code need follow."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    assert bench.look(line("7", state)) == {"a"}
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert (run.ending.word, run.ending.said) == (word, f"Slurm says {state}")
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", None])
+def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
+    """A network file system may be a minute behind: an end without a reason or a code is believed after two."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    lines = [line("7", state)] if state else []
+    bench.look(*lines)
+    bench.look(*lines)
+    assert run.liveness() is Liveness.ALIVE
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    assert run.liveness() is Liveness.GONE
+    bench.folder.path("a", 1, layout.RC).unlink()
+    bench.now_ns += cluster.GRACE_NS
+    assert run.liveness() is Liveness.GONE
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "timeout"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***", "preempted"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "cancelled"),
+        ("slurmstepd: error: StepId=7.batch exceeded memory limit (2 > 1), being killed", "out_of_memory"),
+        ("CANCELLED AT noon, says the job itself", "forgotten"),
+    ],
+)
+def test_what_slurm_has_forgotten_its_own_log_tells(bench: Bench, text: str, word: str) -> None:
+    """The last words of engine.log stand for a job that was purged; what the job wrote counts for nothing."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"143\n")
+    bench.folder.put_record("a", 1, layout.ENGINE_LOG, f"{text}\n".encode())
+    bench.look()
+    bench.look()
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word == word
+
+
+def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench) -> None:
+    """Its processes may live on as long as nobody has spoken to the node; people may also give it up."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.look(line("7", "RUNNING"))
+    for state in ("down*", "unknown*"):
+        bench.look(line("7", "NODE_FAIL", node="n1"))
+        bench.commands.answer("sinfo", out=f"n1\t{state}\nn2\tidle\n")
+        bench.work()
+        bench.now_ns += 10 * cluster.GRACE_NS
+        assert run.liveness() is Liveness.ALIVE
+    bench.config = Config(other_hosts_gone=("n1",))
+    assert run.liveness() is Liveness.GONE
+    bench.config = Config()
+    bench.look(line("7", "NODE_FAIL", node="n1"))
+    bench.commands.answer("sinfo", out="n1\tidle\n")
+    assert bench.work() == {"a"}
+    assert run.liveness() is Liveness.ALIVE
+    bench.now_ns += cluster.GRACE_NS
+    assert run.liveness() is Liveness.GONE
+
+
+def test_a_stop_tells_the_wrapper_once_and_then_ends_the_job(bench: Bench) -> None:
+    """The batch script alone is told to end, however often it is pressed; the force comes after the grace."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    for _ in range(3):
+        assert not bench.engine.terminate({run: False})
+        bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
+    bench.engine.terminate({run: True})
+    bench.engine.terminate({run: True})
+    bench.work()
+    assert bench.commands.asked("scancel")[1:] == [("scancel", "7")]
+    bench.now_ns += 40 * SECOND_NS
+    bench.engine.terminate({run: True})
+    bench.work()
+    assert len(bench.commands.asked("scancel")) == 3
+    bench.look(line("7", "CANCELLED"))
+    assert list(bench.engine.terminate({run: True})) == [run]
+
+
+def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -> None:
+    """If it has begun in the meantime, it is asked to end like any other."""
+    run = bench.submitted()
+    bench.look(line("7", "PENDING"))
+    bench.engine.terminate({run: False})
+    bench.look(line("7", "RUNNING"))
+    bench.engine.terminate({run: False})
+    bench.work()
+    assert bench.commands.asked("scancel") == [
+        ("scancel", "--state=PENDING", "7"),
+        ("scancel", "--batch", "--signal=TERM", "7"),
+    ]
+
+
+def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
+    """It leaves the line, and Slurm never hears of it; one that is on its way is awaited."""
+    bench.config = Config(slurm=SlurmConfig(submit_per_second=0.1))
+    first, second = bench.start("a"), bench.start("b")
+    bench.work()
+    assert list(bench.engine.terminate({first: False, second: False})) == [second]
+    assert second.liveness() is Liveness.ABSENT
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    bench.engine.terminate({first: False})
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "--state=PENDING", "7")]
+
+
+def test_an_order_that_nobody_heard_is_given_again(bench: Bench) -> None:
+    """A cancel that falls into the absence of the controller is sent once that is back."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.engine.terminate({run: False})
+    bench.work()
+    bench.commands.answer("scancel", 1, err="scancel: error: Unable to contact slurm controller")
+    bench.work()
+    bench.work()
+    assert len(bench.commands.asked("scancel")) == 1
+    bench.look(line("7", "RUNNING"))
+    bench.work()
+    assert len(bench.commands.asked("scancel")) == 2
+
+
+def test_what_arrives_after_it_was_given_up_is_cancelled(bench: Bench) -> None:
+    """Only a job of this spool whose jid is void; others, of this user or of a run that lives, are left alone."""
+    bench.folder.put_record("ghost", 1, layout.JID, VOID_JID)
+    bench.folder.put_record("alive", 1, layout.JID, b"1 1 b - n1 slurm:6\n")
+    other = f"spool:{'f' * 16}:ghost:1"
+    bench.look(
+        line("5", "PENDING", name="ghost"),
+        line("6", "RUNNING", name="alive"),
+        line("4", "RUNNING", mark=other),
+        line("3", "RUNNING", mark=f"spool:{ID}:../x:1"),
+        line("2", "RUNNING", mark=f"spool:{ID}:::"),
+    )
+    assert bench.commands.asked("scancel") == [("scancel", "5")]
+
+
+def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark(bench: Bench) -> None:
+    """Each of the three is enough."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
+    bench.dispatcher()
+    by_record, by_jid, by_mark = (bench.engine.adopt(name, 1, None) for name in ("a", "b", "c"))
+    by_jid.identified(Jid(1, 1, "b", "-", "n1", "slurm:8"))
+    bench.look(
+        line("7", "RUNNING", mark="changed by a plugin"),
+        line("8", "RUNNING", mark="(null)"),
+        line("9", "RUNNING", name="c"),
+    )
+    assert [run.id for run in (by_record, by_jid, by_mark)] == ["7", "8", "9"]
+    assert all(run.liveness() is Liveness.ALIVE for run in (by_record, by_jid, by_mark))
+    assert bench.engine.adopt("a", 1, None) is by_record
+
+
+def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
+    """A dispatcher was killed after it took the jid: the next one has the job wait again, and ends what arrives."""
+    bench.folder.put_record("a", 1, layout.JID, VOID_JID)
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
+    run = bench.engine.adopt("a", 1, None)
+    assert run.liveness() is Liveness.ABSENT
+    bench.engine.forget(run)
+    bench.look(line("7", "PENDING"))
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
+def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
+    """The id is known, and written once there is room; a spool that cannot have a name starts nothing."""
+    run = bench.start()
+    bench.work()
+    bench.folder.full = True
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    assert run.id == "7"
+    with pytest.raises(StartRefused):
+        bench.start("b")
+    bench.folder.full = False
+    bench.look(line("7", "RUNNING"))
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+
+
+def test_submissions_come_in_bursts_and_then_at_their_rate(bench: Bench) -> None:
+    """Ten seconds' worth at once, a few on their way at a time; then one for each tenth of a second."""
+    bench.config = Config(slurm=SlurmConfig(submit_per_second=1))
+    for number in range(20):
+        bench.start(f"j{number}")
+    for number in range(10):
+        bench.work()
+        bench.commands.answer("sbatch", out=f"{number + 1}\n")
+    bench.work()
+    assert len(bench.commands.asked("sbatch")) == 10
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert 0 < due - bench.now_ns <= SECOND_NS
+    bench.work(1)
+    assert len(bench.commands.asked("sbatch")) == 11
+
+
+def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
+    """Without runs it looks for latecomers for five minutes, and then never again."""
+    bench.look()
+    assert bench.engine.due_ns() is not None
+    bench.now_ns += 301 * SECOND_NS
+    assert bench.engine.due_ns() is None
+
+
+@pytest.mark.parametrize("name", ["ALRM", "WINCH"])
+def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, name: str) -> None:
+    """It would end the wrapper."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    assert run.signal(name, spare_shell=False) == 0
+    assert run.signal("USR1", spare_shell=False) == 1
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=USR1", "7")]
+
+
+def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher that was started from within a Slurm job hands nothing of that on."""
+    for variable in ("SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_CONF"):
+        monkeypatch.setenv(variable, "x")
+    bench.start()
+    bench.work()
+    (command,) = (each for each in bench.commands.open.values() if each.arguments[0].endswith("sbatch"))
+    assert command.environment is not None
+    assert {key for key in command.environment if key.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF"}
+    assert command.environment["SPOOL_DIR"] == bench.folder.root
+    assert os.environ["SLURM_JOB_ID"] == "x"
+
+
+def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench) -> None:
+    """Two runs, three kinds of answers to each: no more than one sbatch for a run, whatever comes in between."""
+    kinds: list[Callable[[str], None]] = [
+        lambda job: bench.commands.answer("sbatch", out=f"{job}\n") and None,
+        lambda job: bench.commands.answer("sbatch", None) and None,
+        lambda job: bench.commands.answer("sbatch", 1, err="Socket timed out") and None,
+    ]
+    number = 0
+    for first in kinds:
+        for second in kinds:
+            number += 2
+            names = f"x{number}", f"y{number}"
+            runs = [bench.start(name) for name in names]
+            for answer, name in zip((first, second), names, strict=True):
+                bench.look(*(line(str(n), "RUNNING", name=f"{c}{n}") for n in range(2, number, 2) for c in "xy"))
+                bench.work(20)
+                answer(name[1:])
+                bench.work()
+            for run in runs:
+                bench.engine.forget(run)
+    assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2

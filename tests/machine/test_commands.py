@@ -1,0 +1,117 @@
+"""Commands run for a process that never waits: each answered once, whatever becomes of the helper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spool.machine.commands import AT_ONCE, Command, CommandEnd, CommandRunner
+from support import wait_for
+
+
+@pytest.fixture
+def runner() -> Iterator[CommandRunner]:
+    """Give a runner, and end its helper after the test."""
+    made = CommandRunner()
+    yield made
+    made.close()
+
+
+def collect(runner: CommandRunner, ended: dict[int, CommandEnd]) -> dict[int, CommandEnd]:
+    """Take in what there is."""
+    ended |= dict(runner.work())
+    return ended
+
+
+def wait(runner: CommandRunner, *numbers: int) -> list[CommandEnd]:
+    """Wait for the answers of these numbers."""
+    ended: dict[int, CommandEnd] = {}
+    wait_for(lambda: set(numbers) <= collect(runner, ended).keys(), what="the answers")
+    return [ended[number] for number in numbers]
+
+
+def sh(text: str, within_s: float = 30, *, urgent: bool = False, **environment: str) -> Command:
+    """Make a command of a shell's text."""
+    return Command(("/bin/sh", "-c", text), environment or None, within_s, urgent=urgent)
+
+
+def test_a_command_answers_with_all_that_it_said(runner: CommandRunner) -> None:
+    """Its exit status, both outputs whatever bytes they hold, and no input."""
+    first = runner.order(sh(r"printf 'a\tb\nc\377'; echo wrong >&2; cat; exit 3"))
+    second = runner.order(sh("echo $X", X="\u00e9 and 'quotes'\n"))
+    said, other = wait(runner, first, second)
+    assert said == CommandEnd(3, "a\tb\nc\ufffd", "wrong\n")
+    assert other.out == "\u00e9 and quotes\n".replace("quotes", "'quotes'")
+    assert wait(runner, runner.order(sh("kill -9 $$")))[0].status == -9
+
+
+def test_a_program_that_is_not_there_is_told_as_a_shell_tells_it(runner: CommandRunner) -> None:
+    """It has done nothing, and that is certain."""
+    (end,) = wait(runner, runner.order(Command(("/nonexistent/sbatch",))))
+    assert end.status == 127
+    assert "No such file" in end.err
+
+
+def test_a_command_that_hangs_is_ended_with_its_children_and_nobody_knows_what_it_did(runner: CommandRunner) -> None:
+    """The time limit holds though something else has its output open; others are answered meanwhile."""
+    hangs, quick = runner.order(sh("sleep 60 & sleep 60", 0.3)), runner.order(sh("echo hi"))
+    (end,) = wait(runner, quick)
+    assert end.out == "hi\n"
+    (end,) = wait(runner, hangs)
+    assert end.status is None
+    assert "without an answer" in end.err
+
+
+def test_what_is_urgent_waits_for_nothing_slow(runner: CommandRunner, tmp_path: Path) -> None:
+    """As many slow commands as run at once keep no urgent one waiting."""
+    go = tmp_path / "go"
+    slow = [runner.order(sh(f"until [ -e {go} ]; do sleep 0.02; done")) for _ in range(2 * AT_ONCE)]
+    ended: dict[int, CommandEnd] = {}
+    urgent = runner.order(sh("echo now", urgent=True))
+    wait_for(lambda: urgent in collect(runner, ended), what="the urgent one")
+    assert ended.keys() == {urgent}
+    go.touch()
+    wait_for(lambda: set(slow) <= collect(runner, ended).keys(), what="the slow ones")
+
+
+def _killed(runner: CommandRunner) -> None:
+    assert runner.pid is not None
+    os.kill(runner.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [_killed, CommandRunner.close])
+def test_a_command_outlives_the_helper_and_the_dispatcher(
+    runner: CommandRunner, tmp_path: Path, end: Callable[[CommandRunner], None]
+) -> None:
+    """What it is in the middle of it finishes: a submission is never cut off."""
+    begun, done = tmp_path / "begun", tmp_path / "done"
+    runner.order(sh(f"touch {begun}; sleep 0.5; touch {done}"))
+    wait_for(begun.exists, what="its begin")
+    end(runner)
+    wait_for(done.exists, what="its end")
+
+
+def test_after_the_death_of_the_helper_every_order_is_answered_and_new_ones_are_done(runner: CommandRunner) -> None:
+    """Nobody knows what became of those that it had; the next helper does what comes after."""
+    numbers = [runner.order(sh("sleep 5")) for _ in range(3)]
+    wait_for(lambda: runner.pid is not None, what="the helper")
+    time.sleep(0.2)
+    _killed(runner)
+    assert [end.status for end in wait(runner, *numbers)] == [None] * 3
+    (end,) = wait(runner, runner.order(sh("echo again")))
+    assert end.out == "again\n"
+
+
+def test_a_helper_that_hangs_is_given_up(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped helper answers nothing: its orders count as unanswered when their time is over."""
+    monkeypatch.setattr("spool.machine.commands._PATIENCE_NS", 0)
+    wait(runner, runner.order(sh("true")))
+    assert runner.pid is not None
+    os.kill(runner.pid, signal.SIGSTOP)
+    number = runner.order(sh("true", 0.2))
+    assert [end.status for end in wait(runner, number)] == [None]

@@ -1,0 +1,260 @@
+"""What a cluster, its commands and the dispatcher do at the wrong moment: every run begins once, and none is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from served import Served, alive, pids_in
+from slurm.cluster import Cluster, path_with
+from slurm.conftest import spool_on_slurm
+from support import wait_for
+
+JOBS = int(os.environ.get("SLURM_JOBS", "120"))
+KILLS = int(os.environ.get("SLURM_KILLS", "8"))
+AWAY_S = float(os.environ.get("SLURM_AWAY_S", "12"))
+SEED = int(os.environ.get("SLURM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+
+# Each line is one write, so that their order is that of what happened.
+LEDGER = 'echo "B $SPOOL_JOB $SPOOL_RUN" >> ledger; {command}; echo "E $SPOOL_JOB $SPOOL_RUN" >> ledger'
+
+
+def _job(command: str) -> str:
+    return LEDGER.format(command=command)
+
+
+def _ledger(served: Served) -> list[list[str]]:
+    path = served.root.parent / "ledger"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _check_once(served: Served, names: list[str]) -> None:
+    """Assert that each job has begun once, in one run, and finished."""
+    begun = Counter((name, run) for event, name, run in _ledger(served) if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == []
+    assert sorted(name for name, _ in begun) == sorted(names)
+    lines = [line for line in served.history() if line["job"] in set(names)]
+    assert sorted((line["job"], line["outcome"]) for line in lines) == sorted((name, "finished") for name in names)
+
+
+def _instead_of(served: Served, program: str, text: str) -> None:
+    """Put a script before one of Slurm's programs, for dispatchers that start from now on; `$real` is the program."""
+    served.environment["PATH"] = path_with(served.root.parent / "before", program, text)
+
+
+def _states(slurm: Cluster) -> Counter[str]:
+    return Counter(job["state"] for job in slurm.jobs())
+
+
+# The dispatcher.
+
+
+def test_a_new_dispatcher_takes_over_what_waits_what_runs_and_what_has_ended(unserved: Served, slurm: Cluster) -> None:
+    """Jobs outlive the dispatcher: it is killed, and the next one knows them all and starts none again."""
+    unserved.start()
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    unserved.drop("waits", _job("true"), executor_options=["--nodelist=n4"])
+    unserved.drop("runs", _job("until [ -e go ]; do sleep 0.1; done"))
+    unserved.drop("ends", _job("until [ -e end ]; do sleep 0.1; done"))
+    unserved.until(lambda: _states(slurm)["RUNNING"] == 2 and _states(slurm)["PENDING"] == 1, "all to be in Slurm")
+    unserved.kill()
+    (unserved.root.parent / "end").touch()
+    wait_for(lambda: ["E", "ends", "1"] in _ledger(unserved), 60)
+    unserved.start()
+    unserved.wait_done("ends")
+    assert unserved.places("runs") == unserved.places("waits") == ["running"]
+    (unserved.root.parent / "go").touch()
+    slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+    unserved.wait_done("runs", "waits")
+    _check_once(unserved, ["waits", "runs", "ends"])
+
+
+def test_a_submission_whose_answer_is_lost_is_found_again(unserved: Served, slurm: Cluster) -> None:
+    """The job is in Slurm but sbatch hangs, the dispatcher is killed: the next one finds the job by its comment."""
+    # It ends with the test and no sooner: the end of a dispatcher must not be its end.
+    _instead_of(unserved, "sbatch", '"$real" "$@"; until [ -e "$SPOOL_TEST_OVER" ]; do sleep 0.1; done')
+    over = unserved.root.parent / "over"
+    unserved.environment["SPOOL_TEST_OVER"] = str(over)
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    try:
+        unserved.start()
+        unserved.drop("once", _job("true"), executor_options=["--nodelist=n4"])
+        unserved.until(lambda: _states(slurm)["PENDING"] == 1, "it to wait in Slurm")
+        unserved.kill()
+        (unserved.root / "jobs" / "once" / "1" / "engine").unlink(missing_ok=True)  # a look may have found it by then
+        unserved.start()
+        unserved.until(lambda: unserved.record("once", "engine"), "it to be found")
+        slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+        unserved.wait_done("once")
+    finally:
+        over.touch()
+    _check_once(unserved, ["once"])
+    assert len([job for job in slurm.jobs() if job["name"] == "once"]) == 1
+
+
+def test_what_was_never_submitted_waits_again(unserved: Served, slurm: Cluster) -> None:
+    """The dispatcher is killed before sbatch has reached Slurm: the run is void, and the next one is not a retry."""
+    _instead_of(unserved, "sbatch", "kill -KILL $$")
+    unserved.start()
+    unserved.drop("late", _job("true"))
+    wait_for(lambda: unserved.runs("late"), 60)
+    unserved.kill()
+    (unserved.root.parent / "before" / "sbatch").unlink()
+    unserved.start()
+    result = unserved.wait_done("late")
+    assert result is not None
+    assert (result["outcome"], result["attempt"]) == ("finished", 1)
+    first = unserved.runs("late")[0]
+    assert (unserved.record("late", "jid", first) or "void\n") == "void\n"
+    assert len([event for event, *_ in _ledger(unserved) if event == "B"]) == 1
+
+
+@pytest.mark.timeout(600)
+def test_jobs_survive_the_deaths_of_dispatchers_while_sbatch_is_slow(unserved: Served, slurm: Cluster) -> None:
+    """Dispatchers are killed again and again while sbatch takes its time: each job runs once, and none is lost."""
+    print(f"SLURM_SEED={SEED}")
+    chance = random.Random(SEED)
+    slow = (
+        'n=$(od -An -N1 -tu1 /dev/urandom); sleep 0.$((n % 4)); "$real" "$@"; code=$?; sleep 0.$((n % 3)); exit $code'
+    )
+    _instead_of(unserved, "sbatch", slow)
+    names = [f"job{number:03d}" for number in range(5 * KILLS)]
+    for number, name in enumerate(names):
+        unserved.drop(name, _job(f"sleep 0.{number % 5}"))
+    for _ in range(KILLS):
+        unserved.start()
+        time.sleep(0.2 + chance.random())
+        unserved.kill()
+    unserved.start()
+    unserved.patience = 200
+    unserved.wait_done(*names)
+    begun = Counter((name, run) for event, name, run in _ledger(unserved) if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == [], f"SLURM_SEED={SEED}"
+    _check_once(unserved, names)
+
+
+def test_a_second_dispatcher_is_turned_away(served: Served) -> None:
+    """Another dispatcher of the same spool leaves at once, and disturbs no job."""
+    served.drop("job", _job("sleep 2"))
+    served.pid("job")
+    assert served.run("--until-idle") != 0
+    served.wait_done("job")
+    _check_once(served, ["job"])
+
+
+# The controller and its memory.
+
+
+@pytest.mark.timeout(300)
+def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster) -> None:
+    """The controller is killed: jobs that run go on to their ends, nothing is concluded, nothing is submitted twice."""
+    names = [f"job{number}" for number in range(6)]
+    for name in names:
+        served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))
+    served.until(lambda: _states(slurm)["RUNNING"] == 6, "all to run")
+    slurm.kill_controller()
+    try:
+        (served.root.parent / "go").touch()
+        served.drop("new", _job("true"))
+        served.until(lambda: any("Slurm" in problem for problem in _problems(served)), "it to be told")
+        time.sleep(AWAY_S)
+        assert {event["outcome"] for event in served.history()} <= {"finished"}
+        assert served.outcome("new") is None
+    finally:
+        slurm.start_controller()
+    served.patience = 150
+    served.wait_done(*names, "new")
+    _check_once(served, [*names, "new"])
+
+
+def _problems(served: Served) -> list[str]:
+    state = served.state()
+    reasons = [str(job.get("reason", "")) for job in state["jobs"].values()]
+    return [*map(str, state["problems"]), *reasons]
+
+
+@pytest.mark.timeout(300)
+def test_ends_are_told_apart_when_slurm_has_forgotten_them(unserved: Served, slurm: Cluster) -> None:
+    """When no dispatcher lived until Slurm had forgotten the jobs, what each left says how it ended."""
+    slurm.forget_after(2)
+    unserved.start()
+    until_killed = "echo up; until [ -e go ]; do sleep 0.1; done"
+    unserved.drop("well", until_killed)
+    unserved.drop("badly", f"{until_killed}; exit 5")
+    unserved.drop("theirs", "echo up; while :; do sleep 0.1; done")
+    for name in ("well", "badly", "theirs"):
+        unserved.says(name, "up")
+    unserved.kill()
+    (unserved.root.parent / "go").touch()
+    slurm.command("scancel", "--name=theirs")
+    wait_for(lambda: not slurm.jobs(), 120, "Slurm to forget all")
+    unserved.start()
+    unserved.wait_done("well", "badly", "theirs")
+    outcomes = {name: unserved.outcome(name) for name in ("well", "badly", "theirs")}
+    assert outcomes == {"well": "finished", "badly": "failed", "theirs": "cancelled"}
+    assert [unserved.runs(name) for name in outcomes] == [[1], [1], [1]]
+
+
+# Nodes.
+
+
+@pytest.mark.timeout(300)
+def test_a_job_of_a_node_that_went_away_runs_again_when_the_node_is_back(served: Served, slurm: Cluster) -> None:
+    """A node loses its slurmd and is set down, but the command lives on: no second run begins before it is gone."""
+    command = 'echo $$; [ "$SPOOL_RUN" = 1 ] || exit 0; while :; do sleep 0.1; done'
+    served.drop("moved", command, executor_options=["--nodelist=n2"])
+    pid = pids_in(served.says("moved", "\n"))[0]
+    slurm.kill_node("n2")
+    slurm.command("scontrol", "update", "nodename=n2", "state=down", "reason=a test of spool")
+    served.until(lambda: [j for j in slurm.jobs() if j["name"] == "moved" and j["state"] == "NODE_FAIL"], "NODE_FAIL")
+    time.sleep(4)
+    assert alive(pid)
+    assert served.runs("moved") == [1]
+    assert served.outcome("moved") is None
+    slurm.start_node("n2")
+    served.patience = 150
+    served.until(lambda: served.runs("moved") == [1, 2], "the second run")
+    assert not alive(pid)
+    slurm.command("scontrol", "update", "nodename=n2", "state=resume", check=False)
+    served.wait_done("moved")
+    assert [served.outcome("moved", run) for run in (1, 2)] == ["lost", "finished"]
+
+
+# Many.
+
+
+@pytest.mark.timeout(600)
+def test_many_jobs_run_once_each(served: Served) -> None:
+    """Many short jobs, more than may be in flight, all finish, each begun once."""
+    (served.root / "config.toml").write_text(
+        'autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "1s"\nmax_in_flight = 60\nsubmit_per_second = 100\n'
+    )
+    names = [f"job{number:03d}" for number in range(JOBS)]
+    for name in names:
+        served.drop(name, _job("true"))
+    served.patience = 300
+    served.wait_done(*names)
+    _check_once(served, names)
+
+
+def test_two_spools_share_a_user_and_their_jobs_names(served: Served, slurm: Cluster, tmp_path: Path) -> None:
+    """Two spools have jobs of the same name and run in Slurm; each sees its own, and cancels its own."""
+    (tmp_path / "other").mkdir()
+    with spool_on_slurm(tmp_path / "other" / "spool") as other:
+        other.start()
+        for spool in (served, other):
+            spool.drop("same", "echo up; until [ -e go ]; do sleep 0.1; done", workdir=str(spool.root))
+        for spool in (served, other):
+            spool.says("same", "up")
+        assert served.record("same", "engine") != other.record("same", "engine")
+        assert served.spool("cancel", "same").returncode == 0
+        served.wait_done("same")
+        assert other.places("same") == ["running"]
+        (other.root / "go").touch()
+        other.wait_done("same")
+        assert (served.outcome("same"), other.outcome("same")) == ("cancelled", "finished")
