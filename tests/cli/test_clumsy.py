@@ -195,3 +195,17 @@ def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_
     """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
     (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
     assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'
+
+
+def test_a_number_as_a_name_is_doubted(spool: Command) -> None:
+    """`-n 4` of sbatch means CPUs: the job gets that name, with a warning that says how to ask for CPUs."""
+    said = spool("submit", "-n", "4", "--hold", "--", "true")
+    assert (said.code, said.out) == (0, "4\n")
+    assert said.err == "spool: warning: 4 is the job's name now; for CPUs write --cpus 4"
+
+
+def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:
+    """`signal -9 a` is read as `kill -9` is, so the answer is about the job."""
+    put_job(spool_root, "a", place="held")
+    assert "cannot signal job a: it is not running" in spool("signal", "-9", "a").err
+    assert spool("signal", "-99", "a").err.endswith("no such signal; `kill -l` lists the signals")

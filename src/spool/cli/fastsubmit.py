@@ -140,7 +140,7 @@ def _bytes_of(text: str) -> int:
 
 
 def _usable(name: str) -> bool:
-    return layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX)
+    return layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX) and not name.isdecimal()
 
 
 def _serve(root: str) -> None:

@@ -90,6 +90,8 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     if name is None:
         stem = what.stem or fastsubmit.stem_of(command)
         name = fastsubmit.fresh_name(stem, lambda name: submit.ever_used(root, name))
+    if name.isdecimal():  # sbatch -n 4
+        tell(f"warning: {name} is the job's name now; for CPUs write --cpus {name}")
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
