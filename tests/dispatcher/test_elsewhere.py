@@ -19,10 +19,6 @@ from spool.core.model import SECOND_NS, Machine, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
-from spool.formats.run_records import render_engine
-
-
-from spool.executors import Usage
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
