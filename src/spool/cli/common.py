@@ -6,7 +6,7 @@ import fnmatch
 import os
 import pwd
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
+from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when it is needed: a submission does without it
@@ -151,6 +152,17 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
         raise UsageError(f"cannot understand {option}: {error}") from None
 
 
+T = TypeVar("T")
+
+
+def value_of(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return what *parse* makes of the value that an option was given. Raises UsageError, which names the option."""
+    try:
+        return parse(text)
+    except InvalidValue as error:
+        raise UsageError(cannot("use", option, str(error))) from None
+
+
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
     """Call *act* for each name and print its result, continuing after failures. Return the highest exit code."""
     worst = 0
@@ -162,7 +174,7 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
             worst = max(worst, int(error.exit_code))
             continue
         except OSError as error:
-            tell(f"cannot change job {name}: {error.strerror}")
+            tell(cannot("change", f"job {name}", error.strerror or str(error), remedy=remedy_for(error)))
             worst = max(worst, int(ExitCode.SPOOL_UNUSABLE))
             continue
         if done:
