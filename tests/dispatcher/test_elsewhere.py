@@ -19,10 +19,7 @@ from spool.core.model import SECOND_NS, Machine, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
-from spool.formats.run_records import render_engine
-
-
-from spool.executors import Usage
+from spool.executors.local import LocalProcesses
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
@@ -522,3 +519,17 @@ def test_what_an_engine_refuses_keeps_no_job_of_this_machine_waiting(session: Se
     session.users.submit("near", "ok")
     session.settle()
     assert ends_of(session.world).places["near"] == (DONE,)
+
+
+def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their engine holds them to it; a walk over all processes would be for nothing."""
+    looked: list[int] = []
+    monkeypatch.setattr(LocalProcesses, "memory_bytes", lambda self, limits: looked.append(len(limits)) or {})
+    session.users.submit("x", "true", THERE, 'memory = "1G"')
+    session.turns(3)
+    now(session).limits._memory_at_ns = 0
+    session.turns(2)
+    assert list(FakeEngine.runs) == [("x", 1)]
+    assert not looked

@@ -463,6 +463,8 @@ class LimitEnforcer:
             if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
                 runs[live.handle] = live
         self._with_memory = {live.key for live in runs.values()}
+        if not runs:
+            return  # a walk over all processes would be for nothing
         limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}
         for handle, used in self._executors.local.memory_bytes(limits).items():
             live, limit = runs[handle], limits[handle]
