@@ -83,13 +83,13 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks/slurm", description="Measure spool on Slurm beside sbatch.")
     parser.add_argument("--own", action="store_true", help="start the cluster of the tests: root, Debian's packages")
-    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="so many jobs; default: %(default)s")
-    parser.add_argument("--ms", type=int, default=2000, metavar="N", help="so long each; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="the number of jobs; default: %(default)s")
+    parser.add_argument("--ms", type=int, default=2000, metavar="N", help="how long each runs; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="the fastest counts; default: %(default)s")
     parser.add_argument(
         "--in-flight", type=int, default=1000, metavar="N", help="for the idle dispatcher; 0: leave out"
     )
-    parser.add_argument("--idle", type=float, default=60, metavar="S", help="so many seconds; default: %(default)s")
+    parser.add_argument("--idle", type=float, default=60, metavar="S", help="how many seconds; default: %(default)s")
     parser.add_argument("--poll", default="10s", metavar="TIME", help="of the spool; default: %(default)s")
     parser.add_argument("--spool", metavar="COMMAND", help="how spool is called; default: the one of this Python")
     parser.add_argument("--dir", metavar="DIR", help="where spools are made, on a file system that the nodes share")
@@ -198,7 +198,7 @@ def _until_empty() -> None:
 
 
 def _idle(engine: SlurmSpool, count: int, seconds: float) -> dict[str, float]:
-    """Return what a dispatcher costs of which nothing is wanted while *count* jobs are in Slurm."""
+    """Return what an idle dispatcher costs while *count* jobs are in Slurm."""
     engine.begin(count, "10s")
     try:
         drop(str(engine.root), count, f"{_NAME}held", ["sleep", "100000"], workdir="/", cpus=1, memory="20M")
