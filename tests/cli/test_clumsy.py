@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from calling import Command, put_job
+from spool.store.disk import Disk
 
 
 @pytest.mark.parametrize(
@@ -111,3 +114,98 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     assert 'cannot use job a: --memory: "10" has no unit' in spool("edit", "a", "--memory", "10").err
     assert '"cpus" on line 2: must be a whole number' in spool("edit", "b", "--memory", "10G").err
     assert 'cannot use job c: --with memory: "10" has no unit' in spool("requeue", "c", "--with", "memory=10").err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("wait", "a", "--timeout", "5"),
+        ("gc", "--older-than", "5"),
+        ("gc", "--max-size", "5"),
+        ("dispatch", "--idle-exit", "5"),
+        ("simulate", "--history", "--memory", "5"),
+    ],
+)
+def test_an_amount_without_a_unit_is_answered_with_its_option(
+    spool: Command, spool_root: Path, words: tuple[str, ...]
+) -> None:
+    """The message names the option, and the units that it takes."""
+    put_job(spool_root, "a", place="held")
+    said = spool(*words)
+    assert said.code == 2
+    assert said.err.startswith(f'spool: cannot use {words[-2]}: "5" has no unit')
+
+
+def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Path) -> None:
+    """`init`, and a command that would make one, refuse a directory with other files and leave it as it is."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("")
+    for words in (("init", home), ("--spool", home, "submit", "--", "true"), ("--spool", home, "dispatch", "--once")):
+        said = spool(*words)
+        assert (said.code, said.out) == (5, "")
+        assert said.err == f"spool: cannot make a spool: {home}: the directory has other files in it; " + (
+            "name an empty or a new directory"
+        )
+        assert [each.name for each in home.iterdir()] == ["thesis.tex"]
+    (home / "config.toml").write_text("")
+    assert spool("init", home).code == 0
+
+
+def test_a_filter_that_leaves_nothing_says_so(spool: Command) -> None:
+    """`stats` and `plot` say which way to look for more, and `reserve cancel` how to list what there is."""
+    assert spool("stats", "--user", "nobody").err == (
+        "spool: no ended run matches; give fewer filters, or an earlier --since"
+    )
+    assert "no run in this period matches; look further back" in spool("plot", "--user", "nobody").err
+    assert spool("reserve", "cancel", "x").err.endswith("no reservation has this name; `spool reserve list` lists them")
+
+
+def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way a command takes to the disk, its error ends with what a person can do."""
+    put_job(spool_root, "a", place="held")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for method in ("staged", "rename", "move", "publish", "put"):
+        monkeypatch.setattr(Disk, method, full)
+    for words in (("submit", "--", "true"), ("release", "a"), ("edit", "a", "--cpus", "2"), ("pause",)):
+        said = spool(*words)
+        assert said.code == 5, words
+        assert said.err.endswith("No space left on device; free up space on the disk"), words
+
+
+def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command, tmp_path: Path) -> None:
+    """A script given as a job file, a directory without one, a directory to import: each says so, and what to do."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\necho hi\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert spool("submit", "-f", script).err.endswith(f"it is a script; `spool submit {script}` submits a script")
+    assert "reads a pipe" in spool("submit", "-f", "-").err
+    assert spool("check", empty).err == f"spool: nothing to check: no job files (*.toml) in {empty}"
+    assert spool("import", empty).err == f"spool: cannot import {empty}: not a file"
+    (tmp_path / "my job.toml").write_text('command = "true"\n')
+    assert spool("submit", "-f", tmp_path / "my job.toml").err.endswith("give another with --name")
+    assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
+
+
+def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_path: Path) -> None:
+    """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
+    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
+    assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'
+
+
+def test_a_number_as_a_name_is_doubted(spool: Command) -> None:
+    """`-n 4` of sbatch means CPUs: the job gets that name, with a warning that says how to ask for CPUs."""
+    said = spool("submit", "-n", "4", "--hold", "--", "true")
+    assert (said.code, said.out) == (0, "4\n")
+    assert said.err == "spool: warning: 4 is the job's name now; for CPUs write --cpus 4"
+
+
+def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:
+    """`signal -9 a` is read as `kill -9` is, so the answer is about the job."""
+    put_job(spool_root, "a", place="held")
+    assert "cannot signal job a: it is not running" in spool("signal", "-9", "a").err
+    assert spool("signal", "-99", "a").err.endswith("no such signal; `kill -l` lists the signals")

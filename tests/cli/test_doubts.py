@@ -19,6 +19,7 @@ NEVER = [
     (("--resource", "licence=1"), "never fits: "),
     (("--executor", "slurm"), "cannot start: this version of spool has no executor 'slurm'"),
     (("--notify", "someone"), "cannot send anything to someone: it is neither a URL"),
+    (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
     (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
 

@@ -336,7 +336,8 @@ def test_gc_goes_on_after_what_it_may_not_look_into(
     monkeypatch.setattr(gc, "open_directory", opened)
     said = spool("gc", "--older-than", "1d")
     assert said.code == 1
-    assert said.err.splitlines() == [f"spool: cannot read job closed: {spool_root}/jobs/closed: Permission denied"]
+    why = "Permission denied; give yourself access to it with chmod(1) or chown(1)"
+    assert said.err.splitlines() == [f"spool: cannot read job closed: {spool_root}/jobs/closed: {why}"]
     assert sorted(os.listdir(spool_root / "jobs")) == [".last-runs.json", "closed"]
 
 

@@ -26,6 +26,7 @@ from support import wait_for
 
 T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
 GIB = 1 << 30
+FURTHER = "look further back, as with --since 7d"
 PERIOD = ("--since", "2026-03-01T00:00:00Z", "--until", "2026-03-01T08:00:00Z")
 HOSTILE = (
     "$\\frac{",
@@ -185,9 +186,13 @@ def test_colours_mean_what_is_asked_for(spool: Command, history: Path) -> None:
 def test_what_nothing_ran_in_says_where_to_look(spool: Command, history: Path) -> None:
     """No picture, and no error: the answer is that there was nothing."""
     said = spool("plot", *PERIOD, "--user", "nobody")
-    assert (said.code, said.out, said.err) == (0, "", "spool: nothing that is wanted ran in this period")
+    assert (said.code, said.out, said.err) == (
+        0,
+        "",
+        f"spool: no run in this period matches; {FURTHER}",
+    )
     said = spool("plot")
-    assert said.err == "spool: nothing ran in this period; look further back with --since 7d"
+    assert said.err == f"spool: nothing ran in this period; {FURTHER}"
 
 
 def test_words_that_contradict_each_other_are_refused(spool: Command, history: Path, tmp_path: Path) -> None:

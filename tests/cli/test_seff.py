@@ -126,7 +126,7 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
         (("waits",), 3, "it has not run yet"),
         (("waits", "--run", 2), 3, "it has not run yet"),
         (("train", "--run", 7), 3, "its runs are 1"),
-        (("train", "--run", 0), 2, "range"),
+        (("train", "--run", 0), 2, "whole number of at least 1"),
         (("a/../b*",), 3, "not a valid job name"),
     ],
 )

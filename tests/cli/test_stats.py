@@ -52,7 +52,7 @@ def test_runs_are_chosen_by_a_tag(spool: Command, spool_root: Path) -> None:
     found = asked(spool, "stats", "--tag", "y")
     assert (found["tag"], found["total"]["runs"]) == ("y", 2)
     assert asked(spool, "stats", "--tag", "x")["total"]["runs"] == 1
-    assert spool("stats", "--tag", "z").err == "spool: no run has ended that is wanted"
+    assert spool("stats", "--tag", "z").err == "spool: no ended run matches; give fewer filters, or an earlier --since"
 
 
 def test_the_sums_in_words(spool: Command, history: Path) -> None:
@@ -145,7 +145,7 @@ def test_since_and_until(spool: Command, history: Path) -> None:
     assert asked(spool, "stats", "--user", "bob", "--project", "vision")["total"]["runs"] == 1
     said = spool("stats", "--since", "1h")
     assert (said.code, said.out) == (0, "")
-    assert "no run has ended that is wanted" in said.err
+    assert "no ended run matches; give fewer filters, or an earlier --since" in said.err
 
 
 def test_moments() -> None:

@@ -75,7 +75,9 @@ def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -
             for problem in problems:
                 render.say(f"{path}:{problem.line or 1}: {problem.message}")
         good = len(found) - len(bad)
-        if not bad:
+        if not found:
+            tell(f"nothing to check: no job files (*.toml) in {', '.join(files)}")
+        elif not bad:
             render.say(f"{good} file{' is' if good == 1 else 's are'} valid")
         for path, listed in warnings.items():
             for problem in listed:

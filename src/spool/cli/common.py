@@ -5,19 +5,20 @@ from __future__ import annotations
 import fnmatch
 import os
 import pwd
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spool.cli import joboptions, render
+from spool.cli import render
 from spool.cli.group import LAST, JobArgument, tell
 from spool.client import autostart
 from spool.client.submit import ensure_spool
 from spool.core import layout
-from spool.core.errors import ExitCode, InvalidFile, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
+from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when it is needed: a submission does without it
@@ -151,6 +152,17 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
         raise UsageError(f"cannot understand {option}: {error}") from None
 
 
+T = TypeVar("T")
+
+
+def value_of(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return what *parse* makes of the value that an option was given. Raises UsageError, which names the option."""
+    try:
+        return parse(text)
+    except InvalidValue as error:
+        raise UsageError(cannot("use", option, str(error))) from None
+
+
 def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
     """Call *act* for each name and print its result, continuing after failures. Return the highest exit code."""
     worst = 0
@@ -162,34 +174,12 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
             worst = max(worst, int(error.exit_code))
             continue
         except OSError as error:
-            tell(f"cannot change job {name}: {error.strerror}")
+            tell(cannot("change", f"job {name}", error.strerror or str(error), remedy=remedy_for(error)))
             worst = max(worst, int(ExitCode.SPOOL_UNUSABLE))
             continue
         if done:
             render.say(done)
     return worst
-
-
-def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
-    """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
-
-    *what* was to be made of them. *stated* are the keys that they set; of others the message stays as it is. *spelled*
-    is the option that takes any key, `--with`.
-    """
-    from dataclasses import replace
-
-    options = [option for option in joboptions.OPTIONS if not option.value]
-    flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
-    problems = []
-    for problem in error.problems:
-        message, path = problem.message, problem.key or ""
-        at = f" on line {problem.line}"
-        key = next((each for each in (path, path.partition("[")[0], path.partition(".")[0]) if each in flags), "")
-        if path.partition(".")[0].partition("[")[0] in stated:
-            name = f"{spelled} {path}" if spelled else flags.get(key, f'"{path}"')
-            message = message.replace(f'"{path}"{at}', name, 1).replace(f'"{path}"', name, 1).replace(at, "", 1)
-        problems.append(replace(problem, message=message))
-    return type(error)(what, problems)
 
 
 name_argument = click.argument("name", cls=JobArgument)

@@ -13,7 +13,6 @@ from spool.cli import joboptions, render
 from spool.cli.common import (
     ensure_dispatcher,
     for_each,
-    in_options,
     made,
     named,
     names_argument,
@@ -241,7 +240,7 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
         try:
             jobfile.parse(new, name=name, defaults=defaults_of(root))
         except InvalidJob as error:
-            raise in_options(error, f"job {name}", changes.keys(), "--with") from None
+            raise joboptions.in_options(error, f"job {name}", changes.keys(), "--with") from None
         return new
 
     return rewritten

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from spool.cli.common import made
+from spool.cli.common import made, value_of
 from spool.cli.group import Verb
 from spool.core.errors import LockHeld, UsageError
 from spool.core.units import parse_duration
@@ -33,7 +33,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
 
     descriptors.keep()
     descriptors.take_all()
-    idle_ns = (parse_duration(idle_exit) or None) if idle_exit is not None else None
+    idle_ns = (value_of("--idle-exit", idle_exit, parse_duration) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     if once or not was_spool(root):
         made(root)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import SpelledOption, in_options, name_argument, one_job, opened, this_user
+from spool.cli.common import SpelledOption, name_argument, one_job, opened, this_user
 from spool.cli.group import Verb, tell
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.client.requests import Requests
@@ -93,7 +93,7 @@ def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequ
     try:
         jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
     except InvalidJob as error:
-        raise in_options(error, f"job {name}", changes.keys()) from None
+        raise joboptions.in_options(error, f"job {name}", changes.keys()) from None
     return _replaced(spool, name, place, text, new)
 
 

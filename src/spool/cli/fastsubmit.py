@@ -84,6 +84,8 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     if not _are_there(root, name, values.get("depends_on", ())):
         return None
+    if not all(map(os.path.isdir, values.get("workdir", ()))):  # or the full way warns
+        return None
     if name is None:
         name = fresh_name(stem_of(command), lambda name: submitting.ever_used(root, name))
     try:
@@ -91,7 +93,9 @@ def submit(arguments: Sequence[str]) -> int | None:
     except FileExistsError:
         return None
     except OSError as error:  # do not try again: the file may exist
-        _complain(f"cannot submit job {name}: {error.strerror}")
+        from spool.store.disk import remedy_for
+
+        _complain(f"cannot submit job {name}: {error.strerror}; {remedy_for(error)}")
         return 5
     if not held:
         _serve(root)
@@ -136,7 +140,7 @@ def _bytes_of(text: str) -> int:
 
 
 def _usable(name: str) -> bool:
-    return layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX)
+    return layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX) and not name.isdecimal()
 
 
 def _serve(root: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb, tell
 from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
@@ -45,9 +45,9 @@ def command(
     spool = opened(root)
     configured = Settings(spool).config.gc
     keep = RetentionPolicy(
-        parse_duration(older_than) if older_than is not None else configured.max_age_ns,
+        value_of("--older-than", older_than, parse_duration) if older_than is not None else configured.max_age_ns,
         keep_runs if keep_runs is not None else configured.max_runs,
-        parse_size(max_size) if max_size is not None else configured.max_size_bytes,
+        value_of("--max-size", max_size, parse_size) if max_size is not None else configured.max_size_bytes,
     )
     if keep.everything:
         raise UsageError(

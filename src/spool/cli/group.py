@@ -349,7 +349,7 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
     return message
 
 
-def _number_wanted(kind: click.ParamType) -> str:
+def _number_wanted(kind: object) -> str:
     """Return which numbers *kind* takes, "" if it takes something else."""
     if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return ""

@@ -27,14 +27,18 @@ def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[s
       spool submit -f train.toml
     """
     for number, path in enumerate(files):
-        if path == "-" or not os.path.isfile(path):
-            raise UsageError(cannot("import", path, "no such file" if path != "-" else "give a file"))
+        if path == "-":
+            raise UsageError(cannot("import", path, "give a file; /dev/stdin reads a pipe"))
+        if not os.path.isfile(path) and path != "/dev/stdin":
+            raise UsageError(cannot("import", path, "not a file" if os.path.exists(path) else "no such file"))
         name = job_name(fastsubmit.stem_of([path]))
         capture = False if no_capture else None
         asked = submission.Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives)
         wanted = submission.job_of(asked, root)
         head = "\n" * (number > 0) + f"# {wanted.name}.toml, made of {os.path.basename(path)!a}\n"
-        render.say_text((head if len(files) > 1 else "") + wanted.text.decode("utf-8", "replace"))
+        render.say_text(
+            (head if len(files) > 1 else "") + wanted.text.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+        )
         if wanted.held:
             tell(f"{path}: the script asks to be held; submit the file with --hold")
     return 0

@@ -8,9 +8,13 @@ next to nothing, so that the plain case of `spool submit` starts quickly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, Key
+
+TYPE_CHECKING = False  # as in typing, which takes its time to import
+if TYPE_CHECKING:
+    from spool.core.errors import InvalidFile
 
 COMMON_TITLE = "Common options"
 """The first section of the help."""
@@ -110,9 +114,6 @@ def keys_of(values: Values) -> dict[str, object]:
     return keys
 
 
-_MOST_DIGITS = 1000  # Python refuses to read numbers of some thousands
-
-
 def _number(text: str) -> object:
     try:
         return int(text) if text.isdecimal() else float(text)
@@ -130,7 +131,7 @@ def _names(given: Iterable[str]) -> list[str]:
 
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
-    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else given[-1]
+    return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
 
 
 def _codes(given: list[str]) -> list[object]:
@@ -311,3 +312,25 @@ def values_of(parameters: Mapping[str, object]) -> Values:
         elif given is not None:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
     return values
+
+
+def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
+    """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
+
+    *what* names the job. *stated* are the keys that they set; of others the message stays as it is. *spelled*
+    is the option that takes any key, `--with`.
+    """
+    from dataclasses import replace
+
+    options = [option for option in OPTIONS if not option.value]
+    flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
+    problems = []
+    for problem in error.problems:
+        message, path = problem.message, problem.key or ""
+        at = f" on line {problem.line}"
+        key = next((each for each in (path, path.partition("[")[0], path.partition(".")[0]) if each in flags), "")
+        if path.partition(".")[0].partition("[")[0] in stated:
+            name = f"{spelled} {path}" if spelled else flags.get(key, f'"{path}"')
+            message = message.replace(f'"{path}"{at}', name, 1).replace(f'"{path}"', name, 1).replace(at, "", 1)
+        problems.append(replace(problem, message=message))
+    return type(error)(what, problems)

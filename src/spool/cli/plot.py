@@ -87,8 +87,8 @@ def command(
         del values["at_ns"]
         render.as_json({"version": 1, "at": render_instant(found.at_ns), **values})
     elif not found.runs:
-        anyone = "" if wanted.anyone else " that is wanted"
-        tell(f"nothing{anyone} ran in this period" + ("; look further back with --since 7d" if since is None else ""))
+        what = "nothing ran in this period" if wanted.anyone else "no run in this period matches"
+        tell(f"{what}; look further back, as with --since 7d")
     elif file is not None:
         file.draw(found, panels)
         tell(f"drew {output}")

@@ -144,7 +144,14 @@ def _check_runs(data: bytes, what: str) -> None:
     if b"\0" in data[:1024]:
         if os.access(what, os.X_OK):
             return
-        raise UsageError(cannot("submit", thing, "it is neither a text nor executable"))
+        raise UsageError(
+            cannot(
+                "submit",
+                thing,
+                "it is neither a text nor executable",
+                remedy=f"`chmod +x {shlex.quote(what)}` if it is a program",
+            )
+        )
     program = _RUN_BY.get(what.rpartition(".")[2], "sh")
     line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):

@@ -22,12 +22,13 @@ _KNOWN = {each.name.removeprefix("SIG"): each for each in signal.Signals}
 
 
 class _SignalVerb(Verb):
-    """A verb whose first word may be written as for kill(1): -USR1."""
+    """A verb whose first word may be written as for kill(1): -USR1, -9."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remove the dash from a signal."""
         first = args[0].upper() if args else ""
-        if re.fullmatch(r"-(SIG)?[A-Z0-9]+", first) and first.removeprefix("-").removeprefix("SIG") in _KNOWN:
+        named = re.fullmatch(r"-(SIG)?[A-Z0-9]+", first) and first.removeprefix("-").removeprefix("SIG") in _KNOWN
+        if named or re.fullmatch(r"-[0-9]{1,2}", first):
             args = [first[1:], *args[1:]]
         return super().parse_args(ctx, args)
 

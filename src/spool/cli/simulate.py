@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import json_option, opened
+from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb, tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
@@ -127,10 +127,11 @@ def command(
     figure = charts.figure_for(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
+    memory_bytes = value_of("--memory", memory, parse_size) if memory is not None else None
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)
-    machine = imagined_machine(workload, cpus, parse_size(memory) if memory is not None else None, gpus)
+    machine = imagined_machine(workload, cpus, memory_bytes, gpus)
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
     # gpu.use of the real machine does not apply to imaginary GPUs.

@@ -64,7 +64,8 @@ def command(
     if as_json:
         _print_json(found, wanted, key)
     elif not found.statistics.total.runs and not found.statistics.groups:
-        tell("no run has ended" + (" that is wanted" if wanted != RunFilter() else ""))
+        fewer = "no ended run matches; give fewer filters, or an earlier --since"
+        tell("no run has ended" if wanted == RunFilter() else fewer)
     elif key is None:
         render.pairs(_pairs(found.statistics))
     else:

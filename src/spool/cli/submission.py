@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
-from spool.cli.common import ensure_dispatcher, in_options
+from spool.cli.common import ensure_dispatcher
 from spool.cli.group import tell
 from spool.cli.render import progress
 from spool.client import submit
@@ -89,11 +90,13 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     if name is None:
         stem = what.stem or fastsubmit.stem_of(command)
         name = fastsubmit.fresh_name(stem, lambda name: submit.ever_used(root, name))
+    if name.isdecimal():  # sbatch -n 4
+        tell(f"warning: {name} is the job's name now; for CPUs write --cpus {name}")
     try:
         return Wanted(checked_name(name), checked(name, keys, root), held)
     except InvalidJob as error:
-        what = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise in_options(error, what, keys.keys()) from None
+        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
+        raise joboptions.in_options(error, whose, keys.keys()) from None
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:
@@ -140,7 +143,7 @@ def checked_name(name: str) -> str:
     if why is None and name.endswith(layout.JOB_SUFFIX):
         why = f"that is a file's name; the job's is {name.removesuffix(layout.JOB_SUFFIX)!r}"
     if why is not None:
-        raise InvalidValue(cannot("name", f"a job {name!r}", why))
+        raise InvalidValue(cannot("name", f"a job {name!r}", why, remedy="give another with --name"))
     return name
 
 
@@ -184,11 +187,20 @@ def file_job(path: str, name: str | None, root: str, export: Sequence[str] = ())
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(cannot("read", "the job file", error.strerror or str(error), where=path)) from None
+        remedy = "`-f /dev/stdin --name NAME` reads a pipe" if path == "-" else None
+        raise UsageError(
+            cannot("read", "the job file", error.strerror or str(error), where=path, remedy=remedy)
+        ) from None
     name = checked_name(name or stem)
     defaults = defaults_of(root)
     without_env = {key: value for key, value in defaults.keys.items() if key != "env"}
-    spec = jobfile.parse(text, name=name, defaults=replace(defaults, keys=without_env))
+    try:
+        spec = jobfile.parse(text, name=name, defaults=replace(defaults, keys=without_env))
+    except InvalidJob as error:
+        if text.startswith(b"#!"):
+            remedy = f"`spool submit {shlex.quote(path)}` submits a script"
+            raise UsageError(cannot("use", "the job file", "it is a script", where=path, remedy=remedy)) from error
+        raise
     exported = exports(root, export) if export else Exports()
     _tell_left_out(exported)
     before = dict(spec.env)

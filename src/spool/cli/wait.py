@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.common import named, names_argument, opened
+from spool.cli.common import named, names_argument, opened, value_of
 from spool.cli.group import Verb, tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError
@@ -220,6 +220,6 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
     if not names and not wait_for_all:
         raise click.UsageError("missing argument 'NAME...', or --all for all waiting and running jobs")
     spool = opened(root)
-    timeout_ns = parse_duration(timeout) if timeout is not None else None
+    timeout_ns = value_of("--timeout", timeout, parse_duration) if timeout is not None else None
     wanted = named(spool, names) if names else sorted({*spool.names(QUEUED), *spool.names(RUNNING)}, key=natural)
     return until_ended(spool.root, wanted, first=wait_for_any, timeout_ns=timeout_ns)

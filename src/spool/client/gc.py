@@ -26,7 +26,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.formats import jobfile, run_records
-from spool.store.disk import Disk, open_directory, walk
+from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.spool import Spool, read_record
 
 _LOCK = "gc.lock"  # in the staging directory
@@ -293,7 +293,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
 
 def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
     """Return a line about what an error prevented. Jobs may have given their files any name."""
-    why, remedy = error.strerror or str(error), None
+    why, remedy = error.strerror or str(error), remedy_for(error)
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(where):
         why, remedy = "it is a link", "remove or replace it by hand"
     if len(where) > _LONG:

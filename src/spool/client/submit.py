@@ -56,11 +56,17 @@ def was_spool(root: str) -> bool:
 def make_spool(root: str) -> bool:
     """Create what is missing of the spool at *root*, mode 0700; return whether there was no spool.
 
-    Raises OSError with the failing `filename`. What is there stays as it is. The new names are on the disk when this
-    returns.
+    Raises OSError with the failing `filename`, and SpoolUnusable. What is there stays as it is. The new names are on
+    the disk when this returns. A directory that holds other files, and nothing of a spool, is refused: a spool's
+    directories would get lost among them.
     """
     made = not was_spool(root)
     place = Layout(os.path.realpath(root))
+    if made and _is_of_others(place.root):
+        from spool.core.errors import SpoolUnusable, cannot
+
+        why, remedy = "the directory has other files in it", "name an empty or a new directory"
+        raise SpoolUnusable(cannot("make", "a spool", why, where=root, remedy=remedy))
     os.makedirs(os.path.dirname(place.root), exist_ok=True)
     disk = Disk(place.at(layout.STAGING))
     changed = disk.ensure_directory(place.root)
@@ -74,6 +80,15 @@ def make_spool(root: str) -> bool:
     if changed:
         disk.sync_directories((place.root, os.path.dirname(place.root)))
     return made
+
+
+def _is_of_others(path: str) -> bool:
+    """Whether *path* is a directory with files, none of which is a spool's."""
+    try:
+        found = {*os.listdir(path)} - {"lost+found"}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return bool(found) and found.isdisjoint((*layout.DIRECTORIES, layout.CONFIG, layout.STATE, layout.HISTORY))
 
 
 def ensure_spool(root: str) -> bool:

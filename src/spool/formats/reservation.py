@@ -92,7 +92,7 @@ def local_time(at_ns: int) -> datetime:
 def _gpus(stated: int | list[int]) -> tuple[int | None, tuple[int, ...]]:
     if isinstance(stated, int):
         if not 0 < stated <= 1_000_000:
-            raise InvalidValue(f"{toml.show(stated)} is not a number of GPUs to reserve")
+            raise InvalidValue(f"{toml.show(stated)} is not a number of GPUs; reserve at least 1")
         return stated, ()
     if not stated:
         raise InvalidValue("is an empty list; list indices, or give a number")

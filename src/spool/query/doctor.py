@@ -192,7 +192,8 @@ def _moves(subject: Subject) -> Findings:
             disk.discard(there)
             disk.discard(staged)
     except OSError as error:
-        remedy = "a file system without hard links cannot hold a spool" if error.errno in (errno.EPERM, 95) else ""
+        without_links = error.errno in (errno.EPERM, 95)
+        remedy = "a file system without hard links cannot hold a spool" if without_links else remedy_for(error)
         yield _fail(f"files cannot be created, linked and moved: {error.strerror}", remedy)
         return
     took_ms = (time.monotonic_ns() - begun) / 1e6

@@ -6,6 +6,7 @@ Every submission asks, so what only some jobs need is imported when they do.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -69,6 +70,7 @@ class _Seer:
             yield f"cannot start: {problem}"
         elif executor in LOCAL_EXECUTORS:
             yield from self._never_fits(name, spec)
+            yield from self._nowhere(spec)
         yield from self._undelivered(spec)
         yield from self._unknown(name, spec)
 
@@ -110,6 +112,11 @@ class _Seer:
         from spool.query.snapshot import machine_now
 
         return machine_now(self._spool, self._now_ns, with_gpus=request.gpus > 0, patience_ns=_PATIENCE_NS)
+
+    def _nowhere(self, spec: Spec) -> Iterator[str]:
+        path = spec.workdir or ""
+        if path.startswith("/") and not {*path} & {*"{$%"} and not os.path.isdir(path):
+            yield f"cannot start until its workdir exists: {path}"
 
     def _undelivered(self, spec: Spec) -> Iterator[str]:
         """Yield why no message of the job can arrive at an address. Asks nobody."""

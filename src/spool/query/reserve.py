@@ -133,7 +133,8 @@ def cancel(spool: Spool, name: str) -> str:
     path = spool.layout.job_file(layout.RESERVATIONS, name)
     status = status_of(path) if layout.valid_name(name) else None
     if status is None or not _put_away(disk, path, spool.layout.gone_reservation(name, status.st_mtime_ns)):
-        raise NoSuchJob(cannot("cancel", f"reservation {name}", "no reservation has this name"))
+        why, remedy = "no reservation has this name", "`spool reserve list` lists them"
+        raise NoSuchJob(cannot("cancel", f"reservation {name}", why, remedy=remedy))
     disk.discard(spool.layout.error_file(layout.RESERVATIONS, name))
     return f"{name} cancelled"
 
