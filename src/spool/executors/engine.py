@@ -449,7 +449,7 @@ class ClusterEngine:
 
     def work(self) -> Collection[ClusterRun]:
         """Take in what the commands have answered, and have others run."""
-        for number, done in self._runner.work():
+        for number, done in list(self._runner.work()):  # an error with one costs no other its answer
             if (take := self._answers.pop(number, None)) is not None:
                 take(done)
         self._submit()
