@@ -69,7 +69,7 @@ def test_a_trace_without_limits_stands_apart(traces: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "give gpus=CPUS"),
+        ((), "specify gpus=CPUS"),
         (("gpus=2,2", "gone=4"), "there is no trace gone"),
         (("gpus=two",), "is not NAME=CPUS"),
         (("gpus=2,2", "--loads", "full"), "neither a percentage nor own"),
