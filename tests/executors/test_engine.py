@@ -438,6 +438,9 @@ def test_an_order_that_nobody_heard_is_given_again(bench: Bench) -> None:
     bench.work()
     bench.work()
     assert len(bench.commands.asked("scancel")) == 1
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert due > bench.now_ns  # it does not spin until then
     bench.look(line("7", "RUNNING"))
     bench.work()
     assert len(bench.commands.asked("scancel")) == 2

@@ -438,7 +438,7 @@ class ClusterEngine:
     def due_ns(self) -> int | None:
         """Return when there is something to do by itself."""
         times = [self._runner.due_ns()]
-        if self._news or self._cancels:
+        if self._news or (self._cancels and self._silent_since is None):
             times.append(self._clock())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
@@ -449,7 +449,7 @@ class ClusterEngine:
 
     def work(self) -> Collection[ClusterRun]:
         """Take in what the commands have answered, and have others run."""
-        for number, done in self._runner.work():
+        for number, done in list(self._runner.work()):  # an error with one costs no other its answer
             if (take := self._answers.pop(number, None)) is not None:
                 take(done)
         self._submit()
