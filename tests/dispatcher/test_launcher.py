@@ -13,6 +13,7 @@ from crash.world import Session, World, world_at
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.dispatcher import filemoves
+from spool.executors import slurm
 
 
 @pytest.fixture
@@ -171,8 +172,11 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
 
 
-def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: Session) -> None:
+def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They wait for it, with the reason, and do not fail; with the old one back they start."""
+    monkeypatch.setattr(slurm, "_PROGRAMS", ("sbatch-that-is-not-there",))
     config = session.world.root / layout.CONFIG
     before = config.read_text()
     config.write_text('cpus = 1\nexecutor = "slurm"\n')
@@ -182,7 +186,7 @@ def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(session: 
     assert not session.errors
     assert not session.world.pids("next")
     assert session.now.planner.plan is not None
-    assert "slurm" in str(session.now.planner.plan.reason("next"))
+    assert "sbatch-that-is-not-there" in str(session.now.planner.plan.reason("next"))
     config.write_text(before)
     session.now.wakeup._reload = True
     session.settle()

@@ -190,6 +190,7 @@ def _live(name: str, at_ns: int) -> Any:
         started_at_ns=at_ns,
         started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3600 * SECOND_NS,  # it grows old in no test
         refusal="no process",
+        elsewhere=None,
         proof=proof,
         exit_code=None,
         exit_status=None,
