@@ -83,13 +83,13 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks/slurm", description="Measure spool on Slurm beside sbatch.")
     parser.add_argument("--own", action="store_true", help="start the cluster of the tests: root, Debian's packages")
-    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="number of jobs; default: %(default)s")
-    parser.add_argument("--ms", type=int, default=2000, metavar="N", help="how long each lasts; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="the number of jobs; default: %(default)s")
+    parser.add_argument("--ms", type=int, default=2000, metavar="N", help="how long each runs; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="the fastest counts; default: %(default)s")
     parser.add_argument(
         "--in-flight", type=int, default=1000, metavar="N", help="for the idle dispatcher; 0: leave out"
     )
-    parser.add_argument("--idle", type=float, default=60, metavar="S", help="number of seconds; default: %(default)s")
+    parser.add_argument("--idle", type=float, default=60, metavar="S", help="how many seconds; default: %(default)s")
     parser.add_argument("--poll", default="10s", metavar="TIME", help="of the spool; default: %(default)s")
     parser.add_argument("--spool", metavar="COMMAND", help="how spool is called; default: the one of this Python")
     parser.add_argument("--dir", metavar="DIR", help="where spools are made, on a file system that the nodes share")

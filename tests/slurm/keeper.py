@@ -16,25 +16,33 @@ import sys
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_prctl = ctypes.CDLL(None).prctl
 
 
 def main() -> None:
     """Serve requests until the input ends."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     log = sys.argv[1]
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     for line in sys.stdin:
         verb, name, *rest = line.rstrip("\n").split("\0")
         if verb == "start":
             with open(os.path.join(log, f"{name}.out"), "ab") as out:
-                daemons[name] = subprocess.Popen(rest, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+                daemons[name] = subprocess.Popen(
+                    rest, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent
+                )
         else:
             daemons[name].send_signal(int(rest[0]))
             if int(rest[0]) in (signal.SIGKILL, signal.SIGTERM):
                 daemons[name].wait()
         print(daemons[name].pid, flush=True)
     _end_all()
+
+
+def _end_with_parent() -> None:
+    """Have a daemon end even where the keeper is killed."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_all() -> None:

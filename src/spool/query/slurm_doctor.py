@@ -28,9 +28,9 @@ from spool.query.doctor import Check, Finding, Findings, Level, Subject
 from spool.store.disk import Disk, read_file
 
 PATIENCE_S = 120.0
-"""How long the probe may wait in Slurm and run."""
+"""How many seconds the probe may wait in Slurm and run."""
 
-_CACHES_S = 65.0  # how long a network file system may not show what another host has written
+_CACHES_S = 65.0  # for how long a network file system may not show what another host has written
 _CLOCK_NS = 5 * SECOND_NS
 _PROBE = "spool-doctor"
 
