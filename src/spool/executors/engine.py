@@ -361,6 +361,7 @@ class ClusterEngine:
         self._ghosts_until_ns = clock() + _GHOSTS_NS
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
+        self._missing = False  # its commands, when they were last looked for
 
     @property
     def home(self) -> Home:
@@ -372,7 +373,9 @@ class ClusterEngine:
 
     def unavailable(self) -> str | None:
         """Return why nothing can be handed over now; None if it can."""
-        if (why := self._language.missing()) is not None:
+        why = self._language.missing()
+        self._missing = why is not None
+        if why is not None:
             return why
         if self._silent_since is None:
             return None
@@ -540,7 +543,9 @@ class ClusterEngine:
         return min(poll_ns, QUICK_NS) if len(self._runs) <= FEW else poll_ns
 
     def _wants_to_look(self) -> bool:
-        return bool(self._runs) or self._silent_since is not None or self._clock() < self._ghosts_until_ns
+        if self._runs:
+            return True
+        return not self._missing and (self._silent_since is not None or self._clock() < self._ghosts_until_ns)
 
     def _look(self) -> None:
         self._looking = True
