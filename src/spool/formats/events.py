@@ -164,6 +164,7 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
     if value is None:
         return None
     found = asdict(value)
+    found.pop("gpus_elsewhere", None)  # the request says it
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])
     return _known(found)
