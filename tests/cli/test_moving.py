@@ -65,8 +65,9 @@ def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spoo
         (("broken", "--first"), "its file is not valid"),
         (("low", "--first"), "a priority above 255"),
         (("top", "--last"), "a priority below 0"),
-        (("low",), "give --first or --last"),
-        (("--first",), "give --first or --last"),
+        (("low",), "give either --first or --last"),
+        (("--first",), "give either --first or --last"),
+        (("low", "--first", "--last"), "give either --first or --last"),
     ],
 )
 def test_what_cannot_be_moved_is_told(spool: Command, spool_root: Path, words: tuple[str, ...], why: str) -> None:

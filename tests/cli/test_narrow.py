@@ -325,6 +325,9 @@ def test_an_output_of_an_earlier_run_tells_nothing_of_this_one(spool: Command, s
     assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == ["80 %"]
 
 
+INTERRUPTED = "spool: interrupted: no job was cancelled; `spool cancel` does that\n"
+
+
 # What the commands say comes line by line, so that the carriage return of a line that is drawn again is a line's end.
 def interrupt(seconds: float) -> None:
     """Be the Ctrl-C of somebody who has seen enough."""
@@ -348,7 +351,7 @@ def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
     said = spool("wait", "sweep", "long-" * 15)
     assert said.code == 130
     begin, drawn, end = said.err.split("\n\x1b[K")
-    assert (begin, end) == ("", "")
+    assert (begin, end) == ("", INTERRUPTED)
     assert "2 of 21 ended" in drawn
     assert width < 80 or "1 running, 2 not finished" in drawn
     one = spool("wait", "long-" * 15).err.split("\n\x1b[K")[1]
@@ -375,7 +378,7 @@ def test_wait_shows_no_bar_to_those_that_cannot_use_it(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if "NO_COLOR" in setting:
         monkeypatch.setenv("NO_COLOR", "1")
-    assert spool("wait", "a").err == ""
+    assert spool("wait", "a").err == INTERRUPTED
 
 
 def test_a_message_is_told_above_the_line_of_wait(
@@ -543,3 +546,30 @@ def test_an_interrupted_submission_says_how_many_jobs_are_there(
     assert said.code == 130
     assert "interrupted: 2 of 4 jobs are submitted" in said.err
     assert sorted(os.listdir(spool_root / "queued")) == ["j0.toml", "j1.toml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "no active jobs; `spool ls --all` lists ended jobs too"),
+        (("-u", "nobody"), "no job matches; `spool ls --all` lists ended jobs too"),
+        (("--all", "nosuch*"), "no job matches; `spool submit --help` shows how to submit one"),
+    ],
+)
+def test_an_empty_list_says_what_to_do_next(
+    spool: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+) -> None:
+    """On a terminal a line on stderr follows the empty table; a pipe gets the table alone."""
+    assert spool("ls", *words).err == ""
+    on_terminal(monkeypatch, 80)
+    assert why in spool("ls", *words).err
+
+
+def test_an_interrupted_wait_says_that_the_job_goes_on(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the command and no job, and the command says so."""
+    running(spool_root, "long")
+    monkeypatch.setattr(time, "sleep", interrupt)
+    said = spool("wait", "long")
+    assert (said.code, said.err) == (130, INTERRUPTED)

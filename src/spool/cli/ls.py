@@ -191,9 +191,19 @@ def _show(spool: Spool, asked: _Asked) -> int:
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
             _print_table(lines, asked, found.at_ns)
     _remark(found)
+    if not rows and not found.unknown and asked.form in ("table", "tree") and sys.stdout.isatty():
+        tell(_why_empty(asked))
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
+
+
+def _why_empty(asked: _Asked) -> str:
+    """Return what to say beside an empty list, and what to do next."""
+    what = "no active jobs" if asked.wanted == JobFilter() else "no job matches"
+    if asked.everything:
+        return f"{what}; `spool submit --help` shows how to submit one"
+    return f"{what}; `spool ls --all` lists ended jobs too"
 
 
 def _name(text: str) -> str:

@@ -15,11 +15,11 @@ from spool.query.selection import priorities_to_move
 
 @click.command(cls=Verb)
 @names_argument
-@click.option("--first", "where", flag_value="first", help="Move it before the user's other waiting jobs.")
-@click.option("--last", "where", flag_value="last", help="Move it after them.")
+@click.option("--first", is_flag=True, help="Move it before the user's other waiting jobs.")
+@click.option("--last", is_flag=True, help="Move it after them.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.pass_obj
-def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bool) -> int:
+def command(root: str, /, names: tuple[str, ...], first: bool, last: bool, dry_run: bool) -> int:
     """Put a waiting job before your other jobs, or after them.
 
     This changes the job's priority: to one above the highest of its user's other waiting jobs, or one below the lowest.
@@ -31,12 +31,13 @@ def command(root: str, /, names: tuple[str, ...], where: str | None, dry_run: bo
 
     By hand: set priority = 11 in queued/train.toml
     """
-    if where is None or not names:
-        raise click.UsageError("name jobs, and give --first or --last")
+    if first == last or not names:
+        raise click.UsageError("name jobs, and give either --first or --last")
+    where = "first" if first else "last"
     spool = opened(root)
     requests = Requests(spool, this_user())
     chosen = named(spool, names, (QUEUED,))
-    moved = priorities_to_move(spool, chosen, first=where == "first")
+    moved = priorities_to_move(spool, chosen, first=first)
 
     def act(name: str) -> str:
         text = spool.job_text(QUEUED, name)

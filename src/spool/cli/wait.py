@@ -138,6 +138,9 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
     bar = _Bar(spool, names)
     try:
         return _until_ended(spool, names, bar, first=first, timeout_ns=timeout_ns)
+    except KeyboardInterrupt:
+        bar.tell("interrupted: no job was cancelled; `spool cancel` does that")
+        raise
     finally:
         bar.close()
 
