@@ -157,7 +157,7 @@ def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
     served.move("row_0", "done", "held")
     assert served.spool("wait", "row", "--timeout", "300ms").returncode == 124
     [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
-    assert (row["state"], row["reason"]) == ("running", "2 of 3 finished, 1 goes on")
+    assert (row["state"], row["reason"]) == ("running", "2 of 3 finished, 1 still active")
     served.move("row_0", "held", "done")
     served.wait_outcome("row_0", 2)
     [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
