@@ -342,4 +342,4 @@ def test_a_run_that_goes_on_is_in_the_picture(spool: Command, spool_root: Path, 
     said = spool("plot", "--show", "cpus")
     assert "1 run, 1 still running" in said.out
     assert spool("cancel", "sleeper").code == 0
-    wait_for(lambda: "sleeper" not in opened.names("running"))
+    wait_for(lambda: opened.result("sleeper", 1))  # its file is gone at once, its processes later
