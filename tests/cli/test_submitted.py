@@ -65,7 +65,7 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     assert "slurm, job 4711" in shown
     assert shown.count(WAITS) == 2
     why = spool("why", "far").out
-    assert why.splitlines() == [f"far: {WAITS}", "in slurm as job 4711, which alone knows when it starts"]
+    assert why.splitlines() == [f"far: {WAITS}", "in Slurm as job 4711, which alone knows when it starts"]
     found = json.loads(spool("why", "--json", "far").out)
     assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
     assert found["start_at"] is None
@@ -85,7 +85,7 @@ def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Comm
 def test_without_a_dispatcher_a_job_in_slurm_is_submitted_all_the_same(spool: Command) -> None:
     """That follows from the files; what Slurm says is not known then."""
     (row,) = json.loads(spool("ls", "--json").out)["jobs"]
-    assert (row["state"], row["reason"]) == ("submitted", "handed to slurm")
+    assert (row["state"], row["reason"]) == ("submitted", "handed to Slurm")
 
 
 def test_attach_opens_a_shell_beside_a_job_that_has_begun_in_slurm(spool: Command, metadir: Path) -> None:
@@ -104,9 +104,9 @@ def test_a_signal_for_a_job_in_slurm_is_refused_with_what_to_write(
     begin(metadir)
     said = spool("signal", "USR1", "far")
     assert said.code != 0
-    assert "it runs in slurm; `spool hold far` stops it" in spool("suspend", "far").err
+    assert "it runs in Slurm; `spool hold far` stops it" in spool("suspend", "far").err
     assert not (spool_root / "running" / "far.toml.suspended").exists()
-    assert "it runs in slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
+    assert "it runs in Slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
 
 
 @pytest.mark.usefixtures("metadir")

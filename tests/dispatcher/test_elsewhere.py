@@ -255,9 +255,9 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to Slurm", None)  # nobody is alive
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to Slurm")
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None
@@ -294,10 +294,10 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     session.turns(2)
     spool = Spool(str(session.world.root))
     answer = why(spool, "x")
-    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to Slurm")]
     assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
     text = "\n".join(sentences(answer))
-    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "in Slurm as job 4711, which alone knows when it starts" in text
     assert "could start" not in text
     (waits,) = preview(spool).waits
     assert (waits.name, waits.start_at_ns) == ("after", None)
@@ -406,10 +406,10 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
     assert plan is not None
     reason = plan.reason("low")
     assert reason is not None
-    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in Slurm")
     spool = Spool(str(session.world.root))
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
-    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in Slurm"
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
     FakeEngine.runs["first", 1].end(0)
     session.settle()

@@ -94,6 +94,11 @@ def site(unserved: Site) -> Site:
     return unserved
 
 
+def test_another_engine_takes_fewer_than_150_lines() -> None:
+    """What engines share is not in it."""
+    assert Path(batch.__file__).read_text().count("\n") < 150
+
+
 def test_a_job_runs_once_and_its_records_say_where(site: Site) -> None:
     """The jid names the engine and the id that the engine answered with."""
     site.spool.drop("x", "echo hi")

@@ -15,7 +15,7 @@ from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.query.selection import running_tasks
 from spool.store.spool import Spool
 
@@ -100,7 +100,7 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
     if grant.executor not in LOCAL_EXECUTORS:
         known = spool.engine(name, run)
         remedy = f"`scancel --batch --signal={word} {known[2]}` signals it" if known is not None else ""
-        raise SpoolError(cannot(*what, f"it runs in {grant.executor}", remedy=remedy))
+        raise SpoolError(cannot(*what, f"it runs in {engine_title(grant.executor)}", remedy=remedy))
     handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))

@@ -9,6 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, name_argument, one_job, viewed
 from spool.cli.group import Verb
+from spool.core.names import engine_title
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
 
@@ -47,7 +48,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
     if answer.engine is not None:
         known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
-        yield f"in {answer.engine}{known}, which alone knows when it starts"
+        yield f"in {engine_title(answer.engine)}{known}, which alone knows when it starts"
     if answer.must_end:
         yield f"must end first: {', '.join(answer.must_end)}"
     if answer.place == "held":

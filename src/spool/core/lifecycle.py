@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
+from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
 """How many times a submission is run again after a lost run. Counted separately from its retries."""
@@ -206,7 +207,7 @@ def shown(
 
 def handed_to(engine: str) -> str:
     """Return why a run is `submitted`, where its engine has not said more."""
-    return f"handed to {engine}"
+    return f"handed to {engine_title(engine)}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:
