@@ -459,7 +459,8 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
         assert ("x", run + 1) in FakeEngine.runs
     ends_there(session, "x", EngineWord.FAILED, run=3)
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    said = "it has failed 3 times before it began: it says failed; `spool release x` tries again\n"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == said
     assert not history(session.world.root)
     assert ("x", 4) not in FakeEngine.runs
 
@@ -472,7 +473,9 @@ def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None
     run.refusal, run.absent = "no such partition", True
     session.settle()
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    said = "no such partition; `spool edit x`, then `spool release x`"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
+    assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
     assert list(FakeEngine.runs) == []
     (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
     session.settle()

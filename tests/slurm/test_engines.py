@@ -143,10 +143,11 @@ def test_a_time_limit_counts_from_the_begin(site: Site) -> None:
 
 
 def test_a_job_that_is_refused_is_held_with_the_engine_s_words(site: Site) -> None:
-    """It is not submitted again until a person releases it."""
+    """It is not submitted again until a person releases it; the reason says how."""
     site.spool.drop("refused", "true", **site.refused)
     site.spool.wait_place("refused", "held")
-    assert (site.spool.root / "held" / "refused.toml.reason").read_text().strip()
+    reason = (site.spool.root / "held" / "refused.toml.reason").read_text()
+    assert reason.endswith("; `spool edit refused`, then `spool release refused`\n")
     assert site.spool.record("refused", "jid") == "void\n"
 
 

@@ -296,13 +296,15 @@ class ActiveRun:
 
     def taken_back_by_engine(self, refusal: str | None) -> None:
         """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
-        self.held_because = refusal or ""
+        if refusal:
+            self.held_because = f"{refusal}; `spool edit {self.name}`, then `spool release {self.name}`"
         self.resolved(Proof(Verdict.VOID))
 
     def not_begun_elsewhere(self, failure: str) -> None:
         """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
         if failure and self.refused.times + 1 >= _MOST_FAILURES:
-            self.held_because = failure
+            again = f"`spool release {self.name}` tries again"
+            self.held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
         self.refused_by_machine(failure or None)
 
     @property
