@@ -255,9 +255,10 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to Slurm", None)  # nobody is alive
+    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to Slurm")
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None
@@ -294,7 +295,8 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     session.turns(2)
     spool = Spool(str(session.world.root))
     answer = why(spool, "x")
-    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to Slurm")]
+    ((code, reason),) = [(reason.code, reason.text) for reason in answer.reasons]
+    assert (code, reason) == ("submitted", "in Slurm as job 4711")
     assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
     text = "\n".join(sentences(answer))
     assert "in Slurm as job 4711, which alone knows when it starts" in text

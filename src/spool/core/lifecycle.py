@@ -181,12 +181,18 @@ _SHOWN = {
 
 
 def shown(
-    proof: Proof, *, filed: bool, stop: Stop | None = None, submitted: str | None = None
+    proof: Proof,
+    *,
+    filed: bool,
+    stop: Stop | None = None,
+    submitted: str | None = None,
+    elsewhere: str | None = None,
 ) -> tuple[State | None, str]:
     """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
 
     *filed* says whether its end is recorded: before that it holds its job, and is `stopping`. *submitted* is what keeps
-    it waiting where it was handed to; None if it has begun, or was started here.
+    it waiting where it was handed to; None if it has begun, or was started here. *elsewhere* is what is known of one
+    that an engine has; None if none has.
     """
     match proof.verdict:
         case Verdict.VOID:
@@ -195,12 +201,14 @@ def shown(
             if filed:
                 return proof.outcome, proof.reason
             return State.STOPPING, f"has ended ({proof.outcome}); a dispatcher will record it"
-        case Verdict.UNREACHABLE:
-            return State.RUNNING, "on another host, not visible from here"
+        case Verdict.UNREACHABLE if elsewhere is None or stop is None:
+            return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
-        case _ if submitted is not None:
-            return (State.SUBMITTED, submitted) if stop is None else (State.STOPPING, f"{stop.kind} by {stop.by}")
+        case _ if submitted is not None and stop is None:
+            return State.SUBMITTED, submitted
+        case _ if stop is not None and (submitted is not None or proof.verdict is Verdict.UNREACHABLE):
+            return State.STOPPING, f"{stop.kind} by {stop.by}"
         case _:
             return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
 
