@@ -538,3 +538,30 @@ def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
     session.turns(2)
     assert list(FakeEngine.runs) == [("x", 1)]
     assert not looked
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is taken away, the log and the reason say why, and no view calls the run suspended."""
+    run, live = running(session)
+    session.users.suspend("x")
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert (run.asked, live.suspended) == ([], False)
+    said = "not suspended: it is in Slurm; `spool hold x` stops it and holds it"
+    assert f"job x run 1: {said}" in caplog.text
+    view = told(session)
+    assert (view.state, view.reason, view.suspended_at_ns) == ("running", said, None)
+    assert listed(session).suspended_at_ns is None
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatcher(session: Session) -> None:
+    """Nobody serves when it is made, and nothing says that the run stands still."""
+    running(session)
+    session.end()
+    session.users.suspend("x")
+    assert listed(session).suspended_at_ns is None
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert not now(session).state.live["x", 1].suspended

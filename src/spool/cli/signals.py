@@ -91,9 +91,6 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
         raise SpoolError(cannot(*what, "it is not running", remedy=f"`spool show {name}` shows its state"))
     if spool.array(name, run) is not None:
         raise SpoolError(cannot(*what, "it is an array, and none of its tasks is running"))
-    suspended = spool.suspend_order(name) is not None
-    if suspended and number is signal.SIGCONT:
-        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
     grant, jid, spec = spool.grant(name, run), spool.jid(name, run), spool.spec(name, run)
     if grant is None or not isinstance(jid, Jid):
         raise SpoolError(cannot(*what, "it is still starting", remedy="try again in a moment"))
@@ -101,6 +98,9 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
         known = spool.engine(name, run)
         remedy = f"`scancel --batch --signal={word} {known[2]}` signals it" if known is not None else ""
         raise SpoolError(cannot(*what, f"it runs in {engine_title(grant.executor)}", remedy=remedy))
+    suspended = spool.suspend_order(name) is not None
+    if suspended and number is signal.SIGCONT:
+        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
     handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))

@@ -22,7 +22,7 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
@@ -78,7 +78,7 @@ class ActiveRun:
     told: str = ""  # what kept it waiting there when that was last heard
     held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
-    kept: str = ""  # why it was not cancelled
+    kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
     key: tuple[str, int] = field(init=False)  # what names this run
@@ -254,6 +254,11 @@ class ActiveRun:
     def suspends(self, suspension: Suspension, by: str = "") -> None:
         """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
         self.suspension, self.suspended_by = suspension, by
+
+    def cannot_be_suspended(self) -> None:
+        """Learn that somebody wants it suspended, and its engine lets nobody do that."""
+        where = engine_title(self.executor)
+        self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
 
     # Transitions: what the supervisor learns.
 
