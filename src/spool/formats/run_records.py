@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
+from spool.core.lifecycle import EngineWord
 from spool.core.model import GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.timestamps import at_lines, read_at
@@ -78,15 +79,28 @@ def parse_jid(data: bytes) -> Jid | None:
     return Jid(int(pid), int(ticks), boot_id, namespace, host, engine)
 
 
-def render_engine(engine: str, cluster: str, job_id: str) -> bytes:
-    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id."""
-    return f"{_word(engine)} {_word(cluster)} {_word(job_id)}\n".encode(errors="replace")
+def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord, str] | None = None) -> bytes:
+    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id.
+
+    *end*: how the engine ended it before it began, as `END` and its own words, which follow on the line.
+    """
+    ended = f" {end[0]} {' '.join(end[1].split())}" if end is not None else ""
+    return f"{_word(engine)} {_word(cluster)} {_word(job_id)}{ended}\n".encode(errors="replace")
 
 
 def parse_engine(data: bytes) -> tuple[str, str, str] | None:
     """Return the engine, its cluster and the id there; None while the record is not whole, or if it says nothing."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
     return (words[0], words[1], words[2]) if len(words) >= 3 else None
+
+
+def parse_engine_end(data: bytes) -> tuple[EngineWord, str] | None:
+    """Return how the engine ended a run before it began, and its own words; None if the record does not say."""
+    words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
+    try:
+        return (EngineWord(words[3]), " ".join(words[4:])) if len(words) > 3 else None
+    except ValueError:  # of a later version
+        return None
 
 
 def render_rc(code: int) -> bytes:
