@@ -194,6 +194,7 @@ class GrantRecord:
     host: str | None = None
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
+    waited_ns: int = 0  # until then, by the clock of its scheduling timeout, which goes on in an engine
 
 
 def render_grant(record: GrantRecord) -> bytes:
@@ -206,6 +207,7 @@ def render_grant(record: GrantRecord) -> bytes:
         "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
+        f"waited_ms = {record.waited_ns // NS_PER_MS}\n" if record.waited_ns else "",
         grant_lines(grant),
     ]
     return "".join(lines).encode()
@@ -227,6 +229,7 @@ def parse_grant(data: bytes) -> GrantRecord:
         host=optional(keys, "host", str),
         boot_id=optional(keys, "boot_id", str),
         inode=_inode(keys.get("inode")),
+        waited_ns=_span_ns(keys, "waited_ms"),
     )
 
 
