@@ -254,6 +254,7 @@ _grant = st.builds(
     _size,
     _named,
     _which,
+    gpus_elsewhere=st.integers(0, 8),
 )
 _result = st.builds(
     Result,

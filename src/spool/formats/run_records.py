@@ -361,6 +361,8 @@ def grant_lines(grant: Grant) -> str:
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
         lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
+    if grant.gpus_elsewhere:
+        lines += f"gpus = {grant.gpus_elsewhere}\n"
     lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes)) + resource_lines(grant.resources)
     if grant.resource_indices:
         listed = (f"{toml.quote(name)} = [{', '.join(map(str, each))}]" for name, each in grant.resource_indices)
@@ -389,6 +391,7 @@ def grant_of(keys: dict[str, Any]) -> Grant:
         gpu_uuids=several(keys, "gpu_uuids", str),
         gpu_indices=several(keys, "gpu_indices", int),
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
+        gpus_elsewhere=max(0, optional(keys, "gpus", int) or 0),
         resources=resources_of(keys),
         resource_indices=tuple(sorted((name, several(indices, name, int)) for name in indices)),
     )
