@@ -17,6 +17,7 @@ from spool.core.model import SECOND_NS, Jid
 from spool.dispatcher import arrays, filemoves, reservations, scanner
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
+from spool.store.disk import Disk
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
 
@@ -66,6 +67,29 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     os.unlink(held)
     now.scanner.hint(HELD, "x.toml")
     assert now._plan()
+
+
+@pytest.mark.parametrize("how", ["cancel", "rm"])
+def test_a_run_whose_file_goes_in_the_moment_of_its_claim_was_cancelled(
+    session: Session, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its job is not forgotten without a word: there is an end, and its file is in `done/`."""
+    move = Disk.move
+
+    def taken(self: Disk, old: str, new: str) -> None:
+        move(self, old, new)
+        if new == str(session.users.path(RUNNING, "x")):
+            if how == "cancel":
+                session.users.cancel("x")
+            else:
+                os.unlink(new)
+
+    monkeypatch.setattr(Disk, "move", taken)
+    session.users.submit("x", "hang until 9")
+    session.settle()
+    ends = ends_of(session.world)
+    assert ends.outcomes["x"] == ("cancelled 1.0",)
+    assert ends.places["x"] == (DONE,)
 
 
 def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

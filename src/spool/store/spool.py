@@ -30,7 +30,7 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
-from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
+from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 
 T = TypeVar("T")
@@ -509,21 +509,23 @@ def _spec(text: bytes | None, name: str, defaults: JobDefaults) -> Spec | None:
         return None
 
 
+def _open_record(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
 
     Never blocks, follows no link. Raises OSError if it is there and cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        if status_of(path) is None:
-            return None
-        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
+        fd = open_if_there(path, _open_record)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return b""
         raise
+    if fd is None:
+        return None
     try:
         data = os.read(fd, 65536)
         if len(data) == 65536:
