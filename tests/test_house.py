@@ -137,6 +137,7 @@ WRITES = {
     "store/disk.py": "the one place",
 }
 PRINTS = {
+    "executors/compiled.py": "run by itself it builds the wrapper, and says where it is",
     "machine/gpus.py": "`python -m spool.machine.gpus` shows what is seen",
 }
 

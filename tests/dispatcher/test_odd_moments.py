@@ -15,6 +15,7 @@ from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
 from spool.dispatcher import arrays, filemoves, reservations, scanner
+from spool.dispatcher.inotify import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.disk import Disk
@@ -49,7 +50,7 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
     before = now.state.queue["waits"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", stale)
-        now.scanner.hint(QUEUED, "waits.toml")
+        now.scanner.hint(Hint(QUEUED, "waits.toml"))
     assert now.state.queue["waits"] is before
 
 
@@ -61,11 +62,11 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
-    now.scanner.hint(QUEUED, "x.toml")
+    now.scanner.hint(Hint(QUEUED, "x.toml"))
     now._plan()
     assert "held/" in (now.state.queue["x"].executor_problem or "")
     os.unlink(held)
-    now.scanner.hint(HELD, "x.toml")
+    now.scanner.hint(Hint(HELD, "x.toml"))
     assert now._plan()
 
 
@@ -149,7 +150,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert session.now is not None
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # blocked, another thread of the tests would take it
     try:
-        session.now.scanner.hint(QUEUED, "short.toml")
+        session.now.scanner.hint(Hint(QUEUED, "short.toml"))
         session.settle()
         assert [live.name for live in session.now.state.live.values()] == ["short"]
         session.now.observer.rescan_soon()
@@ -172,7 +173,7 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watcher._hints.append((RESERVATIONS, "talk.toml"))
+    now.watcher._hints.append(Hint(RESERVATIONS, "talk.toml"))
     session.settle()
     assert now.reservations.standing == ()
     assert now.due_in_ns() == 0

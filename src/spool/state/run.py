@@ -58,6 +58,7 @@ class ActiveRun:
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
+    claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
@@ -186,7 +187,12 @@ class ActiveRun:
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Learn that its job file lies in `running/`."""
-        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+        self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
+
+    def is_claim_told(self) -> bool:
+        """Take note that an event has told of a file in `running/`; return whether that is the one of its claim."""
+        before, self.claim_told = self.claim_told, True
+        return not before
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
         """Whether the job file in `running/` that looks like this may say something new since it was last seen."""
@@ -367,6 +373,7 @@ class ActiveRun:
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
+            claim_told=True,
         )
 
     @classmethod

@@ -243,6 +243,13 @@ class LockedSpool(Spool):
         if status is None or not stat.S_ISREG(status.st_mode):
             return False
         try:
+            if self.disk.rename_new(file, done):
+                return True
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            return _absent(file)
+        try:
             self.disk.rename(file, done)
         except FileNotFoundError:
             return _absent(file)
