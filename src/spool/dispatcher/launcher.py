@@ -143,10 +143,13 @@ class Launcher:
                 continue
             why = ""
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
-                why = self._in_the_way(start.name)
+                # The claim finds out by itself; what it has found is looked at before a number is given away again.
+                why = self._in_the_way(start.name) if start.name in self._state.told_blocked else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    prepared.update(self._prepare(job, job.queued, start.grant, texts, now_ns))
+                    made = self._prepare(job, job.queued, start.grant, texts, now_ns)
+                    prepared.update(made)
+                    why = "" if made else self._in_the_way(start.name)
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
