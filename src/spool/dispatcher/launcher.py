@@ -223,7 +223,8 @@ class Launcher:
         if ready is not None:
             staged, made = ready.staged, _Prepared(ready.script)
         else:
-            text = read_record(spool.layout.job_file(layout.QUEUED, name))
+            # The claim sees to it that this is still what the file says.
+            text = file.text if file.text is not None else read_record(spool.layout.job_file(layout.QUEUED, name))
             if text is None:
                 return {}
             made = self._write(live, texts)
@@ -342,15 +343,21 @@ class Preparation:
         if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
             self.drop()
         if self._ready is None:
-            path = self._spool.layout.job_file(layout.QUEUED, live.name)
-            text = read_bytes(path)
-            status = os.lstat(path)
-            if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+            text = file.text if file.text is not None else self._text(live.name, file)
+            if text is None:
                 return None
             script = self._scripts.render(live, executor)
             staged = self._spool.stage(_texts(live, text, script))
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
         return self._ready.script
+
+    def _text(self, name: str, file: JobFileVersion) -> bytes | None:
+        """Return what the file of a waiting job says, None if it is not that version any more."""
+        path = self._spool.layout.job_file(layout.QUEUED, name)
+        text, status = read_bytes(path), os.lstat(path)
+        if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+            return None
+        return text
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""
