@@ -52,6 +52,7 @@ class Supervisor:
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
+        self._changes = context.changes
         self._confinement = context.confinement
         self._executors = context.executors
         self._terminator = terminator
@@ -148,6 +149,8 @@ class Supervisor:
             found = self._liveness(live, handle)
             if live.elsewhere is not None:
                 self._note_begin(live)
+                if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
+                    self._changes.suspensions.add(live.name)
                 if found is Liveness.ALIVE and self.concluder.was_given_up(live):
                     found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
@@ -357,7 +360,7 @@ class Concluder:
             if failure:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
         elif proof.outcome is State.LOST:
-            if self._spool.record(live.name, live.run, layout.RC) is not None:
+            if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""

@@ -62,6 +62,7 @@ class Sighting:
     begun: bool = False
     word: EngineWord | None = None  # None: it has not ended
     node: str = ""
+    halted: bool = False  # it has begun, and stands still
 
 
 class Language(Protocol):
@@ -144,8 +145,11 @@ class ClusterRun:
         self.phase = _Phase.UNSURE
         self.first_look = first_look  # that says anything about it
         self.foreign = ""  # the cluster that has it, where that is not the one that answers
+        self.halted: str | None = None
+        self.waits_again = False  # it has begun, and was put back: what the engine has of it never begins
         self._said = ""
         self._begun = False
+        self._spoke = 0  # the first look that had it wait though its wrapper had spoken
         self._node = ""
         self._misses = 0  # looks in a row that did not have it
         self._ended_ns = 0  # when its end was first seen
@@ -238,7 +242,7 @@ class ClusterRun:
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
-    def observe(self, found: Sequence[Sighting], now_ns: int) -> bool:
+    def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
         """Take in what one answer has of it; return whether that is news."""
         before = (self.phase, self._said, self._begun)
         mine = [each for each in found if each.id == self.id]
@@ -247,17 +251,21 @@ class ClusterRun:
         if seen is None:
             self._missed(now_ns)
         else:
-            if self.id is None:
+            if self.id is None or (seen.id != self.id and seen.word is None):
                 log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
                 self._becomes(seen.id)
             elif not self._recorded:
                 self._record()
+            self.waits_again = self._waits_again(seen, look)
             self._misses, self._said = 0, seen.said
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-            if seen.word is None:
-                self.ending = None
-            else:
+            self.halted = self.engine.title if seen.halted else ""
+            if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
+            elif self.waits_again:
+                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
+            else:
+                self.ending = None
         return self.ending is not None or before != (self.phase, self._said, self._begun)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
@@ -276,6 +284,14 @@ class ClusterRun:
                 self._asked = how, now_ns
                 self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
         return False
+
+    def _waits_again(self, seen: Sighting, look: int) -> bool:
+        """Whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or seen.said != self._said) and self.engine.has_jid(self):
+            self._spoke = look
+        return 0 < self._spoke < look
 
     def _becomes(self, job_id: str) -> None:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
@@ -431,8 +447,8 @@ class ClusterEngine:
         return [run for run, kill in runs.items() if run.press(kill=kill, now_ns=now_ns)]
 
     def suspend(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
-        """Leave them as they are: no engine lets its users do that."""
-        return []
+        """Leave them as they are: no engine lets its users do that, and what it halts itself it says."""
+        return list(runs)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when an answer has come."""
@@ -468,7 +484,7 @@ class ClusterEngine:
         """Let go of a run that is over."""
         self._runs.pop(run.key, None)
         self._queue.pop(run.key, None)
-        if run.phase is _Phase.ABSENT:
+        if run.phase is _Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
@@ -588,9 +604,11 @@ class ClusterEngine:
         by_id = {each.id: each for each in seen}
         for run in self._runs.values():
             found = by_mark.pop(run.mark, [])
-            if run.id in by_id:  # though something has changed its mark
-                found = [*found, by_id[run.id]]
-            if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
+            known = by_id.get(run.id or "")
+            if known is not None and not known.mark.startswith("spool:"):  # something has changed its mark
+                found = [*found, known]
+            expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
+            if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
             self._end_ghosts(by_mark)
@@ -617,15 +635,17 @@ class ClusterEngine:
         self._look_at_ns = self._clock() + self._pause_ns
 
     def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
-        """Cancel what has arrived late, of runs that were given up and can never begin."""
+        """Cancel what can never begin: what has arrived late of runs that were given up, and what was put back."""
         ghosts = []
         for mark, found in by_mark.items():
             _, _, job, run = mark.split(":", 3) if mark.count(":") == 3 else ("", "", "", "")
-            living = [each.id for each in found if each.word is None]
-            if living and layout.valid_name(job) and run.isdecimal() and self.home.is_void(job, int(run)):
-                ghosts += living
+            living = [each for each in found if each.word is None]
+            if living and layout.valid_name(job) and run.isdecimal():
+                is_void, waiting = self.home.is_void(job, int(run)), [each for each in living if not each.begun]
+                if is_void or (waiting and self.home.record(job, int(run), layout.RESULT) is not None):
+                    ghosts += [each.id for each in (living if is_void else waiting)]
         if ghosts:
-            log.warning("%s: cancelling %s, which came too late", self.title, ", ".join(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
 
     # Cancelling.

@@ -145,22 +145,33 @@ class QueueLine:
         return self.state if self.reason in ("", "None", "(null)") else f"{self.state} ({self.reason})"
 
 
-def queue_lines(text: str) -> Iterator[QueueLine]:
-    """Yield the jobs of an answer of squeue; what cannot be read is skipped."""
-    for line in text.split("\n"):
+def queue_lines(text: str) -> list[QueueLine] | None:
+    """Return the jobs of an answer of squeue; None: without the line of titles it is no answer.
+
+    What cannot be read is skipped, and so is a last line that breaks off.
+    """
+    found, answered = [], False
+    for line in text.split("\n")[:-1]:
         fields = line.split("\t", 4)
-        if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
+        if len(fields) != 5:
+            continue
+        if fields[0][:1].isdigit() and fields[1].strip():
             job, state, *rest = (_printable(each) for each in fields)
-            yield QueueLine(job, state.strip().upper(), *rest)
+            found.append(QueueLine(job, state.upper(), *rest))
+        else:
+            answered = answered or fields[0].strip() == "JOBID"
+    return found if answered else None
 
 
 def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text.strip())[:200]
+    text = text.strip()[:200]
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
+HALTED = frozenset(["SUSPENDED", "STOPPED"])
 RUNNING = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "SUSPENDED", "STOPPED"])
 ENDED = {
     "COMPLETED": EngineWord.COMPLETED,
@@ -178,6 +189,7 @@ ENDED = {
 _LAST_WORDS = (
     ("DUE TO TIME LIMIT", EngineWord.TIMEOUT),
     ("DUE TO PREEMPTION", EngineWord.PREEMPTED),
+    ("DUE TO JOB REQUEUE", EngineWord.PREEMPTED),  # by somebody who wants its node, and wants it to run again
     ("DUE TO NODE FAILURE", EngineWord.NODE_LOST),
     ("exceeded memory limit", EngineWord.OUT_OF_MEMORY),
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
@@ -197,23 +209,29 @@ def last_words(log: str) -> tuple[EngineWord, str] | None:
 
 
 def submitted_id(text: str) -> str | None:
-    """Return the id that `sbatch --parsable` has answered with, in its last line: `ID` or `ID;CLUSTER`."""
-    lines = text.split()
-    match = re.fullmatch(r"([0-9]{1,19})(?:;\S*)?", lines[-1], re.ASCII) if lines else None
-    return match[1] if match else None
+    """Return the id that `sbatch --parsable` has answered with, `ID` or `ID;CLUSTER` on a line of its own.
+
+    None: there is no such line, or more than one, so that nobody knows.
+    """
+    found = re.findall(r"^[ \t]*([1-9][0-9]{0,18})(?:;\S*)?[ \t\r]*$", text, re.MULTILINE | re.ASCII)
+    return found[0] if len(found) == 1 else None
 
 
+# As whole phrases: names of partitions, options and their values are in what is refused.
 _UNREACHABLE = re.compile(
-    r"timed out|unable to contact|connection refused|connection reset|not responding|standby|zero bytes|unreachable|"
-    r"transport endpoint|no route|resolve|controller|authentication|munge|temporarily unable|resource temporarily|"
-    r"unexpected message|communication|socket",
+    r"timed out|unable to contact|connection refused|connection reset|connection failure|not responding|standby mode|"
+    r"zero bytes|unreachable|transport endpoint|no route to|unable to resolve|could not be resolved|slurm controller|"
+    r"slurmctld|authentication (?:credential|error|fail)|munge|temporarily una|"
+    r"unexpected message|socket (?:error|fail)",
     re.IGNORECASE,
 )
+_SUBMISSION_FAILED = re.compile(r"submission failed: (.*)", re.IGNORECASE)
 
 
 def is_silence(status: int | None, err: str) -> bool:
     """Whether a command has failed because nobody has answered, and not because of what it asked for."""
-    return status is None or status < 0 or (status != 0 and _UNREACHABLE.search(err) is not None)
+    why = _SUBMISSION_FAILED.search(err)
+    return status is None or status < 0 or (status != 0 and _UNREACHABLE.search(why[1] if why else err) is not None)
 
 
 def refusal(err: str) -> str:
