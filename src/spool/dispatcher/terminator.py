@@ -318,12 +318,16 @@ class Suspender:
     def _see(self, live: ActiveRun) -> None:
         if live.unread or live.stop is not None or not live.holds_room or live.leftovers:
             return  # what ends needs no clock, and has to move
-        if live.elsewhere is None:
-            by = self._spool.suspend_order(live.name)
-        elif live.handle is None or live.handle.halted is None:
-            return  # what it says there counts alone, and it has not been heard yet
-        else:
-            by = live.handle.halted or None
+        by = self._spool.suspend_order(live.name)
+        if live.elsewhere is not None:
+            if by is not None:
+                live.cannot_be_suspended()
+                log.warning("job %s run %d: %s", live.name, live.run, live.kept)
+                self._spool.withdraw_suspend_order(live.name)
+            halted = live.handle.halted if live.handle is not None else None
+            if halted is None:
+                return  # its engine has the say, and has not been heard yet
+            by = halted or None
         if by is None and live.suspended:
             self._go_on(live)
         elif by is not None and not live.suspended:

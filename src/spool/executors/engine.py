@@ -155,6 +155,7 @@ class ClusterRun:
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
+        self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
@@ -265,7 +266,7 @@ class ClusterRun:
             elif self.waits_again:
                 self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
             else:
-                self.ending = None
+                self.ending, self._settled = None, False
         return self.ending is not None or before != (self.phase, self._said, self._begun)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
@@ -333,8 +334,11 @@ class ClusterRun:
 
     def _is_settled(self, end: EngineEnd) -> bool:
         """Whether its records can be believed to be complete."""
+        if self._settled:
+            return True
         found = self.engine.records(self)
-        if layout.RC in found or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
+        self._settled = layout.RC in found
+        if self._settled or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
             return True
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
