@@ -101,13 +101,20 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
     if request.gpus:
         yield f"--gres={_gres(name, spec, config)}"
     if spec.time_limit_ns is not None:
-        # Slurm counts in minutes, and from the moment at which it makes the node ready: ours comes first.
-        yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
+        yield f"--time={minutes(spec.time_limit_ns)}"
     for key in ("partition", "account", "qos"):
         if (value := getattr(config, key)) is not None:
             yield f"--{key}={value}"
     yield from config.options
     yield from spec.executor_options
+
+
+def minutes(time_limit_ns: int) -> int:
+    """Return when Slurm ends what spool has not ended by then.
+
+    It counts in minutes, and from the moment at which it makes the node ready: ours comes first.
+    """
+    return -(-time_limit_ns // _MINUTE_NS) + 1
 
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
