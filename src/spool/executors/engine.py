@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 from spool.core import layout
@@ -41,6 +44,7 @@ _IDS = 200  # of one cancel
 _AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,7 @@ class ClusterRun:
         self._forced = False
         self._explained = False
         self._recorded = False
+        self._complained = False  # that its record cannot be written
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
     @property
@@ -164,7 +169,7 @@ class ClusterRun:
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is, and so which of the engine's jobs it is."""
+        """Know who the wrapper is, and so which of the engine's jobs it is: a submission may have arrived twice."""
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
         if engine == self.engine.name and known and known != "unknown" and known != self.id:
@@ -176,8 +181,11 @@ class ClusterRun:
             return Liveness.ABSENT
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
+        found, ended = self.engine.records(self), self.id
+        if self._look_for_jid() and self.id != ended:
+            return Liveness.ALIVE  # what has ended was the other one, which came too late
         ending = self._explain(self.ending)
-        return Liveness.GONE if self._forced or self._is_settled(ending) else Liveness.ALIVE
+        return Liveness.GONE if self._forced or self._is_settled(ending, found) else Liveness.ALIVE
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
@@ -188,7 +196,7 @@ class ClusterRun:
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Have the wrapper pass a signal on to what it runs; return how many runs are told."""
-        if self.id is None or self.ending is not None:
+        if self.id is None or self.ending is not None or self.foreign:
             return 0
         if signal_name not in _PASSED_ON:
             log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
@@ -219,6 +227,8 @@ class ClusterRun:
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
         """Know what the engine has answered to its submission."""
         self.first_look = next_look
+        if self.id is not None:
+            return  # its wrapper has said it first
         if isinstance(answer, str):
             self._becomes(answer)
         elif answer is not None:
@@ -241,24 +251,33 @@ class ClusterRun:
     def observe(self, found: Sequence[Sighting], now_ns: int) -> bool:
         """Take in what one answer has of it; return whether that is news."""
         before = (self.phase, self._said, self._begun)
-        mine = [each for each in found if each.id == self.id]
-        living = [each for each in found if each.word is None]
-        seen = next(iter(mine or living or found[-1:]), None)
+        if len(found) > 1:
+            with suppress(OSError):  # the next answer has both again
+                self._look_for_jid()
+        seen = self._own(found)
         if seen is None:
             self._missed(now_ns)
         else:
-            if self.id is None:
+            if seen.id != self.id:
                 log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
                 self._becomes(seen.id)
             elif not self._recorded:
                 self._record()
-            self._misses, self._said = 0, seen.said
+            self._misses, self._said, self.foreign = 0, seen.said, ""
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             if seen.word is None:
-                self.ending = None
+                self.ending, self._ended_ns = None, 0
             else:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
         return self.ending is not None or before != (self.phase, self._said, self._begun)
+
+    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
+        """Return which of the jobs with its mark it is. Its wrapper knows best, then the answer to its submission."""
+        living = [each for each in found if each.word is None]
+        if self.id is None:
+            return next(iter(living or found[-1:]), None)
+        same = [each for each in found if each.id == self.id]
+        return next(iter(same or (living if self.jid is None else ())), None)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Go on ending it; return whether nothing of it is left."""
@@ -268,18 +287,33 @@ class ClusterRun:
             self._forced = True  # nobody waits for its exit code any more
         if self.liveness() is not Liveness.ALIVE:
             return True
-        if self.id is not None and self.ending is None:
-            begun = self._begun or self.engine.has_jid(self)
-            how = "kill" if kill else "ask" if begun else "withdraw"
-            asked, at_ns = self._asked
-            if asked != how or (how != "ask" and now_ns - at_ns >= _AGAIN_NS):
+        if self.ending is not None or self.foreign or self.engine.silent:
+            return False
+        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
+        if not self._was_asked(how, now_ns):
+            if self._look_for_jid() and how == "withdraw":
+                how = "ask"
+            if self.id is not None and not self._was_asked(how, now_ns):
                 self._asked = how, now_ns
                 self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
         return False
 
+    def _was_asked(self, how: str, now_ns: int) -> bool:
+        """Whether that was ordered, and is not to be repeated yet; the wrapper is told once."""
+        asked, at_ns = self._asked
+        return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
+
+    def _look_for_jid(self) -> bool:
+        """Return whether the wrapper has said who it is. Raises OSError."""
+        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
+            self.identified(found)
+        return self.jid is not None
+
     def _becomes(self, job_id: str) -> None:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
+        self._forced, self._asked = False, ("", 0)
         self._record()
 
     def _record(self) -> None:
@@ -287,9 +321,11 @@ class ClusterRun:
         try:
             line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
             self.engine.home.put_record(*self.key, layout.ENGINE, line)
-            self._recorded = True
-        except OSError as error:
-            log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._recorded, self._complained = True, False
+        except OSError as error:  # the next look tries again
+            if not self._complained:
+                log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._complained = True
 
     def _missed(self, now_ns: int) -> None:
         self._misses += 1
@@ -315,15 +351,16 @@ class ClusterRun:
         self._explained = True
         return ending
 
-    def _is_settled(self, end: EngineEnd) -> bool:
-        """Whether its records can be believed to be complete."""
-        found = self.engine.records(self)
-        if layout.RC in found or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
+    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
+        """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
+        if layout.REFUSED in found or (layout.RC in found and self.engine.home.record(*self.key, layout.RC)):
             return True
+        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
+            return True  # who takes the jid finds out whether that is so
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
         unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
-        return not unexplained or time.monotonic_ns() >= self._ended_ns + GRACE_NS
+        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
 class ClusterEngine:
@@ -348,6 +385,7 @@ class ClusterEngine:
         self._runs: dict[tuple[str, int], ClusterRun] = {}
         self._queue: dict[tuple[str, int], ClusterRun] = {}  # to be handed over, in their order
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
+        self._answered: deque[Callable[[], None]] = deque()  # what is done with those that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
         self._cancels: dict[tuple[str | None, bool], dict[str, ClusterRun]] = {}  # to be sent
         self._looks = 0  # how many were asked for
@@ -414,13 +452,16 @@ class ClusterEngine:
         return Machine.of_an_engine(self._language.policy().most)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
-        """Return a run that another dispatcher has started, or was about to."""
+        """Return a run that another dispatcher has started, or was about to. Raises OSError."""
         known = self._runs.get((job, run))
         if known is None:
-            known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
+            known = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
+            if (
+                self.home.jid(job, run) is Liveness.VOID
+            ):  # an earlier dispatcher gave it up: what the engine has of it never begins
                 known.withdraw()
+            self._runs[job, run] = known
         if jid is not None:
             known.identified(jid)
         return known
@@ -441,7 +482,7 @@ class ClusterEngine:
     def due_ns(self) -> int | None:
         """Return when there is something to do by itself."""
         times = [self._runner.due_ns()]
-        if self._news or (self._cancels and self._silent_since is None):
+        if self._news or self._answered or (self._cancels and self._silent_since is None):
             times.append(self._clock())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
@@ -452,9 +493,11 @@ class ClusterEngine:
 
     def work(self) -> Collection[ClusterRun]:
         """Take in what the commands have answered, and have others run."""
-        for number, done in list(self._runner.work()):  # an error with one costs no other its answer
+        for number, done in self._runner.work():
             if (take := self._answers.pop(number, None)) is not None:
-                take(done)
+                self._answered.append(partial(take, done))
+        while self._answered:  # an error with one costs no other its answer: the next call goes on
+            self._answered.popleft()()
         self._submit()
         self._send_cancels()
         if not self._looking and self._wants_to_look() and self._clock() >= self._look_at_ns:
@@ -481,9 +524,9 @@ class ClusterEngine:
         assert run.id is not None
         self._cancels.setdefault((signal, only_waiting), {})[run.id] = run
 
-    def has_jid(self, run: ClusterRun) -> bool:
-        """Whether the wrapper has said who it is."""
-        return run.jid is not None or self.home.record(*run.key, layout.JID) is not None
+    def now_ns(self) -> int:
+        """Return what its clock says."""
+        return self._clock()
 
     def records(self, run: ClusterRun) -> frozenset[str]:
         """Return the names of what lies in its metadir: listing it makes network file systems look again."""
@@ -580,16 +623,17 @@ class ClusterEngine:
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns = self._clock()
         self._look_at_ns = now_ns + self._interval_ns
-        marked = f"spool:{self.home.identity()}:"
         by_mark: dict[str, list[Sighting]] = {}
+        unmarked: dict[str, Sighting] = {}  # something may have changed their marks
         for each in seen:
-            if each.mark.startswith(marked):
+            if (match := _MARK.fullmatch(each.mark)) is None:
+                unmarked[each.id] = each
+            elif match[1] == self.home.identity():
                 by_mark.setdefault(each.mark, []).append(each)
-        by_id = {each.id: each for each in seen}
         for run in self._runs.values():
             found = by_mark.pop(run.mark, [])
-            if run.id in by_id:  # though something has changed its mark
-                found = [*found, by_id[run.id]]
+            if run.id in unmarked and not run.foreign:
+                found = [*found, unmarked[run.id]]
             if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
@@ -620,9 +664,9 @@ class ClusterEngine:
         """Cancel what has arrived late, of runs that were given up and can never begin."""
         ghosts = []
         for mark, found in by_mark.items():
-            _, _, job, run = mark.split(":", 3) if mark.count(":") == 3 else ("", "", "", "")
+            _, _, job, run = mark.split(":")
             living = [each.id for each in found if each.word is None]
-            if living and layout.valid_name(job) and run.isdecimal() and self.home.is_void(job, int(run)):
+            if living and layout.valid_name(job) and self.home.jid(job, int(run)) is Liveness.VOID:
                 ghosts += living
         if ghosts:
             log.warning("%s: cancelling %s, which came too late", self.title, ", ".join(ghosts))
