@@ -155,6 +155,7 @@ class ClusterRun:
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
+        self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
         self._complained = False  # that its record cannot be written
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
@@ -181,6 +182,8 @@ class ClusterRun:
             return Liveness.ABSENT
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
+        if self._settled:
+            return Liveness.GONE
         found, ended = self.engine.records(self), self.id
         if self._look_for_jid() and self.id != ended:
             return Liveness.ALIVE  # what has ended was the other one, which came too late
@@ -266,7 +269,7 @@ class ClusterRun:
             self._misses, self._said, self.foreign = 0, seen.said, ""
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             if seen.word is None:
-                self.ending, self._ended_ns = None, 0
+                self.ending, self._ended_ns, self._settled = None, 0, False
             else:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
         return self.ending is not None or before != (self.phase, self._said, self._begun)
@@ -313,7 +316,7 @@ class ClusterRun:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
         self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
-        self._forced, self._asked = False, ("", 0)
+        self._settled, self._forced, self._asked = False, False, ("", 0)
         self._record()
 
     def _record(self) -> None:
@@ -353,7 +356,9 @@ class ClusterRun:
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
         """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
-        if layout.REFUSED in found or (layout.RC in found and self.engine.home.record(*self.key, layout.RC)):
+        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
+        self._settled = bool(code) or layout.REFUSED in found
+        if self._settled:
             return True
         if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
             return True  # who takes the jid finds out whether that is so
