@@ -18,7 +18,7 @@ from spool.executors import engine as cluster
 from spool.executors.engine import ClusterEngine, ClusterRun
 from spool.executors.slurm import SlurmLanguage
 from spool.formats.config import Config, SlurmConfig
-from spool.formats.run_records import VOID_JID
+from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
 
 ID = "0123456789abcdef"
@@ -89,8 +89,9 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    def is_void(self, name: str, run: int) -> bool:
-        return self.record(name, run, layout.JID) == VOID_JID
+    def jid(self, name: str, run: int) -> Jid | Liveness:
+        data = self.record(name, run, layout.JID)
+        return Liveness.VOID if data == VOID_JID else (parse_jid(data) if data else None) or Liveness.ABSENT
 
 
 class Bench:
@@ -739,6 +740,196 @@ def test_a_refusal_is_none_whatever_names_are_in_it(bench: Bench, err: str) -> N
     assert (run.refusal or "").startswith("Slurm refuses it: ")
 
 
+@pytest.mark.parametrize(
+    "err",
+    [
+        "sbatch: error: Socket, core and/or thread specification can not be satisfied\n"
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
+        'sbatch: error: Invalid numeric value "x" for --sockets-per-node.\n',
+        "sbatch: error: the controller of this site wants an account: connection refused\n"
+        "sbatch: error: Batch job submission failed: Unspecified error\n",
+        "sbatch: fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.\n",
+        "sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n",
+    ],
+)
+def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: str) -> None:
+    """A job for which there are too few sockets is refused: taken for silence it would be submitted for ever."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", 1, err=err)
+    bench.work()
+    assert run.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "err"),
+    [
+        (127, "[Errno 2] No such file or directory: 'sbatch'"),
+        (127, "[Errno 12] Cannot allocate memory"),
+        (1, "sbatch: error: ClusterName needs to be specified\nsbatch: fatal: Unable to process configuration file"),
+        (1, "sbatch: fatal: Could not establish a configuration source"),
+        (1, "sbatch: error: Batch job submission failed: Protocol authentication error"),
+        (1, "sbatch: error: Batch job submission failed: Slurm backup controller in standby mode"),
+    ],
+)
+def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, err: str) -> None:
+    """The job was refused by nobody: it waits, and is submitted again."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", status, err=err)
+    bench.work()
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+
+
+def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
+    """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.look(line("8", "FAILED", "NonZeroExitCode"))
+    assert run.liveness() is Liveness.ALIVE
+    assert run.id == "7"
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    bench.look(line("7", "RUNNING"), line("8", "FAILED", "NonZeroExitCode"))
+    bench.now_ns += 10 * cluster.GRACE_NS
+    assert run.liveness() is Liveness.ALIVE
+    bench.engine.terminate({run: False})
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
+
+
+def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:
+    """The second can wait for days, and never begins."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.look(line("7", "COMPLETED"), line("8", "PENDING"))
+    assert run.liveness() is Liveness.GONE
+
+
+def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -> None:
+    """It can be cancelled at once, and neither a late refusal nor a late id makes it another job."""
+    for name, answer in (("a", {"out": "9\n"}), ("b", {"status": 1, "err": "Invalid partition"})):
+        run = bench.start(name)
+        bench.work()
+        bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+        bench.engine.terminate({run: False})
+        bench.work()
+        assert bench.commands.asked("scancel")[-1] == ("scancel", "--batch", "--signal=TERM", "7")
+        bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
+        bench.work()
+        assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
+        bench.engine.forget(run)
+
+
+def test_an_id_that_slurm_gives_away_again_is_not_the_run(bench: Bench) -> None:
+    """A controller that has lost its state counts from 1: the job of that id is another run's, or another spool's."""
+    for mark in (f"spool:{ID}:b:1", f"spool:{'f' * 16}:a:1"):
+        run = bench.submitted(job="7")
+        bench.look(line("7", "RUNNING"))
+        bench.look(line("7", "RUNNING", mark=mark))
+        bench.look(line("7", "RUNNING", mark=mark))
+        assert run.ending is not None
+        assert run.ending.word is EngineWord.FORGOTTEN
+        bench.engine.forget(run)
+
+
+def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Bench) -> None:
+    """Only a whole mark of another run says that the job is not this one."""
+    run = bench.submitted(job="7")
+    for _ in range(4):
+        bench.look(line("7", "RUNNING", mark=f"spool:{ID}:a:1 | project x"))
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+
+
+def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Bench) -> None:
+    """Its id is another job's here, which says nothing of the run, and is neither cancelled nor told anything."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm elsewhere 7\n")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    run = bench.engine.adopt("a", 1, None)
+    bench.look(line("7", "CANCELLED", mark="mine"))
+    bench.engine.terminate({run: True})
+    assert run.signal("USR1", spare_shell=False) == 0
+    bench.work()
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+    assert bench.commands.asked("scancel") == []
+    bench.look(line("7", "RUNNING"))  # it is the same cluster under another name
+    bench.engine.terminate({run: True})
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
+def test_an_error_with_one_answer_costs_no_other(bench: Bench) -> None:
+    """An answer that cannot be taken in is no reason for submissions and looks to stop for ever."""
+    first, second = bench.start("a"), bench.start("b")
+    bench.work()
+    broken: Any = lambda *_: 1 / 0  # noqa: E731
+    first.submitted = broken  # type: ignore[method-assign]
+    for job in ("7", "8"):
+        bench.commands.answer("sbatch", out=f"{job}\n")
+    with pytest.raises(ZeroDivisionError):
+        bench.work()
+    assert bench.engine.due_ns() == bench.now_ns
+    assert "b" in bench.work()
+    assert second.id == "8"
+
+
+def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Bench) -> None:
+    """A standby controller with an old state forgets a job for a while: that is not when it ended."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    for _ in range(3):
+        bench.look()
+    bench.look(line("7", "RUNNING"))
+    bench.now_ns += 10 * cluster.GRACE_NS
+    bench.look(line("7", "COMPLETED"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.now_ns += cluster.GRACE_NS
+    assert run.liveness() is Liveness.GONE
+
+
+def test_an_exit_code_that_is_listed_and_says_nothing_yet_is_waited_for(bench: Bench) -> None:
+    """A network file system may list a record whose content it does not have yet."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"")
+    bench.look(line("7", "FAILED", "NonZeroExitCode"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.folder.put_record("a", 1, layout.RC, b"3\n")
+    assert run.liveness() is Liveness.GONE
+
+
+def test_a_stop_reads_nothing_while_the_engine_is_silent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be told to anybody, and a thousand runs are looked at four times a second."""
+    run = bench.submitted()
+    bench.look(line("7", "PENDING"))
+    bench.look(status=1, err="Unable to contact slurm controller")
+    reads: list[str] = []
+    monkeypatch.setattr(bench.folder, "jid", lambda *_: reads.append("jid"))
+    monkeypatch.setattr(bench.folder, "record", lambda *_: reads.append("record"))
+    for _ in range(100):
+        assert not bench.engine.terminate({run: True})
+    assert reads == []
+    monkeypatch.undo()
+    monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: bench.now_ns)
+
+
+def test_a_record_that_cannot_be_written_is_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full for an hour fills no log."""
+    bench.start()
+    bench.work()
+    bench.look()
+    bench.folder.put_record = _full  # type: ignore[method-assign]
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    for _ in range(5):
+        bench.look(line("7", "RUNNING"))
+    assert len([record for record in caplog.records if "cannot write its record" in record.message]) == 1
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code is the last that a wrapper writes: whoever has seen it lists the metadir no more."""
     listed: list[str] = []
@@ -746,7 +937,7 @@ def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch
     monkeypatch.setattr("spool.executors.engine.os.listdir", lambda path: listed.append(path) or really(path))
     run = bench.submitted()
     bench.look(line("7", "COMPLETED"))
-    bench.folder.put_record("a", 1, layout.JID, b"1 2\n")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
     assert run.liveness() is Liveness.ALIVE
     bench.folder.put_record("a", 1, layout.RC, b"0\n")
     assert (run.liveness(), len(listed)) == (Liveness.GONE, 2)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 from spool.core import layout
@@ -41,6 +44,7 @@ _IDS = 200  # of one cancel
 _AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,7 @@ class ClusterRun:
         self._explained = False
         self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
+        self._complained = False  # that its record cannot be written
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
     @property
@@ -169,7 +174,7 @@ class ClusterRun:
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is, and so which of the engine's jobs it is."""
+        """Know who the wrapper is, and so which of the engine's jobs it is: a submission may have arrived twice."""
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
         if engine == self.engine.name and known and known != "unknown" and known != self.id:
@@ -181,8 +186,13 @@ class ClusterRun:
             return Liveness.ABSENT
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
+        if self._settled:
+            return Liveness.GONE
+        found, ended = self.engine.records(self), self.id
+        if self._look_for_jid() and self.id != ended:
+            return Liveness.ALIVE  # what has ended was the other one, which came too late
         ending = self._explain(self.ending)
-        return Liveness.GONE if self._forced or self._is_settled(ending) else Liveness.ALIVE
+        return Liveness.GONE if self._forced or self._is_settled(ending, found) else Liveness.ALIVE
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
@@ -193,7 +203,7 @@ class ClusterRun:
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Have the wrapper pass a signal on to what it runs; return how many runs are told."""
-        if self.id is None or self.ending is not None:
+        if self.id is None or self.ending is not None or self.foreign:
             return 0
         if signal_name not in _PASSED_ON:
             log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
@@ -224,6 +234,8 @@ class ClusterRun:
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
         """Know what the engine has answered to its submission."""
         self.first_look = next_look
+        if self.id is not None:
+            return  # its wrapper has said it first
         if isinstance(answer, str):
             self._becomes(answer)
         elif answer is not None:
@@ -246,28 +258,38 @@ class ClusterRun:
     def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
         """Take in what one answer has of it; return whether that is news."""
         before = (self.phase, self._said, self._begun)
-        mine = [each for each in found if each.id == self.id]
-        living = [each for each in found if each.word is None]
-        seen = next(iter(mine or living or found[-1:]), None)
+        if len(found) > 1:
+            with suppress(OSError):  # the next answer has both again
+                self._look_for_jid()
+        seen = self._own(found)
         if seen is None:
             self._missed(now_ns)
         else:
-            if self.id is None or (seen.id != self.id and seen.word is None):
+            if seen.id != self.id:
                 log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
                 self._becomes(seen.id)
             elif not self._recorded:
                 self._record()
-            self.waits_again = self._waits_again(seen, look)
-            self._misses, self._said = 0, seen.said
+            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             self.halted = self.engine.title if seen.halted else ""
+            with suppress(OSError):  # the next answer says it again
+                self._see_put_back(seen, look, news=seen.said != before_said)
             if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
             elif self.waits_again:
                 self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
             else:
-                self.ending, self._settled = None, False
+                self.ending, self._ended_ns, self._settled = None, 0, False
         return self.ending is not None or before != (self.phase, self._said, self._begun)
+
+    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
+        """Return which of the jobs with its mark it is. Its wrapper knows best, then the answer to its submission."""
+        living = [each for each in found if each.word is None]
+        if self.id is None:
+            return next(iter(living or found[-1:]), None)
+        same = [each for each in found if each.id == self.id]
+        return next(iter(same or (living if self.jid is None else ())), None)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Go on ending it; return whether nothing of it is left."""
@@ -277,26 +299,41 @@ class ClusterRun:
             self._forced = True  # nobody waits for its exit code any more
         if self.liveness() is not Liveness.ALIVE:
             return True
-        if self.id is not None and self.ending is None:
-            begun = self._begun or self.engine.has_jid(self)
-            how = "kill" if kill else "ask" if begun else "withdraw"
-            asked, at_ns = self._asked
-            if asked != how or (how != "ask" and now_ns - at_ns >= _AGAIN_NS):
+        if self.ending is not None or self.foreign or self.engine.silent:
+            return False
+        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
+        if not self._was_asked(how, now_ns):
+            if self._look_for_jid() and how == "withdraw":
+                how = "ask"
+            if self.id is not None and not self._was_asked(how, now_ns):
                 self._asked = how, now_ns
                 self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
         return False
 
-    def _waits_again(self, seen: Sighting, look: int) -> bool:
-        """Whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
+    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
+        """See whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
         if seen.begun or seen.word is not None:
             self._spoke = 0
-        elif not self._spoke and (self._begun or seen.said != self._said) and self.engine.has_jid(self):
+        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
             self._spoke = look
-        return 0 < self._spoke < look
+        self.waits_again = 0 < self._spoke < look
+
+    def _was_asked(self, how: str, now_ns: int) -> bool:
+        """Whether that was ordered, and is not to be repeated yet; the wrapper is told once."""
+        asked, at_ns = self._asked
+        return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
+
+    def _look_for_jid(self) -> bool:
+        """Return whether the wrapper has said who it is. Raises OSError."""
+        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
+            self.identified(found)
+        return self.jid is not None
 
     def _becomes(self, job_id: str) -> None:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
+        self._settled, self._forced, self._asked = False, False, ("", 0)
         self._record()
 
     def _record(self) -> None:
@@ -304,9 +341,11 @@ class ClusterRun:
         try:
             line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
             self.engine.home.put_record(*self.key, layout.ENGINE, line)
-            self._recorded = True
-        except OSError as error:
-            log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._recorded, self._complained = True, False
+        except OSError as error:  # the next look tries again
+            if not self._complained:
+                log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._complained = True
 
     def _missed(self, now_ns: int) -> None:
         self._misses += 1
@@ -332,18 +371,18 @@ class ClusterRun:
         self._explained = True
         return ending
 
-    def _is_settled(self, end: EngineEnd) -> bool:
-        """Whether its records can be believed to be complete."""
+    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
+        """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
+        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
+        self._settled = bool(code) or layout.REFUSED in found
         if self._settled:
             return True
-        found = self.engine.records(self)
-        self._settled = layout.RC in found
-        if self._settled or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
-            return True
+        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
+            return True  # who takes the jid finds out whether that is so
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
         unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
-        return not unexplained or time.monotonic_ns() >= self._ended_ns + GRACE_NS
+        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
 class ClusterEngine:
@@ -368,6 +407,7 @@ class ClusterEngine:
         self._runs: dict[tuple[str, int], ClusterRun] = {}
         self._queue: dict[tuple[str, int], ClusterRun] = {}  # to be handed over, in their order
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
+        self._answered: deque[Callable[[], None]] = deque()  # what is done with those that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
         self._cancels: dict[tuple[str | None, bool], dict[str, ClusterRun]] = {}  # to be sent
         self._looks = 0  # how many were asked for
@@ -434,13 +474,16 @@ class ClusterEngine:
         return Machine.of_an_engine(self._language.policy().most)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
-        """Return a run that another dispatcher has started, or was about to."""
+        """Return a run that another dispatcher has started, or was about to. Raises OSError."""
         known = self._runs.get((job, run))
         if known is None:
-            known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
+            known = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
+            if (
+                self.home.jid(job, run) is Liveness.VOID
+            ):  # an earlier dispatcher gave it up: what the engine has of it never begins
                 known.withdraw()
+            self._runs[job, run] = known
         if jid is not None:
             known.identified(jid)
         return known
@@ -461,7 +504,7 @@ class ClusterEngine:
     def due_ns(self) -> int | None:
         """Return when there is something to do by itself."""
         times = [self._runner.due_ns()]
-        if self._news or (self._cancels and self._silent_since is None):
+        if self._news or self._answered or (self._cancels and self._silent_since is None):
             times.append(self._clock())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
@@ -472,9 +515,11 @@ class ClusterEngine:
 
     def work(self) -> Collection[ClusterRun]:
         """Take in what the commands have answered, and have others run."""
-        for number, done in list(self._runner.work()):  # an error with one costs no other its answer
+        for number, done in self._runner.work():
             if (take := self._answers.pop(number, None)) is not None:
-                take(done)
+                self._answered.append(partial(take, done))
+        while self._answered:  # an error with one costs no other its answer: the next call goes on
+            self._answered.popleft()()
         self._submit()
         self._send_cancels()
         if not self._looking and self._wants_to_look() and self._clock() >= self._look_at_ns:
@@ -501,9 +546,9 @@ class ClusterEngine:
         assert run.id is not None
         self._cancels.setdefault((signal, only_waiting), {})[run.id] = run
 
-    def has_jid(self, run: ClusterRun) -> bool:
-        """Whether the wrapper has said who it is."""
-        return run.jid is not None or self.home.record(*run.key, layout.JID) is not None
+    def now_ns(self) -> int:
+        """Return what its clock says."""
+        return self._clock()
 
     def records(self, run: ClusterRun) -> frozenset[str]:
         """Return the names of what lies in its metadir: listing it makes network file systems look again."""
@@ -600,17 +645,17 @@ class ClusterEngine:
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns = self._clock()
         self._look_at_ns = now_ns + self._interval_ns
-        marked = f"spool:{self.home.identity()}:"
         by_mark: dict[str, list[Sighting]] = {}
+        unmarked: dict[str, Sighting] = {}  # something may have changed their marks
         for each in seen:
-            if each.mark.startswith(marked):
+            if (match := _MARK.fullmatch(each.mark)) is None:
+                unmarked[each.id] = each
+            elif match[1] == self.home.identity():
                 by_mark.setdefault(each.mark, []).append(each)
-        by_id = {each.id: each for each in seen}
         for run in self._runs.values():
             found = by_mark.pop(run.mark, [])
-            known = by_id.get(run.id or "")
-            if known is not None and not known.mark.startswith("spool:"):  # something has changed its mark
-                found = [*found, known]
+            if run.id in unmarked and not run.foreign:
+                found = [*found, unmarked[run.id]]
             expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
             if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
@@ -642,15 +687,19 @@ class ClusterEngine:
         """Cancel what can never begin: what has arrived late of runs that were given up, and what was put back."""
         ghosts = []
         for mark, found in by_mark.items():
-            _, _, job, run = mark.split(":", 3) if mark.count(":") == 3 else ("", "", "", "")
+            _, _, job, run = mark.split(":")
             living = [each for each in found if each.word is None]
-            if living and layout.valid_name(job) and run.isdecimal():
-                is_void, waiting = self.home.is_void(job, int(run)), [each for each in living if not each.begun]
-                if is_void or (waiting and self.home.record(job, int(run), layout.RESULT) is not None):
-                    ghosts += [each.id for each in (living if is_void else waiting)]
+            if living and layout.valid_name(job):
+                ghosts += [each.id for each in living if self._never_begins(job, int(run), each)]
         if ghosts:
             log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
+
+    def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
+        """Whether a job that lives is of a run that was given up, or that is over and waits once more."""
+        if self.home.jid(job, run) is Liveness.VOID:
+            return True
+        return not seen.begun and self.home.record(job, run, layout.RESULT) is not None
 
     # Cancelling.
 

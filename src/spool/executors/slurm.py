@@ -62,7 +62,7 @@ class SlurmLanguage:
         assert launch.spec is not None
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
-        environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
+        environment |= {key: os.environ[key] for key in slurm.NEEDED if key in os.environ}
         # Found as the other commands are, by the PATH of this process: that of the job may lack it.
         return Command(
             (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S

@@ -6,6 +6,8 @@ nothing follows from it. docs/FORMAT.md 5.2 has the tables.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +43,7 @@ _OURS = (
     *("propagate", "parsable", "requeue", "no-requeue", "array", "dependency", "begin", "hold", "wait", "test-only"),
     *("time", "time-min", "signal", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node"),
     *("cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage"),
+    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage", "quiet", "tres-per-task"),
 )
 _OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
@@ -224,21 +226,32 @@ def submitted_id(text: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-# As whole phrases: names of partitions, options and their values are in what is refused.
+# Slurm's own words for it, whole: a job may be refused for its sockets, and a plugin may say what it likes.
 _UNREACHABLE = re.compile(
-    r"timed out|unable to contact|connection refused|connection reset|connection failure|not responding|standby mode|"
-    r"zero bytes|unreachable|transport endpoint|no route to|unable to resolve|could not be resolved|slurm controller|"
-    r"slurmctld|authentication (?:credential|error|fail)|munge|temporarily una|"
-    r"unexpected message|socket (?:error|fail)",
+    r"unable to contact slurm|slurm backup controller in standby|socket timed out|"
+    r"connection (?:timed out|refused|reset)|"
+    r"zero bytes were transmitted|communication connection failure|message (?:send|receive) failure|"
+    r"unexpected message received|insane message length|protocol (?:authentication error|version)|"
+    r"authentication credential|munge encode failed|transport endpoint|no route to host|network is unreachable|"
+    r"broken pipe|temporarily un|no answer from|not responding|unable to (?:resolve|establish)|"
+    r"fatal: .*(?:configuration|plugin|auth|munge|credential)",
     re.IGNORECASE,
 )
-_SUBMISSION_FAILED = re.compile(r"submission failed: (.*)", re.IGNORECASE)
+_REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
+_NOT_EXECUTED = (126, 127)  # as a shell says it, and the helper that runs commands
 
 
 def is_silence(status: int | None, err: str) -> bool:
-    """Whether a command has failed because nobody has answered, and not because of what it asked for."""
-    why = _SUBMISSION_FAILED.search(err)
-    return status is None or status < 0 or (status != 0 and _UNREACHABLE.search(why[1] if why else err) is not None)
+    """Whether a command has failed because nobody has answered, and not because of what it asked for.
+
+    One that could not be executed has asked nobody, unless it was too long to be executed at all.
+    """
+    if status is None or status < 0:
+        return True
+    if status in _NOT_EXECUTED:
+        return os.strerror(errno.E2BIG) not in err
+    said = _REASON.findall(err) or [err]
+    return status != 0 and any(_UNREACHABLE.search(reason) is not None for reason in said)
 
 
 def refusal(err: str) -> str:
@@ -268,11 +281,12 @@ _AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for Slurm's commands: without variables that would change what they are asked for."""
-    return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in _KEPT}
+    return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in NEEDED}
 
 
-_PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_")
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER"})
+_PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SALLOC_", "SRUN_", "SPANK_", "_SLURM_")
+NEEDED = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""The variables by which Slurm's commands find their cluster, and say who asks."""
 
 
 def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> tuple[str, ...]:
