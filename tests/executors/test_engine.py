@@ -635,6 +635,19 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
     assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
 
 
+def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full when the wrapper had spoken: its record still names the job that came too late."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    with monkeypatch.context() as context:
+        context.setattr(bench.folder, "put_record", _full)
+        bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    bench.look(status=1, err="Unable to contact slurm controller")
+    bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    assert run.id == "7"
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+
+
 def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:
     """The second can wait for days, and never begins."""
     run = bench.submitted(job="8")

@@ -246,7 +246,7 @@ class ClusterRun:
     def remember(self) -> None:
         """Learn what an earlier dispatcher has written down of it."""
         record = parse_engine(self.engine.home.record(*self.key, layout.ENGINE) or b"")
-        if record is not None and record[0] == self.engine.name:
+        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
             self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
