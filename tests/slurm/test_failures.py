@@ -106,7 +106,8 @@ def test_a_submission_that_arrives_twice_runs_once_and_is_cancelled_where_it_run
     unserved.start()
     unserved.drop("twice", _job("trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done"))
     unserved.says("twice", "up")
-    unserved.until(lambda: _states(slurm)["FAILED"] == 1, "the second to leave")
+    ended = ("twice", "FAILED")
+    unserved.until(lambda: ended in [(job["name"], job["state"]) for job in slurm.jobs()], "the second to leave")
     unserved.until(lambda: (unserved.record("twice", "engine") or "").split()[2:], "the id")
     unserved.looked()
     assert unserved.places("twice") == ["running"]
