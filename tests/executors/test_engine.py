@@ -619,6 +619,39 @@ def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, 
     assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
 
 
+def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
+    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words."""
+    full = (
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    run, second = bench.start("a"), bench.start("a2")
+    bench.work()
+    for _ in range(2):
+        bench.commands.answer("sbatch", 1, err=full)
+    assert bench.work() == {"a", "a2"}
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+    assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
+    other = bench.start("b")
+    bench.work(20)
+    assert len(bench.commands.asked("sbatch")) == 2
+    bench.commands.answer("squeue")
+    bench.work()
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert due > bench.now_ns
+    bench.work(11)
+    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == [
+        f"--job-name={name}" for name in ("a", "a2", "b")
+    ]
+    bench.commands.answer("sbatch", out="7\n")
+    bench.commands.answer("sbatch", out="8\n")
+    bench.commands.answer("sbatch", 1, err=full)
+    bench.work()
+    assert (run.id, second.id, other.id) == ("7", "8", None)
+    assert list(bench.engine.terminate({other: False})) == [other]
+
+
 def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
     """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
     run = bench.submitted(job="8")

@@ -41,7 +41,7 @@ _SURE = 2  # answers without a job before it is not there
 _BURST_S = 10  # seconds' worth of submissions that may come at once
 _SENT = 8  # submissions on their way at once
 _IDS = 200  # of one cancel
-_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
+_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated; an engine that has too many jobs asked again
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
@@ -95,7 +95,10 @@ class Language(Protocol):
         """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not."""
+        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not.
+
+        StartRefused: it refuses it for now, because it has too many.
+        """
 
     def look(self) -> Command:
         """Return the one question for all jobs."""
@@ -167,6 +170,8 @@ class ClusterRun:
             return None
         if self.phase is _Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        if self.phase is _Phase.QUEUED and self.engine.full:
+            return self.engine.full
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
@@ -384,6 +389,8 @@ class ClusterEngine:
         self.name = language.name
         self.title = language.title
         self.cluster: str | None = None  # which one answers; None: nobody has
+        self.full = ""  # why it takes no more for now
+        self._full_until_ns = 0
         self._language = language
         self._clock = clock
         self._runner = runner or CommandRunner()
@@ -493,7 +500,8 @@ class ClusterEngine:
             times.append(self._look_at_ns)
         if self._may_submit() and self._queue:
             missing = max(0.0, 1.0 - self._tokens)
-            times.append(self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9))
+            at_ns = self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9)
+            times.append(max(at_ns, self._full_until_ns))
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
@@ -563,24 +571,37 @@ class ClusterEngine:
         elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
         self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
         self._tokens_at_ns = now_ns
-        while self._queue and self._tokens >= 1 and self._may_submit():
+        while self._queue and self._tokens >= 1 and now_ns >= self._full_until_ns and self._may_submit():
             key = next(iter(self._queue))
             run = self._queue.pop(key)
             assert run.command is not None
             self._tokens -= 1
             self._sending += 1
             run.phase = _Phase.SENT
-            self._order(run.command, lambda done, run=run: self._submitted(run, done))  # type: ignore[misc]
-            run.command = None
+            self._order(run.command, partial(self._submitted, run))
 
     def _submitted(self, run: ClusterRun, done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
+        if isinstance(answer, StartRefused):
+            self._is_full(run, str(answer))
+            return
+        run.command, self.full = None, self.full if answer is None else ""
         if answer is None:
             self._doubt, self._look_at_ns = True, min(self._look_at_ns, self._clock())
             log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, _line(done))
         run.submitted(answer, self._looks + 1)
         if self._runs.get(run.key) is run:
+            self._news[run.key] = run
+
+    def _is_full(self, run: ClusterRun, why: str) -> None:
+        """Hand a run over later, in its place, and no other until then: the engine has too many."""
+        if not self.full:
+            log.warning("%s", why)
+        self.full, self._full_until_ns = why, self._clock() + _AGAIN_NS
+        if self._runs.get(run.key) is run:
+            run.phase = _Phase.QUEUED
+            self._queue = {key: each for key, each in self._runs.items() if key in self._queue or each is run}
             self._news[run.key] = run
 
     # Looking.
