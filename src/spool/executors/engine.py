@@ -22,11 +22,11 @@ from typing import Protocol
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
-from spool.formats.run_records import parse_engine, render_engine
+from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
 from spool.formats.wrapper import EngineSurroundings, Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -161,6 +161,7 @@ class ClusterRun:
         self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
         self._complained = False  # that its record cannot be written
+        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
     @property
@@ -193,7 +194,11 @@ class ClusterRun:
         if self._look_for_jid() and self.id != ended:
             return Liveness.ALIVE  # what has ended was the other one, which came too late
         ending = self._explain(self.ending)
-        return Liveness.GONE if self._forced or self._is_settled(ending, found) else Liveness.ALIVE
+        if not self._forced:
+            if not self._is_settled(ending, found):
+                return Liveness.ALIVE
+            self._write_end(ending, found)
+        return Liveness.GONE
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
@@ -248,10 +253,18 @@ class ClusterRun:
         """Know that it is not handed over any more."""
         self.phase = _Phase.ABSENT
 
+    def was_given_up(self) -> None:
+        """Know that an earlier dispatcher took its jid, so it never begins: because it had ended, or was not there."""
+        self.ending = self._written_end
+        if self.ending is None:
+            self.phase = _Phase.ABSENT
+
     def remember(self) -> None:
         """Learn what an earlier dispatcher has written down of it."""
-        record = parse_engine(self.engine.home.record(*self.key, layout.ENGINE) or b"")
+        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
+        record, end = parse_engine(data), parse_engine_end(data)
         if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
+            self._written_end = EngineEnd(*end) if end is not None else None
             self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
@@ -321,7 +334,7 @@ class ClusterRun:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
         self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
-        self._settled, self._forced, self._asked = False, False, ("", 0)
+        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
 
     def _record(self) -> None:
@@ -356,8 +369,21 @@ class ClusterRun:
             known = self.engine.last_words(self)
             if known is not None:
                 ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
+            elif self._written_end is not None:
+                ending = self.ending = self._written_end
         self._explained = True
         return ending
+
+    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
+        """Write down how it ended before it began, if its job ends with that. Raises OSError.
+
+        Its jid is taken next, and says only that it never begins: a dispatcher that comes after that has to know why.
+        """
+        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
+            return
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
+        self._written_end = end
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
         """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
@@ -469,10 +495,8 @@ class ClusterEngine:
         if known is None:
             known = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if (
-                self.home.jid(job, run) is Liveness.VOID
-            ):  # an earlier dispatcher gave it up: what the engine has of it never begins
-                known.withdraw()
+            if self.home.jid(job, run) is Liveness.VOID:
+                known.was_given_up()
             self._runs[job, run] = known
         if jid is not None:
             known.identified(jid)

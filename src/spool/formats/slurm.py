@@ -157,7 +157,8 @@ def queue_lines(text: str) -> Iterator[QueueLine]:
 
 
 def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text.strip())[:200]
+    text = text.strip()[:200]
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 WAITING = frozenset(
