@@ -182,6 +182,7 @@ def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
         (None, "the process that runs commands has ended"),
         (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
         (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+        (1, "sbatch: fatal: Unable to process configuration file"),
         (-9, ""),
         (0, "no id"),
     ],
@@ -781,6 +782,39 @@ def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, 
     assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
 
 
+def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
+    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words."""
+    full = (
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    run, second = bench.start("a"), bench.start("a2")
+    bench.work()
+    for _ in range(2):
+        bench.commands.answer("sbatch", 1, err=full)
+    assert bench.work() == {"a", "a2"}
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+    assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
+    other = bench.start("b")
+    bench.work(20)
+    assert len(bench.commands.asked("sbatch")) == 2
+    bench.commands.answer("squeue")
+    bench.work()
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert due > bench.now_ns
+    bench.work(11)
+    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == [
+        f"--job-name={name}" for name in ("a", "a2", "b")
+    ]
+    bench.commands.answer("sbatch", out="7\n")
+    bench.commands.answer("sbatch", out="8\n")
+    bench.commands.answer("sbatch", 1, err=full)
+    bench.work()
+    assert (run.id, second.id, other.id) == ("7", "8", None)
+    assert list(bench.engine.terminate({other: False})) == [other]
+
+
 def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
     """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
     run = bench.submitted(job="8")
@@ -795,6 +829,19 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
     bench.engine.terminate({run: False})
     bench.work()
     assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
+
+
+def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full when the wrapper had spoken: its record still names the job that came too late."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    with monkeypatch.context() as context:
+        context.setattr(bench.folder, "put_record", _full)
+        bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    bench.look(status=1, err="Unable to contact slurm controller")
+    bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    assert run.id == "7"
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
 
 
 def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:

@@ -102,6 +102,27 @@ def test_a_submission_whose_answer_is_lost_is_found_again(unserved: Served, slur
     assert len([job for job in slurm.jobs() if job["name"] == "once"]) == 1
 
 
+def test_a_submission_that_arrives_twice_runs_once_and_is_cancelled_where_it_runs(
+    unserved: Served, slurm: Cluster
+) -> None:
+    """Sbatch submits again what was not answered: the second job leaves at once, and the first one is the run's."""
+    first = '"$real" "$@" > /dev/null; until "${real%sbatch}squeue" -h -o %T | grep -q RUNNING; do sleep 0.1; done'
+    _instead_of(unserved, "sbatch", f'{first}; exec "$real" "$@"')
+    unserved.start()
+    unserved.drop("twice", _job("trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done"))
+    unserved.says("twice", "up")
+    ended = ("twice", "FAILED")
+    unserved.until(lambda: ended in [(job["name"], job["state"]) for job in slurm.jobs()], "the second to leave")
+    unserved.until(lambda: (unserved.record("twice", "engine") or "").split()[2:], "the id")
+    unserved.looked()
+    assert unserved.places("twice") == ["running"]
+    assert unserved.spool("cancel", "twice").returncode == 0
+    unserved.wait_done("twice")
+    assert (unserved.outcome("twice"), unserved.log("twice")) == ("cancelled", "up\ntold\n")
+    assert _states(slurm)["RUNNING"] == 0
+    assert [event for event, *_ in _ledger(unserved)] == ["B"]
+
+
 def test_what_was_never_submitted_waits_again(unserved: Served, slurm: Cluster) -> None:
     """The dispatcher is killed before sbatch has reached Slurm: the run is void, and the next one is not a retry."""
     _instead_of(unserved, "sbatch", "kill -KILL $$")

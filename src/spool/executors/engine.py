@@ -22,11 +22,11 @@ from typing import Protocol
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
-from spool.formats.run_records import parse_engine, render_engine
+from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
 from spool.formats.wrapper import EngineSurroundings, Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -41,7 +41,7 @@ _SURE = 2  # answers without a job before it is not there
 _BURST_S = 10  # seconds' worth of submissions that may come at once
 _SENT = 8  # submissions on their way at once
 _IDS = 200  # of one cancel
-_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
+_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated; an engine that has too many jobs asked again
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
@@ -96,7 +96,10 @@ class Language(Protocol):
         """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not."""
+        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not.
+
+        StartRefused: it refuses it for now, because it has too many.
+        """
 
     def look(self) -> Command:
         """Return the one question for all jobs."""
@@ -162,6 +165,7 @@ class ClusterRun:
         self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
         self._complained = False  # that its record cannot be written
+        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
     @property
@@ -171,6 +175,8 @@ class ClusterRun:
             return None
         if self.phase is _Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        if self.phase is _Phase.QUEUED and self.engine.full:
+            return self.engine.full
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
@@ -192,7 +198,11 @@ class ClusterRun:
         if self._look_for_jid() and self.id != ended:
             return Liveness.ALIVE  # what has ended was the other one, which came too late
         ending = self._explain(self.ending)
-        return Liveness.GONE if self._forced or self._is_settled(ending, found) else Liveness.ALIVE
+        if not self._forced:
+            if not self._is_settled(ending, found):
+                return Liveness.ALIVE
+            self._write_end(ending, found)
+        return Liveness.GONE
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
@@ -247,10 +257,18 @@ class ClusterRun:
         """Know that it is not handed over any more."""
         self.phase = _Phase.ABSENT
 
+    def was_given_up(self) -> None:
+        """Know that an earlier dispatcher took its jid, so it never begins: because it had ended, or was not there."""
+        self.ending = self._written_end
+        if self.ending is None:
+            self.phase = _Phase.ABSENT
+
     def remember(self) -> None:
         """Learn what an earlier dispatcher has written down of it."""
-        record = parse_engine(self.engine.home.record(*self.key, layout.ENGINE) or b"")
-        if record is not None and record[0] == self.engine.name:
+        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
+        record, end = parse_engine(data), parse_engine_end(data)
+        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
+            self._written_end = EngineEnd(*end) if end is not None else None
             self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
@@ -333,7 +351,7 @@ class ClusterRun:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
         self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
-        self._settled, self._forced, self._asked = False, False, ("", 0)
+        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
 
     def _record(self) -> None:
@@ -368,8 +386,21 @@ class ClusterRun:
             known = self.engine.last_words(self)
             if known is not None:
                 ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
+            elif self._written_end is not None:
+                ending = self.ending = self._written_end
         self._explained = True
         return ending
+
+    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
+        """Write down how it ended before it began, if its job ends with that. Raises OSError.
+
+        Its jid is taken next, and says only that it never begins: a dispatcher that comes after that has to know why.
+        """
+        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
+            return
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
+        self._written_end = end
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
         """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
@@ -401,6 +432,8 @@ class ClusterEngine:
         self.name = language.name
         self.title = language.title
         self.cluster: str | None = None  # which one answers; None: nobody has
+        self.full = ""  # why it takes no more for now
+        self._full_until_ns = 0
         self._language = language
         self._clock = clock
         self._runner = runner or CommandRunner()
@@ -479,10 +512,8 @@ class ClusterEngine:
         if known is None:
             known = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if (
-                self.home.jid(job, run) is Liveness.VOID
-            ):  # an earlier dispatcher gave it up: what the engine has of it never begins
-                known.withdraw()
+            if self.home.jid(job, run) is Liveness.VOID:
+                known.was_given_up()
             self._runs[job, run] = known
         if jid is not None:
             known.identified(jid)
@@ -510,7 +541,8 @@ class ClusterEngine:
             times.append(self._look_at_ns)
         if self._may_submit() and self._queue:
             missing = max(0.0, 1.0 - self._tokens)
-            times.append(self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9))
+            at_ns = self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9)
+            times.append(max(at_ns, self._full_until_ns))
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
@@ -580,24 +612,37 @@ class ClusterEngine:
         elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
         self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
         self._tokens_at_ns = now_ns
-        while self._queue and self._tokens >= 1 and self._may_submit():
+        while self._queue and self._tokens >= 1 and now_ns >= self._full_until_ns and self._may_submit():
             key = next(iter(self._queue))
             run = self._queue.pop(key)
             assert run.command is not None
             self._tokens -= 1
             self._sending += 1
             run.phase = _Phase.SENT
-            self._order(run.command, lambda done, run=run: self._submitted(run, done))  # type: ignore[misc]
-            run.command = None
+            self._order(run.command, partial(self._submitted, run))
 
     def _submitted(self, run: ClusterRun, done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
+        if isinstance(answer, StartRefused):
+            self._is_full(run, str(answer))
+            return
+        run.command, self.full = None, self.full if answer is None else ""
         if answer is None:
             self._doubt, self._look_at_ns = True, min(self._look_at_ns, self._clock())
             log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, _line(done))
         run.submitted(answer, self._looks + 1)
         if self._runs.get(run.key) is run:
+            self._news[run.key] = run
+
+    def _is_full(self, run: ClusterRun, why: str) -> None:
+        """Hand a run over later, in its place, and no other until then: the engine has too many."""
+        if not self.full:
+            log.warning("%s", why)
+        self.full, self._full_until_ns = why, self._clock() + _AGAIN_NS
+        if self._runs.get(run.key) is run:
+            run.phase = _Phase.QUEUED
+            self._queue = {key: each for key, each in self._runs.items() if key in self._queue or each is run}
             self._news[run.key] = run
 
     # Looking.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
@@ -44,7 +44,7 @@ class SlurmLanguage:
     def missing(self) -> str | None:
         """Return which of Slurm's programs are not there."""
         found = {program: shutil.which(program) for program in _PROGRAMS}
-        self._sbatch = found["sbatch"]
+        self._sbatch = found.get("sbatch")
         missing = [program for program, path in found.items() if path is None]
         return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
 
@@ -69,11 +69,13 @@ class SlurmLanguage:
         )
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or Slurm's words for why it refuses."""
+        """Return the id, or Slurm's words for why it refuses; a limit on the number of jobs is one for now."""
         if done.status == 0:
             return slurm.submitted_id(done.out)
         if self.is_silence(done):
             return None
+        if slurm.has_too_many(done.err):
+            return StartRefused(f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Command:

@@ -261,6 +261,14 @@ def refusal(err: str) -> str:
     return _printable("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
 
 
+_TOO_MANY = re.compile(r"\b(?:Assoc|QOS)\w*Submit\w*Limit\b")  # as QOSMaxSubmitJobPerUserLimit
+
+
+def has_too_many(err: str) -> bool:
+    """Whether sbatch has refused a job because there are too many of them, so that it may take it later."""
+    return _TOO_MANY.search(err) is not None
+
+
 def cluster_of(configuration: str) -> str | None:
     """Return the name of the cluster, of what `scontrol show config` has said."""
     match = re.search(r"^ClusterName\s*=\s*(\S+)", configuration, re.MULTILINE)
