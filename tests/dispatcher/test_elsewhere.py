@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,10 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None
@@ -294,10 +296,11 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     session.turns(2)
     spool = Spool(str(session.world.root))
     answer = why(spool, "x")
-    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    ((code, reason),) = [(reason.code, reason.text) for reason in answer.reasons]
+    assert (code, reason) == ("submitted", "in Slurm as job 4711")
     assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
     text = "\n".join(sentences(answer))
-    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "in Slurm as job 4711, which alone knows when it starts" in text
     assert "could start" not in text
     (waits,) = preview(spool).waits
     assert (waits.name, waits.start_at_ns) == ("after", None)
@@ -348,14 +351,23 @@ def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(se
 def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     session: Session, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    """The time in the queue and the time there count together; a dispatcher that came since counts the latter."""
-    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    """The time in the queue and the time there count together, and the next dispatcher counts both as well."""
+    monkeypatch.setattr(FakeEngine, "problem", "it does not answer")
+    session.users.submit("x", "true", THERE, 'scheduling_timeout = "10m"')
+    session.turns(2)
+    job = now(session).state.jobs["x"]
+    assert job.wait is not None
+    job.wait = replace(job.wait, waited_ns_before=6 * 60 * SECOND_NS)
+    monkeypatch.setattr(FakeEngine, "problem", None)
+    now(session).launcher.ask_executors_again()
+    session.turns(2)
+    run, live = FakeEngine.runs["x", 1], now(session).state.live["x", 1]
+    run.waits = "Slurm: PENDING (Resources)"
     if restarted:
         session.end()
         session.turns(2)
         live = now(session).state.live["x", 1]
-        run.waits = "Slurm: PENDING (Resources)"
-    for minutes, asked in ((9, []), (11, ["TERM"])):
+    for minutes, asked in ((3, []), (5, ["TERM"])):
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
         monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(2)
@@ -365,6 +377,16 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
     assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
     assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_what_waits_again_has_waited_in_its_engine_too(session: Session) -> None:
+    """Its engine never had it, and it is handed over once more: its clock did not stop meanwhile."""
+    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    live.started_at_ns -= 60 * SECOND_NS
+    run.absent = True
+    session.settle()
+    again = now(session).state.live["x", 2]
+    assert 60 <= again.wait.waited_ns(again.started_at_ns) / SECOND_NS < 90
 
 
 def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
@@ -406,10 +428,10 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
     assert plan is not None
     reason = plan.reason("low")
     assert reason is not None
-    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in Slurm")
     spool = Spool(str(session.world.root))
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
-    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in Slurm"
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
     FakeEngine.runs["first", 1].end(0)
     session.settle()
@@ -459,7 +481,8 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
         assert ("x", run + 1) in FakeEngine.runs
     ends_there(session, "x", EngineWord.FAILED, run=3)
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    said = "it has failed 3 times before it began: it says failed; `spool release x` tries again\n"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == said
     assert not history(session.world.root)
     assert ("x", 4) not in FakeEngine.runs
 
@@ -472,7 +495,9 @@ def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None
     run.refusal, run.absent = "no such partition", True
     session.settle()
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    said = "no such partition; `spool edit x`, then `spool release x`"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
+    assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
     assert list(FakeEngine.runs) == []
     (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
     session.settle()
@@ -533,3 +558,30 @@ def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
     session.turns(2)
     assert list(FakeEngine.runs) == [("x", 1)]
     assert not looked
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is taken away, the log and the reason say why, and no view calls the run suspended."""
+    run, live = running(session)
+    session.users.suspend("x")
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert (run.asked, live.suspended) == ([], False)
+    said = "not suspended: it is in Slurm; `spool hold x` stops it and holds it"
+    assert f"job x run 1: {said}" in caplog.text
+    view = told(session)
+    assert (view.state, view.reason, view.suspended_at_ns) == ("running", said, None)
+    assert listed(session).suspended_at_ns is None
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatcher(session: Session) -> None:
+    """Nobody serves when it is made, and nothing says that the run stands still."""
+    running(session)
+    session.end()
+    session.users.suspend("x")
+    assert listed(session).suspended_at_ns is None
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert not now(session).state.live["x", 1].suspended

@@ -216,6 +216,7 @@ class Launcher:
             submitted_at_ns=live.wait.arrived_at_ns,
             granted_at_ns=now_ns,
             host=identity.host(),
+            waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
         files = {layout.GRANT: run_records.render_grant(record)}
         if live.spec.defaults_text:

@@ -11,6 +11,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
+from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
@@ -28,7 +29,7 @@ class SlurmLanguage:
     """What Slurm is told and says."""
 
     name = "slurm"
-    title = "Slurm"
+    title = ENGINES[name]
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
 
     def __init__(self, config: Callable[[], Config]) -> None:

@@ -163,6 +163,9 @@ CONFIG = KeyTable(
     Key("executor", "word", "What runs jobs that do not set `executor`.", words=EXECUTORS, default="process"),
     Key("keep_session", "flag",
         "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`.", default=False),
+    Key("wrapper", "word",
+        'What carries out `run.sh`: "auto" is a compiled program where it is installed, which is faster, and "sh" is '
+        "always `/bin/sh`.", words=("auto", "sh"), default="auto"),
     Key("durability", "word",
         'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
         "before anything relies on it.", words=("grouped", "strict"), default="grouped"),
@@ -282,6 +285,7 @@ class Config:
     resources: tuple[Pool, ...] = ()
     executor: str = "process"
     keep_session: bool = False
+    wrapper: str = "auto"  # or "sh"
     durability: str = "grouped"  # or "strict"
     autostart: bool = True
     export: tuple[str, ...] = EXPORTED

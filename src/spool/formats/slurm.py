@@ -207,7 +207,7 @@ def submitted_id(text: str) -> str | None:
 _UNREACHABLE = re.compile(
     r"timed out|unable to contact|connection refused|connection reset|not responding|standby|zero bytes|unreachable|"
     r"transport endpoint|no route|resolve|controller|authentication|munge|temporarily unable|resource temporarily|"
-    r"unexpected message|communication|socket",
+    r"unexpected message|communication|socket|configuration file",
     re.IGNORECASE,
 )
 

@@ -27,7 +27,7 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, show_size
-from spool.executors import by_name
+from spool.executors import by_name, compiled
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
@@ -437,6 +437,15 @@ def _executor(subject: Subject) -> Findings:
         yield _good(f"{name} can be used")
 
 
+def _wrapper(subject: Subject) -> Findings:
+    """Say what starts jobs; a dispatcher of the same installation finds the same."""
+    found = compiled.find(subject.config.wrapper)
+    if found.path is not None:
+        yield _good(f"compiled: {found.path}")
+    else:
+        yield Finding("", Level.WARN if found.broken else Level.OK, f"/bin/sh: {found.why}", found.remedy)
+
+
 def _systemd(subject: Subject) -> Findings:
     """Say what becomes of jobs when the user logs out."""
     if not os.path.isdir("/run/systemd/system"):
@@ -560,6 +569,7 @@ OF_THE_MACHINE = (
     Check("room", "how much of the disk, and how many inodes, are free", _room),
     Check("inotify", "whether file events can be watched", _inotify),
     Check("executor", "whether the configured executor works", _executor),
+    Check("wrapper", "whether the compiled wrapper or `sh` runs `run.sh`, and why", _wrapper),
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("notify", "whether the recipients in the configuration are valid", _notify),

@@ -22,7 +22,7 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
@@ -79,7 +79,7 @@ class ActiveRun:
     told: str = ""  # what kept it waiting there when that was last heard
     held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
-    kept: str = ""  # why it was not cancelled
+    kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
     key: tuple[str, int] = field(init=False)  # what names this run
@@ -124,12 +124,19 @@ class ActiveRun:
     def gives_up_boot_ns(self) -> int | None:
         """Return when it has waited there for too long, on the clock since boot; None: never, or it has begun.
 
-        What an earlier dispatcher has let it wait in the queue is not known.
+        The time that it waited in the queue counts, too.
         """
         allowed_ns = self.spec.scheduling_timeout_ns
         if allowed_ns is None or self.submitted is None:
             return None
         return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
+
+    def waits_on(self, now_ns: int) -> QueueTime:
+        """Return the place in the queue of its job, which waits again since this run has never begun."""
+        waited_ns = self.wait.waited_ns_before
+        if self.elsewhere is not None:  # it has waited all along, for its engine in the end
+            waited_ns = self.wait.waited_ns(self.started_at_ns) + max(0, now_ns - self.started_at_ns)
+        return QueueTime(self.wait.arrived_at_ns, waited_ns, None)
 
     @property
     def ran_from_ns(self) -> int | None:
@@ -261,6 +268,11 @@ class ActiveRun:
         """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
         self.suspension, self.suspended_by = suspension, by
 
+    def cannot_be_suspended(self) -> None:
+        """Learn that somebody wants it suspended, and its engine lets nobody do that."""
+        where = engine_title(self.executor)
+        self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
+
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
@@ -302,13 +314,15 @@ class ActiveRun:
 
     def taken_back_by_engine(self, refusal: str | None) -> None:
         """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
-        self.held_because = refusal or ""
+        if refusal:
+            self.held_because = f"{refusal}; `spool edit {self.name}`, then `spool release {self.name}`"
         self.resolved(Proof(Verdict.VOID))
 
     def not_begun_elsewhere(self, failure: str) -> None:
         """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
         if failure and self.refused.times + 1 >= _MOST_FAILURES:
-            self.held_because = failure
+            again = f"`spool release {self.name}` tries again"
+            self.held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
         self.refused_by_machine(failure or None)
 
     @property
@@ -350,7 +364,7 @@ class ActiveRun:
             spec=spec,
             grant=grant,
             user=record.user or this_user(),
-            wait=QueueTime(record.submitted_at_ns or granted_at_ns),
+            wait=QueueTime(record.submitted_at_ns or granted_at_ns, record.waited_ns),
             attempts=Attempts(record.attempt, record.requeues),
             inode=inode,
             started_at_ns=granted_at_ns,

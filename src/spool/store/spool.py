@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -295,11 +295,9 @@ class Spool:
             return record.granted_at_ns
         return self.spoke_at_ns(record.job, record.run)
 
-    def submitted(self, record: GrantRecord | None) -> str | None:
-        """Return that a run waits where it was handed to; None if it has begun, or was started here."""
-        if record is None or record.executor in LOCAL_EXECUTORS or self.ran_from_ns(record) is not None:
-            return None
-        return handed_to(record.executor)
+    def is_submitted(self, record: GrantRecord | None) -> bool:
+        """Whether a run waits where it was handed to: it was not started here, and has not begun."""
+        return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
         """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""

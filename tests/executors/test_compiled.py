@@ -1,0 +1,139 @@
+"""The compiled wrapper as a file: how it is built, and when it is used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spool.executors import compiled
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None or not os.path.exists(compiled.SOURCE), reason="no C compiler, or nothing to compile"
+)
+
+
+def _script(path: Path, text: str, mode: int = 0o755) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.fixture
+def right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a program that names the source which is there."""
+    source = tmp_path / "source.c"
+    source.write_text("int main(void) { return 0; }\n")
+    monkeypatch.setattr(compiled, "SOURCE", str(source))
+    return _script(tmp_path / "right", f"echo {compiled.NAME} {compiled.digest()}")
+
+
+@needs_compiler
+def test_a_built_program_is_found(tmp_path: Path) -> None:
+    """It names its source, may be executed, and nothing else is left where it was built."""
+    built = compiled.build(str(tmp_path))
+    assert os.listdir(tmp_path) == [compiled.NAME]
+    assert compiled.find("auto", built.path) == compiled.FoundWrapper(built.path)
+
+
+@needs_compiler
+def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
+    """The folder, the time and the flags of the caller's environment leave no trace in the program."""
+    found = []
+    for name in ("one", "another-with-a-longer-name"):
+        (tmp_path / name).mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CFLAGS", f"-g -DNAME={name}")
+            found.append(Path(compiled.build(str(tmp_path / name)).path).read_bytes())
+    assert found[0] == found[1]
+
+
+@needs_compiler
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="needs the C library here")
+def test_it_goes_without_the_c_library_and_with_it(tmp_path: Path) -> None:
+    """A wheel with the first is for every Linux of its processor, one with the second for machines like this one."""
+    processor = os.uname().machine
+    alone = compiled.build(str(tmp_path))
+    assert alone.platforms == f"manylinux_2_17_{processor}.musllinux_1_1_{processor}"
+    assert b"ld-" not in Path(alone.path).read_bytes(), "it asks for a loader"
+    with_library = compiled.build(str(tmp_path), alone=False)
+    assert with_library.platforms == f"linux_{processor}"
+    assert compiled.find("auto", with_library.path).path == with_library.path
+
+
+@pytest.mark.usefixtures("right")
+def test_without_a_compiler_the_reason_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a compiler that fails; neither leaves anything behind, and an older program stays."""
+    older = tmp_path / compiled.NAME
+    older.touch()
+    monkeypatch.setenv("CC", "/nonexistent/cc -O2")
+    with pytest.raises(compiled.NotBuiltError, match=r"^the C compiler /nonexistent/cc cannot be run: No such file"):
+        compiled.build(str(tmp_path))
+    monkeypatch.setenv("CC", _script(tmp_path / "broken", "echo 'wrapper.c: too new' >&2; exit 1"))
+    with pytest.raises(compiled.NotBuiltError, match=r"^wrapper.c: too new$"):
+        compiled.build(str(tmp_path))
+    monkeypatch.setenv("CC", "cc '")
+    with pytest.raises(compiled.NotBuiltError, match="quotation"):
+        compiled.build(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["broken", "right", "source.c", compiled.NAME]
+
+
+def test_sh_in_the_configuration_is_obeyed(right: str) -> None:
+    """The program is not even tried."""
+    found = compiled.find("sh", right)
+    assert found == compiled.FoundWrapper(None, 'wrapper = "sh" in config.toml')
+
+
+def test_a_program_that_is_not_there_is_no_trouble(tmp_path: Path) -> None:
+    """An installation without a compiler works, and says what a compiler would be good for."""
+    found = compiled.find("auto", str(tmp_path / "none"))
+    assert (found.path, found.broken) == (None, False)
+    assert found.why == "spool was installed without the compiled wrapper"
+
+
+def test_a_program_that_cannot_be_used_is_said_to_be_broken(
+    tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another processor, not executable, failing, silent, or of another source: `sh` it is, with the reason."""
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(11) + b"\x16\x00" + bytes(44))  # a big machine of IBM's
+    foreign.chmod(0o755)
+    monkeypatch.setattr(compiled, "_TRY_S", 0.2)
+    cases = {
+        str(foreign): "is not for this machine: Exec format error",
+        _script(tmp_path / "plain", "exit 0", 0o644): "may not be executed",
+        _script(tmp_path / "failing", "exit 3"): "does not work here: exit code 3",
+        _script(tmp_path / "dying", "kill -ILL $$"): "does not work here: exit code -4",
+        _script(tmp_path / "other", f"echo {compiled.NAME} 0123"): "was built from another version of its source",
+        _script(tmp_path / "silent", "exec sleep 10"): "does not answer",
+    }
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    cases[str(tmp_path / "dangling")] = "is not for this machine: No such file or directory"
+    for path, why in cases.items():
+        found = compiled.find("auto", path)
+        assert (found.path, found.why, found.broken) == (None, f"{path} {why}", True)
+        assert found.remedy
+    assert compiled.find("auto", right).path == right
+
+
+def test_a_machine_without_room_is_asked_again(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork that was refused says nothing about the program; what a try has found out is kept."""
+    real, tries = subprocess.run, list[list[str]]()
+
+    def run(words: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+        tries.append(words)
+        if len(tries) == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real(words, **how)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = compiled.find("auto", right)
+    assert (found.path, found.broken) == (None, True)
+    assert found.why == f"{right} could not be tried: Resource temporarily unavailable"
+    assert [compiled.find("auto", right).path for _ in range(3)] == [right] * 3
+    assert len(tries) == 2
