@@ -71,9 +71,9 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _groups(engine: Any) -> Any:
-    """Return what is measured of *engine*; a peer is not counted, only timed."""
-    return getattr(engine, "groups", _OF_ENGINES if getattr(engine, "ours", False) else FIGURES)
+def _groups(engine: Any) -> frozenset[str]:
+    """Return what is measured of *engine*. The calls of peers are not counted."""
+    return getattr(engine, "groups", frozenset(_OF_ENGINES if getattr(engine, "ours", False) else FIGURES))
 
 
 def _usable(engines: Sequence[Any], groups: Collection[str]) -> tuple[list[Any], int]:

@@ -136,6 +136,7 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
                 said = _compile([*compiler, *_COMMON, *way, stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
                     os.replace(made, path)
+                    _tried.cache_clear()
                     return Built(path, _platforms(path, without))
     except (OSError, ValueError) as error:
         raise NotBuiltError(str(error)) from error
