@@ -255,9 +255,10 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None
@@ -294,10 +295,11 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     session.turns(2)
     spool = Spool(str(session.world.root))
     answer = why(spool, "x")
-    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    ((code, reason),) = [(reason.code, reason.text) for reason in answer.reasons]
+    assert (code, reason) == ("submitted", "in Slurm as job 4711")
     assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
     text = "\n".join(sentences(answer))
-    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "in Slurm as job 4711, which alone knows when it starts" in text
     assert "could start" not in text
     (waits,) = preview(spool).waits
     assert (waits.name, waits.start_at_ns) == ("after", None)
@@ -406,10 +408,10 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
     assert plan is not None
     reason = plan.reason("low")
     assert reason is not None
-    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in Slurm")
     spool = Spool(str(session.world.root))
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
-    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in Slurm"
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
     FakeEngine.runs["first", 1].end(0)
     session.settle()
@@ -459,7 +461,8 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
         assert ("x", run + 1) in FakeEngine.runs
     ends_there(session, "x", EngineWord.FAILED, run=3)
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    said = "it has failed 3 times before it began: it says failed; `spool release x` tries again\n"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == said
     assert not history(session.world.root)
     assert ("x", 4) not in FakeEngine.runs
 
@@ -472,7 +475,9 @@ def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None
     run.refusal, run.absent = "no such partition", True
     session.settle()
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    said = "no such partition; `spool edit x`, then `spool release x`"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
+    assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
     assert list(FakeEngine.runs) == []
     (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
     session.settle()
@@ -533,3 +538,30 @@ def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
     session.turns(2)
     assert list(FakeEngine.runs) == [("x", 1)]
     assert not looked
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is taken away, the log and the reason say why, and no view calls the run suspended."""
+    run, live = running(session)
+    session.users.suspend("x")
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert (run.asked, live.suspended) == ([], False)
+    said = "not suspended: it is in Slurm; `spool hold x` stops it and holds it"
+    assert f"job x run 1: {said}" in caplog.text
+    view = told(session)
+    assert (view.state, view.reason, view.suspended_at_ns) == ("running", said, None)
+    assert listed(session).suspended_at_ns is None
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatcher(session: Session) -> None:
+    """Nobody serves when it is made, and nothing says that the run stands still."""
+    running(session)
+    session.end()
+    session.users.suspend("x")
+    assert listed(session).suspended_at_ns is None
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert not now(session).state.live["x", 1].suspended

@@ -575,3 +575,41 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
             for run in runs:
                 bench.engine.forget(run)
     assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2
+
+
+def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is the last that a wrapper writes: whoever has seen it lists the metadir no more."""
+    listed: list[str] = []
+    really = os.listdir
+    monkeypatch.setattr("spool.executors.engine.os.listdir", lambda path: listed.append(path) or really(path))
+    run = bench.submitted()
+    bench.look(line("7", "COMPLETED"))
+    bench.folder.put_record("a", 1, layout.JID, b"1 2\n")
+    assert run.liveness() is Liveness.ALIVE
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    assert (run.liveness(), len(listed)) == (Liveness.GONE, 2)
+    assert (run.liveness(), run.liveness(), len(listed)) == (Liveness.GONE, Liveness.GONE, 2)
+    bench.look(line("7", "RUNNING"))
+    bench.look(line("7", "COMPLETED"))
+    assert (run.liveness(), len(listed)) == (Liveness.GONE, 3)
+
+
+def test_slurm_s_programs_are_looked_for_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission does not search the PATH again, and a program that has moved is found by the next look for all."""
+    found: list[str] = []
+    at = ["/opt/one"]
+    monkeypatch.setattr(
+        "spool.executors.slurm.shutil.which", lambda program: found.append(program) or f"{at[0]}/{program}"
+    )
+    assert bench.engine.unavailable() is None
+    found.clear()
+    bench.start("a")
+    bench.start("b")
+    bench.work()
+    assert [command.arguments[0] for command in bench.commands.open.values()] == ["/opt/one/sbatch"] * 2
+    assert found == []
+    at[0] = "/opt/two"
+    bench.engine.unavailable()
+    bench.start("c")
+    bench.work()
+    assert [command.arguments[0] for command in bench.commands.open.values()][-1] == "/opt/two/sbatch"

@@ -135,7 +135,10 @@ class Finalizer:
             attempts = attempts_after(result, live.stop_kind)
             self._state.go_on(job, attempts, QueueTime(live.wait.arrived_at_ns, 0, None) if anew else None)
         try:
-            self.revisit(job)
+            if final and job.queued is None and job.held is None:
+                self._state.settle(job)  # what comes under its name from now on, an event tells
+            else:
+                self.revisit(job)
         finally:  # whether its file could be seen or not
             if not final:  # its place comes first: a job whose run is over and that has no place begins anew
                 self._journal.note_place(job)

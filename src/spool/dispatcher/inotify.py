@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple
 
 from watchdog.observers.inotify_c import (
     CallbackId,
@@ -36,6 +38,22 @@ _MASK = Mask(
 _MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
 
 
+class Change(Enum):
+    """What an event says of a name in a directory."""
+
+    CAME = "there is something new under it"
+    GONE = "nothing has it any more"
+    OTHER = "what has it may be another than it was"
+
+
+class Hint(NamedTuple):
+    """Where to look, and why."""
+
+    place: str
+    filename: str
+    change: Change = Change.OTHER
+
+
 class _Inotify(InotifyFD):
     """The library's descriptor, not inherited by the jobs and read without its thread."""
 
@@ -52,12 +70,15 @@ class _Inotify(InotifyFD):
     def fileno(self) -> int:
         return self._inotify_fd
 
+    def _check_inotify_fd(self) -> bool:
+        return True  # who reads knows that there is something to read
+
 
 class DirectoryWatcher:
-    """Watches directories; a hint is a (directory, file name) pair to look at."""
+    """Watches directories."""
 
     def __init__(self) -> None:
-        self._hints: list[tuple[str, str]] = []
+        self._hints: list[Hint] = []
         self._lost = False  # events were lost, or a directory was replaced: everything must be looked at
         self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
@@ -114,7 +135,7 @@ class DirectoryWatcher:
         """Whether there is something to look at."""
         return bool(self._hints)
 
-    def take_hints(self) -> list[tuple[str, str]]:
+    def take_hints(self) -> list[Hint]:
         """Return where to look, once."""
         hints, self._hints = self._hints, []
         return hints
@@ -138,7 +159,9 @@ class DirectoryWatcher:
         if place is None or event.is_delete_self:
             self._lost = True
         else:
-            self._hints.append((place, os.fsdecode(event.name)))
+            came, gone = event.is_create or event.is_moved_to, event.is_delete or event.is_moved_from
+            change = Change.CAME if came else Change.GONE if gone else Change.OTHER
+            self._hints.append(Hint(place, os.fsdecode(event.name), change))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """Have everything looked at: a watched directory is gone."""

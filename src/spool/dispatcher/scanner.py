@@ -21,6 +21,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
+from spool.dispatcher.inotify import Change, Hint
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.submission import INVALID, JobFileVersion
@@ -111,27 +112,38 @@ class Scanner:
         self._changes.arrays.update(self._state.arrays)
         self._changes.runs.update(live)
 
-    def hint(self, place: str, filename: str) -> None:
-        """Look at what one event was about."""
+    def hint(self, hint: Hint) -> None:
+        """Look at what one event was about. What the dispatcher's own moves raise needs no look."""
+        place, filename, change = hint
         if place == RUNNING and (name := layout.job_of_suspend_file(filename)) is not None:
             self._changes.suspensions.add(name)
             return
         name = layout.job_of(filename) or layout.job_of_editor_mark(filename) or layout.job_of_error_file(filename)
         if name is None:
             return
+        is_file = layout.job_of(filename) is not None
         if place in (QUEUED, HELD):
+            if is_file and change is Change.GONE and self._known(place, name) is None and not self._is_arrays(name):
+                return
             self.examine(place, name, may_wait=True)
             job = self._state.jobs.get(name)
             if job is not None and job.live is not None:
                 self._changes.runs.add(name)
         elif place == RUNNING:
-            job = self._state.jobs.get(name)
-            if job is not None and job.live is not None:
+            self._hint_running(name, change, is_file=is_file)
+
+    def _hint_running(self, name: str, change: Change, *, is_file: bool) -> None:
+        """Take note of what an event in `running/` was about."""
+        job = self._state.jobs.get(name)
+        if job is not None and job.live is not None:
+            if not (is_file and change is Change.CAME and job.live.is_claim_told()):
                 self._changes.runs.add(name)
-            elif name in self._state.arrays:
-                self._changes.arrays.add(name)
-            elif layout.job_of(filename) is not None:
-                self._changes.strays.add(name)
+        elif name in self._state.arrays:
+            self._changes.arrays.add(name)
+        elif is_file and change is not Change.GONE:
+            self._changes.strays.add(name)
+        elif is_file and job is not None and job.blocked is not None:
+            self._state.unblock(job)  # it may have been in the way
 
     def due(self, now_ns: int) -> None:
         """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""

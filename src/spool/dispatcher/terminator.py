@@ -317,6 +317,11 @@ class Suspender:
         if live.unread or live.stop is not None or not live.holds_room or live.leftovers:
             return  # what ends needs no clock, and has to move
         by = self._spool.suspend_order(live.name)
+        if by is not None and live.elsewhere is not None:
+            live.cannot_be_suspended()
+            log.warning("job %s run %d: %s", live.name, live.run, live.kept)
+            self._spool.withdraw_suspend_order(live.name)
+            by = None
         if by is None and live.suspended:
             self._go_on(live)
         elif by is not None and not live.suspended:

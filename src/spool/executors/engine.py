@@ -151,6 +151,7 @@ class ClusterRun:
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
+        self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
@@ -255,7 +256,7 @@ class ClusterRun:
             self._misses, self._said = 0, seen.said
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             if seen.word is None:
-                self.ending = None
+                self.ending, self._settled = None, False
             else:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
         return self.ending is not None or before != (self.phase, self._said, self._begun)
@@ -317,8 +318,11 @@ class ClusterRun:
 
     def _is_settled(self, end: EngineEnd) -> bool:
         """Whether its records can be believed to be complete."""
+        if self._settled:
+            return True
         found = self.engine.records(self)
-        if layout.RC in found or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
+        self._settled = layout.RC in found
+        if self._settled or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
             return True
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)

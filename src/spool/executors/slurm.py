@@ -11,6 +11,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
+from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
@@ -28,11 +29,12 @@ class SlurmLanguage:
     """What Slurm is told and says."""
 
     name = "slurm"
-    title = "Slurm"
+    title = ENGINES[name]
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
 
     def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
+        self._sbatch: str | None = None  # where it was when Slurm's programs were last looked for
 
     def policy(self) -> EnginePolicy:
         """Return what `[slurm]` says."""
@@ -41,7 +43,9 @@ class SlurmLanguage:
 
     def missing(self) -> str | None:
         """Return which of Slurm's programs are not there."""
-        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+        found = {program: shutil.which(program) for program in _PROGRAMS}
+        self._sbatch = found["sbatch"]
+        missing = [program for program, path in found.items() if path is None]
         return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
 
     def identify(self) -> Command:
@@ -60,7 +64,9 @@ class SlurmLanguage:
         environment = slurm.environment(launch.inherited())
         environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
         # Found as the other commands are, by the PATH of this process: that of the job may lack it.
-        return Command((shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S)
+        return Command(
+            (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S
+        )
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id, or Slurm's words for why it refuses."""

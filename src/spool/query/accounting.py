@@ -177,7 +177,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
 
 def _shown(spool: Spool, proof: Proof, grant: GrantRecord) -> State | None:
     stop = spool.stop(grant.job, grant.run)
-    return shown(proof, filed=False, stop=stop, submitted=spool.submitted(grant))[0]
+    return shown(proof, filed=False, stop=stop, submitted="" if spool.is_submitted(grant) else None)[0]
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

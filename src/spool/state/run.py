@@ -22,7 +22,7 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
@@ -58,6 +58,7 @@ class ActiveRun:
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
+    claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
@@ -78,7 +79,7 @@ class ActiveRun:
     told: str = ""  # what kept it waiting there when that was last heard
     held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
-    kept: str = ""  # why it was not cancelled
+    kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
     key: tuple[str, int] = field(init=False)  # what names this run
@@ -179,7 +180,12 @@ class ActiveRun:
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Learn that its job file lies in `running/`."""
-        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+        self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
+
+    def is_claim_told(self) -> bool:
+        """Take note that an event has told of a file in `running/`; return whether that is the one of its claim."""
+        before, self.claim_told = self.claim_told, True
+        return not before
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
         """Whether the job file in `running/` that looks like this may say something new since it was last seen."""
@@ -255,6 +261,11 @@ class ActiveRun:
         """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
         self.suspension, self.suspended_by = suspension, by
 
+    def cannot_be_suspended(self) -> None:
+        """Learn that somebody wants it suspended, and its engine lets nobody do that."""
+        where = engine_title(self.executor)
+        self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
+
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
@@ -296,13 +307,15 @@ class ActiveRun:
 
     def taken_back_by_engine(self, refusal: str | None) -> None:
         """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
-        self.held_because = refusal or ""
+        if refusal:
+            self.held_because = f"{refusal}; `spool edit {self.name}`, then `spool release {self.name}`"
         self.resolved(Proof(Verdict.VOID))
 
     def not_begun_elsewhere(self, failure: str) -> None:
         """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
         if failure and self.refused.times + 1 >= _MOST_FAILURES:
-            self.held_because = failure
+            again = f"`spool release {self.name}` tries again"
+            self.held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
         self.refused_by_machine(failure or None)
 
     @property
@@ -353,6 +366,7 @@ class ActiveRun:
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
+            claim_told=True,
         )
 
     @classmethod

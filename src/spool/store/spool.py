@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -30,7 +30,7 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
-from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
+from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 
 T = TypeVar("T")
@@ -291,11 +291,9 @@ class Spool:
             return record.granted_at_ns
         return self.spoke_at_ns(record.job, record.run)
 
-    def submitted(self, record: GrantRecord | None) -> str | None:
-        """Return that a run waits where it was handed to; None if it has begun, or was started here."""
-        if record is None or record.executor in LOCAL_EXECUTORS or self.ran_from_ns(record) is not None:
-            return None
-        return handed_to(record.executor)
+    def is_submitted(self, record: GrantRecord | None) -> bool:
+        """Whether a run waits where it was handed to: it was not started here, and has not begun."""
+        return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
         """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
@@ -509,21 +507,23 @@ def _spec(text: bytes | None, name: str, defaults: JobDefaults) -> Spec | None:
         return None
 
 
+def _open_record(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
 
     Never blocks, follows no link. Raises OSError if it is there and cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        if status_of(path) is None:
-            return None
-        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
+        fd = open_if_there(path, _open_record)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return b""
         raise
+    if fd is None:
+        return None
     try:
         data = os.read(fd, 65536)
         if len(data) == 65536:
