@@ -135,14 +135,13 @@ def _python_calls(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 
 
 _PROFILED = """
-import itertools, sys, threading
+import itertools, sys
 seen = {"call": itertools.count(), "c_call": itertools.count()}
 def profile(frame, event, argument):
     if event in seen:
         next(seen[event])
 from spool.cli.main import main
 sys.argv = ["spool", "dispatch", "--until-idle"]
-threading.setprofile(profile)
 sys.setprofile(profile)
 try:
     main()

@@ -53,7 +53,7 @@ class SpoolEngine:
     def prepare(self, slots: int) -> None:
         """Make an empty spool, in a place of its own."""
         self._serial += 1
-        self.root = self.scratch.path / f"spool{self._serial}"
+        self.root = self.scratch.path / f"{self.name.replace(', ', '-')}{self._serial}"
         self.env["SPOOL_DIR"] = str(self.root)
         if self.run([*self.command, "init"])[0]:
             raise MissingError("`spool init` fails: install spool for this Python, or name it by --spool")
