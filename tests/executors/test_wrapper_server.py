@@ -286,6 +286,22 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_server(shop: Shop) -> Non
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
+    """The server does not pass its own stdin on."""
+    reading, writing = os.pipe()
+    os.write(writing, b"of the dispatcher\n")
+    launch = shop.launch("read x; echo got $x; readlink /proc/$PPID/fd/0 /proc/self/fd/0; exit 3")
+    child = os.fork()
+    if child == 0:
+        os.dup2(reading, 0)
+        shop.finish(shop.executor.start(launch))
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+    assert _record(launch, "log") == b"got\n/dev/null\n/dev/null\n"
+
+
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
 def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
     """The socket to the server may be one of them."""

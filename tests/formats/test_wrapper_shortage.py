@@ -167,6 +167,7 @@ def test_what_stays_in_the_place_of_the_exit_code_is_moved_aside(runs: Runs, tmp
     (run.metadir / "rc" / "data").write_text("of the job\n")
     run.start(env={"PATH": f"{programs}:{os.environ['PATH']}"})
     if run.is_compiled:  # it sleeps without a program; what it hears meanwhile ends each of its seconds
+        wait_for(lambda: run.text("status") == "failed\n", what="the end of the command")
         wait_for(lambda: run.text("rc.aside/data") or run.kill(signal.SIGUSR2), what="the exit code's place")
     assert run.finish() == 7
     assert run.rc == 7

@@ -199,6 +199,8 @@ class ProcessExecutor:
 
     def _spawn(self, words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
         actions = [*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE]
+        if 0 not in files:
+            actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         return self._nursery.start(
             lambda: os.posix_spawn(
                 words[0],

@@ -1108,34 +1108,29 @@ static _Noreturn void become_shell_told(char *path, char **environment)
     k_exit(NO_JID);
 }
 
-/* Put *text* where a text of at least that length stands, and nothing behind it: the kernel shows what is there as the
-   arguments and the environment of this process. */
-static char *show(char *where, const char *end, const char *text)
+/* Room among what the kernel shows as the arguments or the environment of this process. */
+typedef struct {
+    char *at, *end;
+} Room;
+
+static Room room_of(char *text)
 {
-    if (length(text) < (size_t)(end - where))
-        where = add(where, text) + 1;
-    for (char *rest = where; rest < end; rest++)
-        *rest = 0;
-    return where;
+    const Room room = {text, text ? text + length(text) : NULL};
+    for (char *c = room.at; c < room.end; c++)
+        *c = 0;
+    return room;
 }
 
-/* Have this process be seen for the wrapper of that run: by its script, and by the marks in its environment. */
-static void show_run(char *argument, char *variable, const char *path, char **environment)
+static void show(Room *room, const char *text)
 {
-    if (argument)
-        show(argument, argument + length(argument), path);
-    if (!variable)
-        return;
-    const char *end = variable + length(variable);
-    for (; *environment; environment++)
-        if (after(*environment, "SPOOL_"))
-            variable = show(variable, end, *environment);
+    if (length(text) < (size_t)(room->end - room->at))
+        room->at = add(room->at, text) + 1;
 }
 
 /* A request is the path of a script and the environment of its wrapper, each ended by a NUL byte. The answer is the
-   pid of the wrapper, or -errno, as an int. The end of the file is that of who asks, and of this process. *argument* and
-   *variable* are room for what a wrapper shows of itself. */
-static _Noreturn void serve(long fd, char *argument, char *variable)
+   pid of the wrapper, or -errno, as an int. The end of the file is that of who asks, and of this process. A wrapper is
+   seen for that of its run by its script among the *arguments*, and by the marks among the *marks*. */
+static _Noreturn void serve(long fd, Room arguments, Room marks)
 {
     static char request[MOST + 1], *environment[MOST / 2 + 1];
     served = 1;
@@ -1152,10 +1147,13 @@ static _Noreturn void serve(long fd, char *argument, char *variable)
                 size_t n = 0;
                 k_close(fd);
                 k_setsid();
-                for (char *text = request + length(request) + 1; text < request + size; text += length(text) + 1)
+                show(&arguments, request);
+                for (char *text = request + length(request) + 1; text < request + size; text += length(text) + 1) {
                     environment[n++] = text;
+                    if (after(text, "SPOOL_"))
+                        show(&marks, text);
+                }
                 environment[n] = NULL;
-                show_run(argument, variable, request, environment);
                 if (understand(request, environment))
                     wrap();
                 become_shell_told(request, environment);
@@ -1247,7 +1245,7 @@ static _Noreturn void start(int n, char **given, char **environment)
     if (n >= 3 && same(given[1], "run"))
         run(n, given, environment);
     if (n >= 3 && same(given[1], "serve") && number_in(given[2], 10) >= 0)
-        serve(number_in(given[2], 10), given[3], environment[0]);
+        serve(number_in(given[2], 10), room_of(given[3]), room_of(environment[0]));
     if (n == 2 && same(given[1], "--version")) {
         static const char version[] = "spool-wrapper " SPOOL_SOURCE "\n";
         k_exit(write_all(1, version, sizeof version - 1) ? 0 : 1);
