@@ -48,7 +48,7 @@ class FoundWrapper:
     broken: bool = False  # there is a program, and it cannot be used
 
 
-def find(wanted: str = "auto", program: str = PROGRAM) -> FoundWrapper:
+def find(wanted: str = "auto", program: str | None = None) -> FoundWrapper:
     """Return what *wanted*, the key `wrapper` of the configuration, means on this machine.
 
     The program is tried once in the life of a process. A machine that has no room for the attempt says nothing about
@@ -56,6 +56,7 @@ def find(wanted: str = "auto", program: str = PROGRAM) -> FoundWrapper:
     """
     if wanted == "sh":
         return FoundWrapper(None, 'wrapper = "sh" in config.toml')
+    program = program or PROGRAM
     try:
         return _tried(program)
     except OSError as error:
