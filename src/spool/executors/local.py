@@ -233,6 +233,7 @@ class LocalProcesses:
         self._unrelated: set[int] = set()  # children that are no run's
         self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
+        self._inherited: frozenset[int] | None = None  # our children after the last that were reaped, once asked for
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
 
@@ -285,6 +286,7 @@ class LocalProcesses:
 
     def reap(self) -> Iterator[LocalRun]:
         """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
+        self._inherited = None
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -310,7 +312,11 @@ class LocalProcesses:
 
     def left_behind(self, run: LocalRun) -> bool:
         """Whether processes of *run* outlived its wrapper."""
-        inherited = processes.children_of_self() if self._inherits and run.is_child else None
+        if self._inherited is None and self._inherits and run.is_child:
+            # Once for all that have ended together: what they left behind became ours before they could be reaped,
+            # and goes only by being reaped.
+            self._inherited = processes.children_of_self()
+        inherited = self._inherited if self._inherits and run.is_child else None
         if inherited is None:
             return bool(self.processes_of([run])[run])
         unknown = {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready
