@@ -199,7 +199,8 @@ def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Serve
         served.wait_done(f"job-{at}")
         ran = (served.root.parent / str(at)).read_text().rstrip("\n")
         assert (ran == compiled.PROGRAM) == expected, ran
-    assert [line["exit_code"] for line in served.history()] == [0, 1, 2]
+    codes = {line["job"]: line["exit_code"] for line in served.history()}
+    assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
 
 
 _BROKEN = [b"cpus = ", b"cpu = 4\n", b"\xff\xfe", b"cpus = 1" + b"0" * 5000, b"[" * 30_000, b"cpus = true\n"]
