@@ -18,7 +18,7 @@ from spool.formats.state import JobView, StateView, render_state
 from spool.store.lock import Service
 from spool.store.spool import Spool
 
-TEXT = 'command = "true"\nexecutor = "slurm"\n'
+TEXT = 'command = "true"\nexecutor = "slurm"\ngpus = 2\n'
 WAITS = "Slurm: PENDING (Resources)"
 
 
@@ -30,7 +30,9 @@ def metadir(spool_root: Path) -> Path:
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text(TEXT)
     now = time.time_ns()
-    record = run_records.GrantRecord("far", 1, 1, 0, "slurm", Grant(cpus=1), "me", now - 10**10, now - 10**9)
+    record = run_records.GrantRecord(
+        "far", 1, 1, 0, "slurm", Grant(cpus=1, gpus_elsewhere=2), "me", now - 10**10, now - 10**9
+    )
     (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
     (metadir / "engine").write_bytes(run_records.render_engine("slurm", "lab", "4711"))
     return metadir
@@ -72,7 +74,11 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     found = json.loads(spool("why", "--json", "far").out)
     assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
     assert found["start_at"] is None
-    assert "1 submitted" in spool("info").out
+    assert "given      1 CPU, 2 GPUs" in shown
+    said = spool("info").out
+    assert "1 submitted" in said
+    assert "2 GPUs" in said
+    assert said.splitlines()[-1].endswith("in Slurm")
 
 
 @pytest.mark.usefixtures("served")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,14 +351,23 @@ def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(se
 def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     session: Session, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    """The time in the queue and the time there count together; a dispatcher that came since counts the latter."""
-    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    """The time in the queue and the time there count together, and the next dispatcher counts both as well."""
+    monkeypatch.setattr(FakeEngine, "problem", "it does not answer")
+    session.users.submit("x", "true", THERE, 'scheduling_timeout = "10m"')
+    session.turns(2)
+    job = now(session).state.jobs["x"]
+    assert job.wait is not None
+    job.wait = replace(job.wait, waited_ns_before=6 * 60 * SECOND_NS)
+    monkeypatch.setattr(FakeEngine, "problem", None)
+    now(session).launcher.ask_executors_again()
+    session.turns(2)
+    run, live = FakeEngine.runs["x", 1], now(session).state.live["x", 1]
+    run.waits = "Slurm: PENDING (Resources)"
     if restarted:
         session.end()
         session.turns(2)
         live = now(session).state.live["x", 1]
-        run.waits = "Slurm: PENDING (Resources)"
-    for minutes, asked in ((9, []), (11, ["TERM"])):
+    for minutes, asked in ((3, []), (5, ["TERM"])):
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
         monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(2)
@@ -367,6 +377,16 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
     assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
     assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_what_waits_again_has_waited_in_its_engine_too(session: Session) -> None:
+    """Its engine never had it, and it is handed over once more: its clock did not stop meanwhile."""
+    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    live.started_at_ns -= 60 * SECOND_NS
+    run.absent = True
+    session.settle()
+    again = now(session).state.live["x", 2]
+    assert 60 <= again.wait.waited_ns(again.started_at_ns) / SECOND_NS < 90
 
 
 def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.dispatcher.inotify import Change, DirectoryWatcher, Hint
+from spool.dispatcher.inotify import DirectoryWatcher, Hint
 
 
 @pytest.mark.parametrize("events", [0, 1])

@@ -131,14 +131,46 @@ def test_another_submission_that_comes_while_a_run_ends_waits_for_nothing(sessio
 
 
 def test_a_job_starts_when_what_is_in_its_way_goes(session: Session) -> None:
-    """A file that somebody put into running/ keeps the job of its name waiting, and no longer than it is there."""
+    """A file that somebody put into running/ keeps the job of its name waiting, and no longer than it is there.
+
+    The claim finds it; what tries again looks first, and gives away no more numbers.
+    """
+    assert session.now is not None
     way = session.users.path(RUNNING, "x")
     way.mkdir()
     session.users.submit("x", "ok")
     hear(session)
     session.turns(3)
     assert session.users.path(QUEUED, "x").exists()
+    assert "running/" in (session.now.state.queue["x"].executor_problem or "")
+    for _ in range(5):
+        session.now.observer.rescan_soon()
+        session.turns(1)
+    assert os.listdir(session.world.root / "jobs/x") == ["1"]
     way.rmdir()
     hear(session)
     session.settle()
     assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> None:
+    """Of jobs with the same text each has its copy; one that was written anew before its start has the new text."""
+    lines = [f'env = {{ N = "{number}" }}' for number in (1, 1, 1, 2)]
+    session.users.submit("way", "hang until 2", "cpus = 2")
+    session.settle()
+    for name, line in zip("abcd", lines, strict=True):
+        session.users.submit(name, "ok", line)
+    session.turns(2)
+    assert session.now is not None
+    assert [file.text is None for name in "abcd" if (file := session.now.state.jobs[name].queued)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    session.users.submit("c", "ok", 'env = { N = "3" }')
+    session.world.kill("way")
+    session.settle()
+    copies = {name: (session.world.root / f"jobs/{name}/1/job.toml").read_bytes() for name in "abcd"}
+    assert copies == {name: session.users.path(DONE, name).read_bytes() for name in "abcd"}
+    assert b'"3"' in copies["c"]

@@ -41,7 +41,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     parse = JobFileReader.parse
 
-    def noted(self: JobFileReader, name: str, data: bytes) -> Spec:
+    def noted(self: JobFileReader, name: str, data: bytes) -> tuple[Spec, bytes | None]:
         found.append(name)
         return parse(self, name, data)
 

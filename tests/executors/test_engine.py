@@ -180,6 +180,7 @@ def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
         (None, "the process that runs commands has ended"),
         (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
         (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+        (1, "sbatch: fatal: Unable to process configuration file"),
         (-9, ""),
         (0, "no id"),
     ],

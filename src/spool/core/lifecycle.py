@@ -127,11 +127,16 @@ _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
 }
 
 
+def ends_unspoken(word: EngineWord) -> bool:
+    """Whether a run that its engine ended so before its wrapper spoke is over; else it waits again."""
+    return word not in _VOID_IF_UNSPOKEN
+
+
 def _ended(evidence: Evidence) -> Proof:
     """Return what is proved of a run whose processes are all gone (rows 9 to 23)."""
     if evidence.stop is None and evidence.rc is None:
         if evidence.liveness is Liveness.ABSENT:  # row 13
-            if evidence.engine in _VOID_IF_UNSPOKEN:
+            if evidence.engine is not None and not ends_unspoken(evidence.engine):
                 return Proof(Verdict.VOID)
         elif evidence.refused:  # row 14
             return Proof(Verdict.VOID)

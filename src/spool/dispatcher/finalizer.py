@@ -190,9 +190,9 @@ class Finalizer:
         self._state.refused(job, live, now_ns)
         if live.held_because and self._spool.hold_because(live.name, live.held_because, RUNNING):
             log.warning("job %s is held: %s", live.name, live.held_because)
-            self._state.go_on(job, live.attempts, QueueTime(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
+            self._state.go_on(job, live.attempts, live.waits_on(now_ns))
         elif self._spool.requeue_file(live.name, QUEUED):
-            self._state.go_on(job, live.attempts, QueueTime(live.wait.arrived_at_ns, live.wait.waited_ns_before, None))
+            self._state.go_on(job, live.attempts, live.waits_on(now_ns))
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
             self._end_taken_back(job, live, now_ns)
         self._state.end_run(live)

@@ -284,13 +284,15 @@ class Scanner:
             return seen
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
+        text: bytes | None = None
         if not edited:
             try:
-                spec = self._texts.parse(name, seen.data)
+                spec, text = self._texts.parse(name, seen.data)
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
-        return JobFileVersion(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
+        identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
+        return JobFileVersion(*identity, spec, problem, text=text)
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -437,24 +439,26 @@ class JobFileReader:
         self._spool = spool
         self._settings = settings
         self._confinement = confinement
-        self._parsed: dict[bytes, Spec] = {}
+        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
         self.unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
 
-    def parse(self, name: str, data: bytes) -> Spec:
+    def parse(self, name: str, data: bytes) -> tuple[Spec, bytes | None]:
         """Return what the file of job *name* says, with the configuration's values where it says nothing.
 
+        With it comes the text, one object for all jobs that have the same; None if this is the first of them.
         Raises InvalidJob.
         """
-        spec = self._parsed.get(data)
-        if spec is None:
-            defaults = self._settings.config.defaults
-            spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-            # Of the same text under another name the same is true, but for what refers to the name.
-            if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
-                if len(self._parsed) >= _SAME_TEXT:
-                    self._parsed.clear()
-                self._parsed[data] = spec
-        return spec
+        known = self._parsed.get(data)
+        if known is not None:
+            return known
+        defaults = self._settings.config.defaults
+        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
+        # Of the same text under another name the same is true, but for what refers to the name.
+        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
+            if len(self._parsed) >= _SAME_TEXT:
+                self._parsed.clear()
+            self._parsed[data] = spec, data
+        return spec, None
 
     def forget(self) -> None:
         """Read every text anew: the configuration has changed."""

@@ -14,7 +14,7 @@ from typing import Any
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
-from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, exit_words, prove
+from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, ends_unspoken, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
@@ -303,9 +303,12 @@ class Concluder:
     def was_given_up(self, live: ActiveRun) -> bool:
         """Whether an earlier dispatcher took the jid of a run, and was killed before that was written down.
 
-        Its job waits again, and nobody has moved its file for that.
+        Its job waits again, and nobody has moved its file for that; unless its engine had ended it.
         """
-        return live.adopted and live.stop is None and self._spool.is_void(*live.key)
+        end = live.handle.ending if live.handle is not None else None
+        if not live.adopted or live.stop is not None or (end is not None and ends_unspoken(end.word)):
+            return False
+        return self._spool.is_void(*live.key)
 
     def spoke_at_ns(self, live: ActiveRun) -> int | None:
         """Return when the wrapper of a run said who it is; None if it has not."""

@@ -19,11 +19,11 @@ from typing import Protocol
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
-from spool.formats.run_records import parse_engine, render_engine
+from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
 from spool.formats.wrapper import EngineSurroundings, Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -153,6 +153,7 @@ class ClusterRun:
         self._explained = False
         self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
+        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
     @property
@@ -178,7 +179,11 @@ class ClusterRun:
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
         ending = self._explain(self.ending)
-        return Liveness.GONE if self._forced or self._is_settled(ending) else Liveness.ALIVE
+        if not self._forced:
+            if not self._is_settled(ending):
+                return Liveness.ALIVE
+            self._write_end(ending)
+        return Liveness.GONE
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
@@ -234,10 +239,18 @@ class ClusterRun:
         """Know that it is not handed over any more."""
         self.phase = _Phase.ABSENT
 
+    def was_given_up(self) -> None:
+        """Know that an earlier dispatcher took its jid, so it never begins: because it had ended, or was not there."""
+        self.ending = self._written_end
+        if self.ending is None:
+            self.phase = _Phase.ABSENT
+
     def remember(self) -> None:
         """Learn what an earlier dispatcher has written down of it."""
-        record = parse_engine(self.engine.home.record(*self.key, layout.ENGINE) or b"")
+        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
+        record, end = parse_engine(data), parse_engine_end(data)
         if record is not None and record[0] == self.engine.name:
+            self._written_end = EngineEnd(*end) if end is not None else None
             self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
@@ -316,8 +329,21 @@ class ClusterRun:
             known = self.engine.last_words(self)
             if known is not None:
                 ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
+            elif self._written_end is not None:
+                ending = self.ending = self._written_end
         self._explained = True
         return ending
+
+    def _write_end(self, end: EngineEnd) -> None:
+        """Write down how it ended before it began, if its job ends with that. Raises OSError.
+
+        Its jid is taken next, and says only that it never begins: a dispatcher that comes after that has to know why.
+        """
+        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or self.engine.has_jid(self):
+            return
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
+        self._written_end = end
 
     def _is_settled(self, end: EngineEnd) -> bool:
         """Whether its records can be believed to be complete."""
@@ -426,8 +452,8 @@ class ClusterEngine:
         if known is None:
             known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if self.home.is_void(job, run):  # an earlier dispatcher gave it up: what the engine has of it never begins
-                known.withdraw()
+            if self.home.is_void(job, run):
+                known.was_given_up()
         if jid is not None:
             known.identified(jid)
         return known

@@ -238,6 +238,7 @@ class LocalProcesses:
         self._unrelated: set[int] = set()  # children that are no run's
         self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
+        self._inherited: frozenset[int] | None = None  # our children after the last that were reaped, once asked for
         self._ended: set[LocalRun] = set()  # wrappers that have ended, and nobody has looked for what they left behind
         self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
@@ -294,6 +295,7 @@ class LocalProcesses:
 
     def reap(self) -> Iterator[LocalRun]:
         """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
+        self._inherited = None
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -335,7 +337,13 @@ class LocalProcesses:
 
         An orphan of a run becomes a child of ours only if the wrapper was one.
         """
-        inherited = processes.children_of_self() if self._inherits else None
+        if not self._inherits:
+            return None
+        if self._inherited is None:
+            # Once for all that have ended together: what they left behind became ours before they could be reaped,
+            # and goes only by being reaped.
+            self._inherited = processes.children_of_self()
+        inherited = self._inherited
         if inherited is None:
             return None
         return {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready

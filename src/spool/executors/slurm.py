@@ -44,7 +44,7 @@ class SlurmLanguage:
     def missing(self) -> str | None:
         """Return which of Slurm's programs are not there."""
         found = {program: shutil.which(program) for program in _PROGRAMS}
-        self._sbatch = found["sbatch"]
+        self._sbatch = found.get("sbatch")
         missing = [program for program, path in found.items() if path is None]
         return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
 

@@ -155,7 +155,8 @@ def queue_lines(text: str) -> Iterator[QueueLine]:
 
 
 def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text.strip())[:200]
+    text = text.strip()[:200]
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 WAITING = frozenset(
@@ -206,7 +207,7 @@ def submitted_id(text: str) -> str | None:
 _UNREACHABLE = re.compile(
     r"timed out|unable to contact|connection refused|connection reset|not responding|standby|zero bytes|unreachable|"
     r"transport endpoint|no route|resolve|controller|authentication|munge|temporarily unable|resource temporarily|"
-    r"unexpected message|communication|socket",
+    r"unexpected message|communication|socket|configuration file",
     re.IGNORECASE,
 )
 

@@ -125,12 +125,19 @@ class ActiveRun:
     def gives_up_boot_ns(self) -> int | None:
         """Return when it has waited there for too long, on the clock since boot; None: never, or it has begun.
 
-        What an earlier dispatcher has let it wait in the queue is not known.
+        The time that it waited in the queue counts, too.
         """
         allowed_ns = self.spec.scheduling_timeout_ns
         if allowed_ns is None or self.submitted is None:
             return None
         return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
+
+    def waits_on(self, now_ns: int) -> QueueTime:
+        """Return the place in the queue of its job, which waits again since this run has never begun."""
+        waited_ns = self.wait.waited_ns_before
+        if self.elsewhere is not None:  # it has waited all along, for its engine in the end
+            waited_ns = self.wait.waited_ns(self.started_at_ns) + max(0, now_ns - self.started_at_ns)
+        return QueueTime(self.wait.arrived_at_ns, waited_ns, None)
 
     @property
     def ran_from_ns(self) -> int | None:
@@ -362,7 +369,7 @@ class ActiveRun:
             spec=spec,
             grant=grant,
             user=record.user or this_user(),
-            wait=QueueTime(record.submitted_at_ns or granted_at_ns),
+            wait=QueueTime(record.submitted_at_ns or granted_at_ns, record.waited_ns),
             attempts=Attempts(record.attempt, record.requeues),
             inode=inode,
             started_at_ns=granted_at_ns,

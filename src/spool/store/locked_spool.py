@@ -143,7 +143,7 @@ class LockedSpool(Spool):
             return not self.holds(inode, name, layout.QUEUED, layout.HELD, layout.DONE, mtime_ns=mtime_ns)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
         # Of two names one is about to go away, and nobody can tell which.
-        if changed or is_name_of(status, self.layout.job_file(layout.HELD, name)):
+        if changed or (status.st_nlink > 1 and is_name_of(status, self.layout.job_file(layout.HELD, name))):
             # It waits on; in held/ if in this very moment another one was put in its place.
             for place in (layout.QUEUED, layout.HELD):
                 with contextlib.suppress(FileExistsError, FileNotFoundError):

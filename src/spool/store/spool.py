@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 _MAX_RECORD = 4 << 20
 _MAX_REASON = 4096
+_SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _MOST_TOLD = 20
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
@@ -148,7 +149,10 @@ class Spool:
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
-        return read_record(self.layout.record(name, run, record))
+        path = self.layout.record(name, run, record)
+        if record in _SELDOM and status_of(path) is None:  # one look, where a missing file takes two
+            return None
+        return read_record(path)
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
