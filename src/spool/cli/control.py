@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,6 +25,7 @@ from spool.cli.group import Verb, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.store.spool import Spool

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import click
 
@@ -15,6 +14,7 @@ from spool.cli import render
 from spool.cli.common import job_name, json_option, states_of, states_option, viewed
 from spool.cli.group import Verb, tell
 from spool.core.errors import ExitCode, InvalidValue, UsageError, shown
+from spool.core.lazyclass import dataclass
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration

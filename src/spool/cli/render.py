@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
+from spool.core.lazyclass import dataclass
 from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 from spool.formats.timestamps import render_instant

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import click
 
@@ -15,6 +14,7 @@ from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb, tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
+from spool.core.lazyclass import dataclass
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
 from spool.query.accounting import AccountingReport, account

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
 from spool.cli.common import ensure_dispatcher
@@ -16,6 +16,7 @@ from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.lazyclass import dataclass
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.store.glance import defaults_of

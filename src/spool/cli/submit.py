@@ -13,7 +13,7 @@ from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError
-from spool.formats.keys import EXPORTED
+from spool.core.names import EXPORTED
 
 name_option = click.option(
     "-n",

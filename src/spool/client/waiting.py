@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from itertools import islice
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
 from spool.core.errors import InvalidJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord

@@ -15,13 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Protocol
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import msgspec
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import Stop, StopKind
 
 
@@ -89,7 +90,7 @@ def parse(data: bytes) -> Iterator[Line]:
                 continue
 
 
-@dataclass
+@dataclass(slots=True)
 class Memory:
     """What the journal says, as a whole."""
 

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from spool.client.autostart import is_starting
@@ -21,6 +21,7 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern, natural
@@ -32,8 +33,7 @@ from spool.machine.host import local_zone, user_name
 from spool.machine.processes import MachineProber
 from spool.query.progress import progress_of
 from spool.store.disk import same_file
-from spool.store.lock import Service
-from spool.store.spool import Spool, unreadable
+from spool.store.spool import Service, Spool, unreadable
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10

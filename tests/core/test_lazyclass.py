@@ -1,0 +1,160 @@
+"""Data classes whose methods are generated when the first of them is used."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+import pytest
+
+from spool.core import lazyclass, model
+from support import ROOT
+
+Decorator = Callable[..., Any]
+
+
+def point(dataclass: Decorator, **options: bool) -> Any:
+    """Return a class with a default, a default that is made, a method of its own and one field that is computed."""
+
+    @dataclass(slots=True, **options)
+    class Point:
+        """A point."""
+
+        x: int
+        y: int = 2
+        tags: list[str] = field(default_factory=list, compare=False)
+        length: int = field(default=0, init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "length", abs(self.x) + abs(self.y))
+
+        def moved(self, by: int) -> Any:
+            """Return it at another place."""
+            return dataclasses.replace(self, x=self.x + by)
+
+    return Point
+
+
+OPTIONS = [{}, {"frozen": True}, {"eq": False}, {"frozen": True, "order": True}, {"kw_only": True}]
+QUESTIONS: dict[str, Callable[[Any], object]] = {
+    "repr": lambda cls: repr(cls(x=1)),
+    "equal": lambda cls: (cls(x=1) == cls(x=1, y=2, tags=["a"]), cls(x=1) == cls(x=2), cls(x=1) == 1),
+    "hash": lambda cls: hash(cls(x=1)) == hash(cls(x=1)),
+    "order": lambda cls: (cls(x=1) < cls(x=2), cls(x=1) >= cls(x=2)),
+    "positions": lambda cls: cls(1, 3).length,
+    "missing": lambda cls: cls(),
+    "assigned": lambda cls: setattr(cls(x=1), "x", 5),
+    "deleted": lambda cls: delattr(cls(x=1), "x"),
+    "unknown": lambda cls: setattr(cls(x=1), "other", 5),
+    "slots": lambda cls: (cls.__slots__, hasattr(cls(x=1), "__dict__")),
+    "method": lambda cls: cls(x=1).moved(2).x,
+    "own defaults": lambda cls: cls(x=1).tags is cls(x=1).tags,
+    "fields": lambda cls: [(each.name, each.init, each.compare) for each in dataclasses.fields(cls)],
+    "is one": dataclasses.is_dataclass,
+    "as a table": lambda cls: dataclasses.asdict(cls(x=1)),
+    "match": lambda cls: cls.__match_args__,
+    "signature": lambda cls: str(inspect.signature(cls)),
+    "params": lambda cls: (cls.__dataclass_params__.frozen, cls.__dataclass_params__.order),
+    "copy": lambda cls: repr(copy.deepcopy(cls(x=1, tags=["a"]))),
+    "doc": lambda cls: (cls.__doc__, cls.__name__, cls.__qualname__, cls.__module__),
+    "hashable": lambda cls: cls.__hash__ is None,
+}
+
+
+def answer(question: Callable[[Any], object], cls: Any) -> object:
+    """Return what comes of a question: its answer, or the kind of error."""
+    try:
+        return question(cls)
+    except (TypeError, AttributeError) as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_each_answer_is_that_of_the_standard_library(
+    options: dict[str, bool], question: Callable[[Any], object]
+) -> None:
+    """Whatever is the first use of a class, it does what a class of `dataclasses` does."""
+    assert answer(question, point(lazyclass.dataclass, **options)) == answer(
+        question, point(dataclasses.dataclass, **options)
+    )
+
+
+def test_a_class_inherits_fields_of_one_that_nobody_has_used_yet() -> None:
+    """Fields and slots of a base count for what is made of it."""
+    base = point(lazyclass.dataclass, frozen=True)
+
+    @lazyclass.dataclass(frozen=True, slots=True)
+    class Below(base):  # type: ignore[misc]
+        z: int = 4
+
+    assert repr(Below(1)).endswith("Below(x=1, y=2, tags=[], length=3, z=4)")
+    assert Below.__slots__ == ("z",)
+
+
+@lazyclass.dataclass(frozen=True, slots=True)
+class Pair:
+    """Two values, for the tests below."""
+
+    left: int
+    right: int = 2
+
+
+def test_a_value_is_pickled_and_matched_by_position() -> None:
+    """A class that is matched before it is used tells its fields, and a frozen value comes back as it was."""
+    found = 0
+    match pickle.loads(pickle.dumps(Pair(1))):
+        case Pair(left, right):
+            found = 10 * left + right
+    assert found == 12
+
+
+def test_threads_that_use_a_class_first_at_once_all_get_it() -> None:
+    """Nobody sees a class of which only a part is generated."""
+    for _ in range(20):
+        cls, found = point(lazyclass.dataclass, frozen=True), list[object]()
+        begin = threading.Barrier(4)
+
+        def use(cls: Any = cls, begin: threading.Barrier = begin, found: list[object] = found) -> None:
+            begin.wait()
+            found.append(repr(cls(1)) == repr(cls(1)) and cls(1, tags=["a"]) == cls(1))
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 4
+
+
+def test_the_values_of_the_program_are_generated_when_they_are_used() -> None:
+    """`core.model`, which every command imports, makes the methods of a few of its classes, and `Spec` works."""
+    code = (
+        "import dataclasses; made = []; real = dataclasses.dataclass\n"
+        "dataclasses.dataclass = lambda **o: (lambda cls: made.append(cls.__name__) or real(**o)(cls))\n"
+        "from spool.core import model; print(len(made)); model.Spec(command='true'); print('Spec' in made)"
+    )
+    env = {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    count, works = done.stdout.split()
+    assert int(count) < 6
+    assert works == "True"
+    assert model.Request(cpus=2) == model.Request(2)
+
+
+def test_no_module_generates_methods_at_once() -> None:
+    """The modules of the program take `dataclass` from `core.lazyclass`; only what has no slots does not."""
+    source = ROOT / "src" / "spool"
+    taken = re.compile(r"^from dataclasses import .*\bdataclass\b", re.MULTILINE)
+    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if taken.search(path.read_text())}
+    alone = "executors/compiled.py"  # runs before spool is installed
+    assert found == {"testing/engine.py", alone}
