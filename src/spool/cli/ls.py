@@ -19,6 +19,7 @@ from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
+from spool.formats.toml import uncollected
 from spool.query.accounting import moment
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
@@ -41,8 +42,8 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     head = f"{one.count} tasks" if one.count > 1 else ""
     if row.ended_at_ns is None:
         again = f"attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
-        said = "; ".join(part for part in (row.reason, again) if part)
-        return ": ".join(part for part in (head, said) if part)
+        said = "; ".join(part for part in (row.reason, again) if part) if again else row.reason
+        return ": ".join(part for part in (head, said) if part) if head else said
     ago = f"{show_duration(max(0, now_ns - row.ended_at_ns))} ago"
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
@@ -156,7 +157,8 @@ def command(
         _show(spool, asked)
         sys.stdout.flush()
         time.sleep(_WATCH_S)
-    return _show(spool, asked)
+    with uncollected():
+        return _show(spool, asked)
 
 
 @dataclass(frozen=True, slots=True)

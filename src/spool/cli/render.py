@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
@@ -103,17 +104,16 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
-    lines = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
-    last = len(columns) - 1
-    text = []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if column.right else cell if at == last else cell.ljust(width)
-            for at, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip() + "\n")
-    return "".join(text)
+    padded: list[Sequence[str]] = []
+    for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        safe = cells if "".join(cells).isprintable() else tuple(map(shown, cells))
+        texts = (column.title, *safe)
+        width = max(map(len, texts))
+        if column.right:
+            padded.append([text.rjust(width) for text in texts])
+        else:
+            padded.append([text.ljust(width) for text in texts] if len(padded) < len(columns) - 1 else texts)
+    return "".join([f"{GAP.join(line).rstrip()}\n" for line in zip(*padded, strict=True)])
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
@@ -386,6 +386,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=256)
 def size(size_bytes: int | None) -> str:
     """Return a size for a table's cell."""
     return "" if size_bytes is None else show_size(size_bytes).replace(" ", "").replace("iB", "")
