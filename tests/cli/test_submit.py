@@ -13,12 +13,13 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
-from spool.cli import fastsubmit, joboptions, main, scripts
+from spool.cli import fastsubmit, joboptions, main, scripts, submission, submit
 from spool.cli.fastsubmit import UnclearError
 from spool.cli.joboptions import OPTIONS
 from spool.client.exports import exports
@@ -479,6 +480,71 @@ def test_plain_options_need_the_table_of_keys_and_no_library(spool_root: Path) -
     assert {name for name in found if not name.startswith("spool")} <= {"__future__", "errno", "fcntl", "time"}
     assert {"spool.cli.joboptions", "spool.formats.keys"} < found
     assert len(found) <= 24
+
+
+def test_the_way_without_click_has_the_options_of_click() -> None:
+    """`submission` knows each option of `spool submit` by each of its spellings, but for help, and no other."""
+    options = [parameter for parameter in submit.command.params if isinstance(parameter, click.Option)]
+    spelled = {
+        flag: option.is_flag
+        for option in options
+        for flag in (*option.opts, *option.secondary_opts, *getattr(option, "also", ()))
+    }
+    known = joboptions.FLAGS | submission.OPTIONS
+    assert {flag: bool(stands_for) for flag, (_, stands_for) in known.items()} == spelled
+
+
+FULL = [
+    ["--array", "0-3", "--name", "a", "--", "echo", "{index}"],
+    ["-n", "x", "-n", "a", "--start-after", "2030-01-01T00:00:00Z", "-c", "echo hi"],
+    ["-Ja", "--wrap=echo hi", "-H", "--requeue", "--no-requeue", "--tag", "x,y", "--tags=z"],
+    ["--name", "a", "--notify", "me", "--notify-on", "failed", "-e", "A=1", "-e", "B=2", "--export", "NONE", "-c", "x"],
+    ["--name", "a", "--matrix", "k=1,2", "--matrix", "l=3", "-g1", "-t", "2h", "--", "t", "{k}", "{l}"],
+    ["--name", "a", "--capture", "--no-capture", "job.sh", "--", "x", "--name", "b"],
+    ["--name", "a", "job.sh", "1"],
+    ["--dry-run", "--name", "a", "--prolog", "x", "job.sh"],
+    ["-f", "a.toml", "--hold"],
+    ["-f", "a.toml", "-f", "b.toml", "--name", "c"],
+    ["-f", "a.toml", "-g", "1"],
+    ["--name", "a", "--cpus", "none", "--", "true"],
+    ["--name", "a", "--cpus", "1000000", "--strict", "--", "true"],
+    ["--name", "a b", "--array", "0", "--", "true"],
+    ["--name", "a", "--comment", "--", "--prolog", "x", "--", "true"],
+    ["--name", "a", "--tmux", "--executor", "process", "--", "true"],
+    ["--name", "a", "--prolog", "x"],
+    ["--name", "a", "-c", "true", "--prolog", "x", "--", "true"],
+    ["--name", "a", "--workdir", "sub", "--stdout", "o-%n", "--prolog", "x", "true"],
+    ["--name", "a", "--array", "0-3", "--", "--help"],
+    ["--help"], ["--nonsense"], ["--array"], ["--hold=1"], ["-Hf", "a.toml"], [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FULL, ids=" ".join)
+def test_the_way_without_click_does_what_click_does(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """The same command line ends with the same messages, code and files, whichever way reads it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SPOOL --cpus 1 --hold\necho $1\n")
+    (tmp_path / "a.toml").write_text('command = "true"\n')
+    (tmp_path / "b.toml").write_text('command = "false"\n')
+    (spool_root / "config.toml").write_text("autostart = false\n")
+
+    def outcome() -> tuple[object, ...]:
+        said = spool("submit", *words)
+        files = {
+            path.name: path.read_bytes() for place in ("queued", "held") for path in (spool_root / place).iterdir()
+        }
+        for place in ("queued", "held"):
+            for path in (spool_root / place).iterdir():
+                path.unlink()
+        return said.code, said.out, said.err, files
+
+    monkeypatch.setattr(fastsubmit, "submit", lambda arguments: None)
+    without = outcome()
+    monkeypatch.setattr(submission, "submit", lambda arguments: None)
+    assert without == outcome()
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--gpus"], ["--no-requeue=1"]])

@@ -12,7 +12,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import job_name, json_option, states_of, states_option, viewed
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.errors import ExitCode, InvalidValue, UsageError, shown
 from spool.core.lazyclass import dataclass
 from spool.core.names import is_pattern

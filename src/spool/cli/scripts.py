@@ -12,12 +12,11 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 
 from spool.cli import fastsubmit, foreign, joboptions
-from spool.cli.group import tell
+from spool.cli.telling import tell
 from spool.core.errors import UsageError, cannot
-from spool.core.lazyclass import dataclass
+from spool.core.lazyclass import dataclass, field
 from spool.store.stable_read import MAX_BYTES
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")

@@ -11,7 +11,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, moment_of, viewed
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
 from spool.core.lazyclass import dataclass

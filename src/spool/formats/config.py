@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -17,7 +16,7 @@ from msgspec import Meta
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.lazyclass import dataclass
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size

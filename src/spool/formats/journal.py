@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import field
 
 import msgspec
 
-from spool.core.lazyclass import dataclass
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Stop, StopKind
 
 

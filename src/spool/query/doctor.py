@@ -13,7 +13,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS

@@ -12,7 +12,6 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from spool.client.autostart import is_starting
@@ -21,7 +20,7 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural

@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from typing import Protocol, TypeVar
@@ -16,6 +15,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
