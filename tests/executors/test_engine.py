@@ -22,6 +22,7 @@ from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
 
 ID = "0123456789abcdef"
+TITLES = "JOBID\tSTATE\tREASON\tNODELIST\tCOMMENT"
 
 
 class Commands:
@@ -126,7 +127,7 @@ class Bench:
         if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
             self.commands.answer("scontrol", out="ClusterName = lab\n")
             self.work()
-        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in lines), err)
+        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
         return self.work()
 
     def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
@@ -579,6 +580,167 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
     assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2
 
 
+# What administrators do.
+
+
+@pytest.mark.parametrize(
+    ("log", "rc", "word"),
+    [
+        (
+            "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO JOB REQUEUE ***\n",
+            b"143\n",
+            EngineWord.PREEMPTED,
+        ),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO PREEMPTION ***\n", None, EngineWord.PREEMPTED),
+        ("", b"5\n", EngineWord.FAILED),  # RequeueExit of its configuration
+    ],
+)
+def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: bytes | None, word: EngineWord) -> None:
+    """Its wrapper never begins twice, so it would wait for nothing; what the engine still has of it is cancelled."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.ENGINE_LOG, log.encode())
+    if rc is not None:
+        bench.folder.put_record("a", 1, layout.RC, rc)
+    waits = line("7", "PENDING", "BeginTime")
+    bench.look(waits)
+    assert bench.look(waits) == {"a"}
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word is word
+    bench.folder.put_record("a", 1, layout.RESULT, b"")
+    run.close()
+    bench.look(waits)
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
+def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
+    """An answer that is older than the wrapper's first word says that the job waits, and that proves nothing."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.look(line("7", "PENDING", "Priority"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.look(line("7", "COMPLETING"))
+    assert run.liveness() is Liveness.ALIVE
+
+
+def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(bench: Bench) -> None:
+    """A node whose prolog has failed: the job begins on another."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    for _ in range(3):
+        bench.look(line("7", "PENDING", "BeginTime"))
+    assert run.liveness() is Liveness.ALIVE
+    assert run.ending is None
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+def test_a_job_that_the_engine_halts_is_alive_and_stands_still(bench: Bench, state: str) -> None:
+    """That is news, and so is that it goes on; before the first answer nobody knows."""
+    run = bench.submitted()
+    assert run.halted is None
+    bench.look(line("7", "RUNNING"))
+    assert run.halted == ""
+    assert bench.look(line("7", state)) == {"a"}
+    assert (run.halted, run.liveness()) == ("Slurm", Liveness.ALIVE)
+    assert bench.look(line("7", "RUNNING")) == {"a"}
+    assert run.halted == ""
+
+
+# Answers that are none.
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        "",
+        "slurm_load_jobs error: Unable to contact slurm controller\n",
+        "\ufffd\ufffd\x00\n" * 3,
+        "JOBID\n",
+        f"{TITLES}",
+    ],
+)
+def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None:
+    """A squeue that succeeds and says something else, or nothing, has not said that there are no jobs."""
+    run = bench.submitted()
+    for _ in range(4):
+        bench.work(100)
+        if any(bench.commands.ordered[number - 1][0] == "scontrol" for number in bench.commands.open):
+            bench.commands.answer("scontrol", out="ClusterName = lab\n")
+            bench.work()
+        bench.commands.answer("squeue", out=out)
+        bench.work()
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+    assert bench.engine.silent
+
+
+def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
+    """The mark of a:12 begins with that of a:1."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.work(100)
+    bench.commands.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
+    bench.work()
+    assert run.id == "7"
+    assert run.ending is None
+
+
+@pytest.mark.parametrize(
+    ("out", "job"),
+    [
+        ("7;lab\n", "7"),
+        ("warning: 3 partitions are full\n\n 7 \r\n", "7"),
+        ("7\nqueued at 14\n", "7"),
+        ("7\n8\n", None),
+        ("Submitted batch job 7\n", None),
+        ("error 5\n", None),
+        ("0\n", None),
+        ("", None),
+    ],
+)
+def test_only_a_line_that_is_an_id_is_one(bench: Bench, out: str, job: str | None) -> None:
+    """Where nobody can tell, the job is found by its mark; it is never taken for another."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", out=out)
+    bench.work()
+    assert run.id == job
+    bench.look(line("7", "PENDING"))
+    assert run.id == "7"
+
+
+def test_a_wrong_id_is_corrected_by_the_mark_and_an_id_of_another_spool_is_not_ours(bench: Bench) -> None:
+    """A controller that has lost its memory gives the same ids again, to others."""
+    run = bench.submitted(job="5")
+    bench.look(line("5", "RUNNING", mark=f"spool:{'f' * 16}:x:1"), line("7", "PENDING"))
+    assert (run.id, run.waits) == ("7", "Slurm: PENDING")
+    bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
+    bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
+    assert run.ending is not None
+    assert run.ending.word is EngineWord.FORGOTTEN
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        "sbatch: error: invalid partition specified: slurmctld\n"
+        "sbatch: error: Batch job submission failed: Invalid partition name specified",
+        "sbatch: unrecognized option '--sockets=2'",
+        'sbatch: error: Invalid numeric value "x" for --sockets-per-node.',
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+    ],
+)
+def test_a_refusal_is_none_whatever_names_are_in_it(bench: Bench, err: str) -> None:
+    """Else the job would be handed over again and again, and nobody would be told why it does not run."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", 1, err=err)
+    assert bench.work() == {"a"}
+    assert (run.refusal or "").startswith("Slurm refuses it: ")
+
+
 @pytest.mark.parametrize(
     "err",
     [
@@ -636,7 +798,7 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     other = bench.start("b")
     bench.work(20)
     assert len(bench.commands.asked("sbatch")) == 2
-    bench.commands.answer("squeue")
+    bench.commands.answer("squeue", out=f"{TITLES}\n")
     bench.work()
     due = bench.engine.due_ns()
     assert due is not None

@@ -54,6 +54,7 @@ class Supervisor:
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
+        self._changes = context.changes
         self._confinement = context.confinement
         self._executors = context.executors
         self._terminator = terminator
@@ -82,7 +83,7 @@ class Supervisor:
         now = time.monotonic_ns()
         if self._wakeup.children_ended():
             self._suspects |= {run.key for run in self._executors.local.reap()}
-        self._suspects |= self._wakeup.ended_runs()
+        self._take_ended(self._wakeup.ended_runs())
         with self._confinement.service("ask", "the engines of runs elsewhere"):
             self._suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
@@ -105,6 +106,14 @@ class Supervisor:
         self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
+
+    def _take_ended(self, keys: set[tuple[str, int]]) -> None:
+        """Have runs looked at whose wrappers have ended; all are known before what the first left behind is sought."""
+        for key in keys:
+            live = self._state.live.get(key)
+            if live is not None and live.handle is not None:
+                live.handle.has_ended()
+        self._suspects |= keys
 
     def begun(self) -> list[ActiveRun]:
         """Return the runs that have begun where they are since the last call: their time limits count from then."""
@@ -148,8 +157,14 @@ class Supervisor:
         handle = live.handle
         if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
+            if (
+                found is Liveness.ALIVE and live.elsewhere is None
+            ):  # elsewhere that is what is thought until it is known
+                live.seen_alive()
             if live.elsewhere is not None:
                 self._note_begin(live)
+                if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
+                    self._changes.suspensions.add(live.name)
                 if found is Liveness.ALIVE and self.concluder.was_given_up(live):
                     found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
@@ -374,7 +389,7 @@ class Concluder:
             if failure:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
         elif proof.outcome is State.LOST:
-            if self._spool.record(live.name, live.run, layout.RC) is not None:
+            if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""

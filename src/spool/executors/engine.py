@@ -72,8 +72,11 @@ class ClusterRun:
         self.phase = _Phase.UNSURE
         self.first_look = first_look  # that says anything about it
         self.foreign = ""  # the cluster that has it, where that is not the one that answers
+        self.halted: str | None = None
+        self.waits_again = False  # it has begun, and was put back: what the engine has of it never begins
         self._said = ""
         self._begun = False
+        self._spoke = 0  # the first look that had it wait though its wrapper had spoken
         self._node = ""
         self._misses = 0  # looks in a row that did not have it
         self._ended_ns = 0  # when its end was first seen
@@ -123,6 +126,9 @@ class ClusterRun:
 
     def watch(self) -> None:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
+
+    def has_ended(self) -> None:
+        """Do nothing: nothing but the engine tells of that."""
 
     def left_behind(self) -> bool:
         """Leave nothing behind: the engine ends what is left on a node."""
@@ -190,7 +196,7 @@ class ClusterRun:
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
-    def observe(self, found: Sequence[Sighting], now_ns: int) -> bool:
+    def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
         """Take in what one answer has of it; return whether that is news."""
         before = (self.phase, self._said, self._begun)
         if len(found) > 1:
@@ -205,12 +211,17 @@ class ClusterRun:
                 self._becomes(seen.id)
             elif not self._recorded:
                 self._record()
-            self._misses, self._said, self.foreign = 0, seen.said, ""
+            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-            if seen.word is None:
-                self.ending, self._ended_ns, self._settled = None, 0, False
-            else:
+            self.halted = self.engine.title if seen.halted else ""
+            with suppress(OSError):  # the next answer says it again
+                self._see_put_back(seen, look, news=seen.said != before_said)
+            if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
+            elif self.waits_again:
+                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
+            else:
+                self.ending, self._ended_ns, self._settled = None, 0, False
         return self.ending is not None or before != (self.phase, self._said, self._begun)
 
     def _own(self, found: Sequence[Sighting]) -> Sighting | None:
@@ -239,6 +250,14 @@ class ClusterRun:
                 self._asked = how, now_ns
                 self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
         return False
+
+    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
+        """See whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
+            self._spoke = look
+        self.waits_again = 0 < self._spoke < look
 
     def _was_asked(self, how: str, now_ns: int) -> bool:
         """Whether that was ordered, and is not to be repeated yet; the wrapper is told once."""
@@ -429,8 +448,8 @@ class ClusterEngine:
         return [run for run, kill in runs.items() if run.press(kill=kill, now_ns=now_ns)]
 
     def suspend(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
-        """Leave them as they are: no engine lets its users do that."""
-        return []
+        """Leave them as they are: no engine lets its users do that, and what it halts itself it says."""
+        return list(runs)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when an answer has come."""
@@ -469,7 +488,7 @@ class ClusterEngine:
         """Let go of a run that is over."""
         self._runs.pop(run.key, None)
         self._queue.pop(run.key, None)
-        if run.phase is _Phase.ABSENT:
+        if run.phase is _Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
@@ -605,7 +624,8 @@ class ClusterEngine:
             found = by_mark.pop(run.mark, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
-            if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
+            expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
+            if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
             self._end_ghosts(by_mark)
@@ -632,16 +652,22 @@ class ClusterEngine:
         self._look_at_ns = self._clock() + self._pause_ns
 
     def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
-        """Cancel what has arrived late, of runs that were given up and can never begin."""
+        """Cancel what can never begin: what has arrived late of runs that were given up, and what was put back."""
         ghosts = []
         for mark, found in by_mark.items():
             _, _, job, run = mark.split(":")
-            living = [each.id for each in found if each.word is None]
-            if living and layout.valid_name(job) and self.home.jid(job, int(run)) is Liveness.VOID:
-                ghosts += living
+            living = [each for each in found if each.word is None]
+            if living and layout.valid_name(job):
+                ghosts += [each.id for each in living if self._never_begins(job, int(run), each)]
         if ghosts:
-            log.warning("%s: cancelling %s, which came too late", self.title, ", ".join(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
+
+    def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
+        """Whether a job that lives is of a run that was given up, or that is over and waits once more."""
+        if self.home.jid(job, run) is Liveness.VOID:
+            return True
+        return not seen.begun and self.home.record(job, run, layout.RESULT) is not None
 
     # Cancelling.
 

@@ -32,6 +32,7 @@ class Sighting:
     begun: bool = False
     word: EngineWord | None = None  # None: it has not ended
     node: str = ""
+    halted: bool = False  # it has begun, and stands still
 
 
 class Language(Protocol):

@@ -81,11 +81,12 @@ class SlurmLanguage:
 
     def look(self) -> Command:
         """Ask for all jobs of this user, those that have ended among them."""
-        return _urgent("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={slurm.FIELDS}")
+        return _urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}")
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
         """Return them."""
-        return [_sighting(line) for line in slurm.queue_lines(done.out)] if done.status == 0 else None
+        lines = slurm.queue_lines(done.out) if done.status == 0 else None
+        return None if lines is None else [_sighting(line) for line in lines]
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
         """Call scancel."""
@@ -119,7 +120,8 @@ def _urgent(*arguments: str) -> Command:
 def _sighting(line: slurm.QueueLine) -> Sighting:
     """Return what a line of squeue means. A word that nobody knows is that of a job that lives."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
-    return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
+    halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
+    return Sighting(line.id, line.comment, line.text, begun, end, line.node, halted)
 
 
 class SlurmExecutor(ClusterExecutor):

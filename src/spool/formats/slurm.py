@@ -103,13 +103,20 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
     if request.gpus:
         yield f"--gres={_gres(name, spec, config)}"
     if spec.time_limit_ns is not None:
-        # Slurm counts in minutes, and from the moment at which it makes the node ready: ours comes first.
-        yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
+        yield f"--time={minutes(spec.time_limit_ns)}"
     for key in ("partition", "account", "qos"):
         if (value := getattr(config, key)) is not None:
             yield f"--{key}={value}"
     yield from config.options
     yield from spec.executor_options
+
+
+def minutes(time_limit_ns: int) -> int:
+    """Return when Slurm ends what spool has not ended by then.
+
+    It counts in minutes, and from the moment at which it makes the node ready: ours comes first.
+    """
+    return -(-time_limit_ns // _MINUTE_NS) + 1
 
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
@@ -147,13 +154,22 @@ class QueueLine:
         return self.state if self.reason in ("", "None", "(null)") else f"{self.state} ({self.reason})"
 
 
-def queue_lines(text: str) -> Iterator[QueueLine]:
-    """Yield the jobs of an answer of squeue; what cannot be read is skipped."""
-    for line in text.split("\n"):
+def queue_lines(text: str) -> list[QueueLine] | None:
+    """Return the jobs of an answer of squeue; None: without the line of titles it is no answer.
+
+    What cannot be read is skipped, and so is a last line that breaks off.
+    """
+    found, answered = [], False
+    for line in text.split("\n")[:-1]:
         fields = line.split("\t", 4)
-        if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
+        if len(fields) != 5:
+            continue
+        if fields[0][:1].isdigit() and fields[1].strip():
             job, state, *rest = (_printable(each) for each in fields)
-            yield QueueLine(job, state.strip().upper(), *rest)
+            found.append(QueueLine(job, state.upper(), *rest))
+        else:
+            answered = answered or fields[0].strip() == "JOBID"
+    return found if answered else None
 
 
 def _printable(text: str) -> str:
@@ -164,6 +180,7 @@ def _printable(text: str) -> str:
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
+HALTED = frozenset(["SUSPENDED", "STOPPED"])
 RUNNING = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "SUSPENDED", "STOPPED"])
 ENDED = {
     "COMPLETED": EngineWord.COMPLETED,
@@ -181,6 +198,7 @@ ENDED = {
 _LAST_WORDS = (
     ("DUE TO TIME LIMIT", EngineWord.TIMEOUT),
     ("DUE TO PREEMPTION", EngineWord.PREEMPTED),
+    ("DUE TO JOB REQUEUE", EngineWord.PREEMPTED),  # by somebody who wants its node, and wants it to run again
     ("DUE TO NODE FAILURE", EngineWord.NODE_LOST),
     ("exceeded memory limit", EngineWord.OUT_OF_MEMORY),
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
@@ -200,10 +218,12 @@ def last_words(log: str) -> tuple[EngineWord, str] | None:
 
 
 def submitted_id(text: str) -> str | None:
-    """Return the id that `sbatch --parsable` has answered with, in its last line: `ID` or `ID;CLUSTER`."""
-    lines = text.split()
-    match = re.fullmatch(r"([0-9]{1,19})(?:;\S*)?", lines[-1], re.ASCII) if lines else None
-    return match[1] if match else None
+    """Return the id that `sbatch --parsable` has answered with, `ID` or `ID;CLUSTER` on a line of its own.
+
+    None: there is no such line, or more than one, so that nobody knows.
+    """
+    found = re.findall(r"^[ \t]*([1-9][0-9]{0,18})(?:;\S*)?[ \t\r]*$", text, re.MULTILINE | re.ASCII)
+    return found[0] if len(found) == 1 else None
 
 
 # Slurm's own words for it, whole: a job may be refused for its sockets, and a plugin may say what it likes.
