@@ -798,7 +798,7 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     other = bench.start("b")
     bench.work(20)
     assert len(bench.commands.asked("sbatch")) == 2
-    bench.commands.answer("squeue")
+    bench.commands.answer("squeue", out=f"{TITLES}\n")
     bench.work()
     due = bench.engine.due_ns()
     assert due is not None
