@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Home, Launch
-from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor
+from spool.executors.language import EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
@@ -52,8 +53,7 @@ look)
     done
     ;;
 cancel)
-    signal=$1 only_waiting=$2
-    shift 2
+    signal=$1 only_waiting=$2 && shift 2
     for job; do
         if [ "$signal" != KILL ]; then
             kill -s "$signal" "$(cat "$job/pid")"
