@@ -83,7 +83,7 @@ class Supervisor:
         now = time.monotonic_ns()
         if self._wakeup.children_ended():
             self._suspects |= {run.key for run in self._executors.local.reap()}
-        self._suspects |= self._wakeup.ended_runs()
+        self._take_ended(self._wakeup.ended_runs())
         with self._confinement.service("ask", "the engines of runs elsewhere"):
             self._suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
@@ -106,6 +106,14 @@ class Supervisor:
         self._timer.set(self._poll_at_ns if self._polled else None)
         ended, self._ended = self._ended, []
         return ended
+
+    def _take_ended(self, keys: set[tuple[str, int]]) -> None:
+        """Have runs looked at whose wrappers have ended; all are known before what the first left behind is sought."""
+        for key in keys:
+            live = self._state.live.get(key)
+            if live is not None and live.handle is not None:
+                live.handle.has_ended()
+        self._suspects |= keys
 
     def begun(self) -> list[ActiveRun]:
         """Return the runs that have begun where they are since the last call: their time limits count from then."""
@@ -149,6 +157,10 @@ class Supervisor:
         handle = live.handle
         if handle is not None and live.failure is None and not live.processes_gone:
             found = self._liveness(live, handle)
+            if (
+                found is Liveness.ALIVE and live.elsewhere is None
+            ):  # elsewhere that is what is thought until it is known
+                live.seen_alive()
             if live.elsewhere is not None:
                 self._note_begin(live)
                 if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):

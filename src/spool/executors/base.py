@@ -158,6 +158,9 @@ class RunHandle(Protocol):
         Raises ProcessLookupError if it has ended already.
         """
 
+    def has_ended(self) -> None:
+        """Know that the wrapper has ended: what `watch` returned says so, or its error."""
+
     def left_behind(self) -> bool:
         """Whether anything of the run has outlived its wrapper."""
 

@@ -72,6 +72,7 @@ class ActiveRun:
     leftovers: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
+    met_alive: bool = False  # by this one, so that no other has written down its end
     processes_gone: bool = False  # verified: nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
@@ -283,6 +284,10 @@ class ActiveRun:
     def gpus_watched(self, watch: GpuWatch) -> None:
         """Learn what it has done with its GPUs so far."""
         self.gpu_watch = watch
+
+    def seen_alive(self) -> None:
+        """Learn that its wrapper lives."""
+        self.met_alive = True
 
     def outlived(self) -> bool:
         """Learn that processes of it have outlived its wrapper; return whether that is news."""

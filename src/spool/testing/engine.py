@@ -71,6 +71,9 @@ class FakeRun:
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
 
+    def has_ended(self) -> None:
+        """Do nothing: callers poll."""
+
     def left_behind(self) -> bool:
         """Leave nothing behind."""
         return False
