@@ -207,7 +207,7 @@ def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
     bench.look()  # put while sbatch is at work
     bench.work(100)
     bench.commands.answer("sbatch", None)
-    bench.commands.answer("squeue")  # was under way
+    bench.commands.answer("squeue", out=f"{TITLES}\n")  # was under way
     bench.work()
     bench.look()
     assert run.liveness() is Liveness.ALIVE

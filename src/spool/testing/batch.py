@@ -52,8 +52,7 @@ look)
     done
     ;;
 cancel)
-    signal=$1 only_waiting=$2
-    shift 2
+    signal=$1 only_waiting=$2 && shift 2
     for job; do
         if [ "$signal" != KILL ]; then
             kill -s "$signal" "$(cat "$job/pid")"
