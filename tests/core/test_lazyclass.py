@@ -48,7 +48,7 @@ OPTIONS = [{}, {"frozen": True}, {"eq": False}, {"frozen": True, "order": True},
 QUESTIONS: dict[str, Callable[[Any], object]] = {
     "repr": lambda cls: repr(cls(x=1)),
     "equal": lambda cls: (cls(x=1) == cls(x=1, y=2, tags=["a"]), cls(x=1) == cls(x=2), cls(x=1) == 1),
-    "hash": lambda cls: hash(cls(x=1)) == hash(cls(x=1)),
+    "hash": lambda cls: len({hash(one) for one in [cls(x=1), cls(x=1)]}),
     "order": lambda cls: (cls(x=1) < cls(x=2), cls(x=1) >= cls(x=2)),
     "positions": lambda cls: cls(1, 3).length,
     "missing": lambda cls: cls(),

@@ -20,7 +20,6 @@ from functools import partial
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
