@@ -177,3 +177,9 @@ def test_no_module_generates_methods_at_once() -> None:
     found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if taken.search(path.read_text())}
     alone = "executors/compiled.py"  # runs before spool is installed
     assert found == {"testing/engine.py", alone}
+
+
+def test_a_class_tells_its_fields() -> None:
+    """The names stand in the order of the fields; other classes, and what only has such an attribute, tell none."""
+    assert lazyclass.names_of(Pair) == ("left", "right")
+    assert lazyclass.names_of(str) is lazyclass.names_of(point(dataclasses.dataclass)) is None

@@ -12,12 +12,16 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from spool.cli import fastsubmit, foreign, joboptions
+from spool.cli import fastsubmit, joboptions
 from spool.cli.telling import tell
 from spool.core.errors import UsageError, cannot
 from spool.core.lazyclass import dataclass, field
-from spool.store.stable_read import MAX_BYTES
+from spool.formats.toml import MAX_BYTES
+
+if TYPE_CHECKING:
+    from spool.cli.foreign import Directive
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
 _MAX_HEAD_BYTES = 64 * 1024
@@ -192,6 +196,8 @@ def _interpreter(data: bytes, path: str) -> list[str]:
 
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
+    from spool.cli import foreign  # here, because only scripts need it
+
     own = _own_options(script, what)
     if said.ignore_directives:
         ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
@@ -231,8 +237,10 @@ def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Value
     return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
 
 
-def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
+def _foreign_lines(script: bytes, what: str) -> Iterator[Directive]:
     """Yield the options for other schedulers: those in the head; for gflow, which reads further, all."""
+    from spool.cli import foreign
+
     head = dict(_head_lines(script))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
     for number, line in enumerate(lines, 1):

@@ -21,8 +21,8 @@ from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, 
 from spool.core.lazyclass import dataclass, field, replace
 from spool.core.names import why_not_name
 from spool.formats import jobfile
+from spool.formats.toml import MAX_BYTES
 from spool.store.glance import defaults_of
-from spool.store.stable_read import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

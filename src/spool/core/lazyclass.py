@@ -38,6 +38,12 @@ else:
         return type(value)(**changes)
 
 
+def names_of(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a class that is made here, None of another."""
+    recipe = getattr(kind, "__recipe__", None)
+    return recipe.names if isinstance(recipe, _Recipe) else None
+
+
 _NOTHING = object()  # no default
 _OPERATORS = {"__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
 _DESCRIBED = ("__dataclass_fields__", "__dataclass_params__")
