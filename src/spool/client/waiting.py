@@ -16,7 +16,6 @@ from spool.core.errors import InvalidJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
-from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord
 from spool.store.spool import Spool
 
@@ -166,6 +165,8 @@ def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
 
 def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
     """Return the tasks of an array that was expanded, in their order; *record* is what its run has on record."""
+    from spool.formats import jobfile  # a list without arrays does without
+
     text = spool.record(name, run, layout.SPEC_COPY)
     try:
         return Tasks(name, jobfile.parse(text or b"", name=name)).names()
