@@ -874,3 +874,17 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert "from [defaults] in the configuration, not set in the file:" in shown
     assert '  time_limit = "1m"' in shown
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out
+
+
+@pytest.mark.parametrize("words", [["--", "true"], ["--prolog", "x", "--", "true"], ["--nonsense"]], ids=" ".join)
+def test_a_name_that_cannot_be_written_is_an_error_in_a_line(spool_root: Path, words: list[str]) -> None:
+    """A full disk behind stdout is told in one line, whichever way submits; the interpreter ends without complaint."""
+    done = subprocess.run(
+        f"{sys.executable} -m spool --spool {spool_root} submit --hold {' '.join(words)} > /dev/full",
+        shell=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (2 if words == ["--nonsense"] else 5)
+    assert len(done.stderr.splitlines()) == 1

@@ -49,7 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = code or _without_reader()
+    except OSError:
+        from spool.cli.telling import code_of
+
+        code = code_of(_flushed) or code
     _leave(code)
+
+
+def _flushed() -> int:
+    sys.stdout.flush()
+    return 0
 
 
 def _leave(code: int) -> NoReturn:
