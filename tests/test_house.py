@@ -119,6 +119,7 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
+    "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {}

@@ -13,12 +13,13 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command, asked, put_job
-from spool.cli import render, wait
+from spool.cli import doctor, render, wait
 from spool.core.errors import shown
 from spool.core.model import State
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
+from spool.query.doctor import Finding, Level
 from spool.query.tasks import WaitWatch
 from spool.store.disk import Disk
 from spool.store.spool import Spool
@@ -573,3 +574,21 @@ def test_an_interrupted_wait_says_that_the_job_goes_on(
     monkeypatch.setattr(time, "sleep", interrupt)
     said = spool("wait", "long")
     assert (said.code, said.err) == (130, INTERRUPTED)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_doctor_keeps_to_the_width_and_breaks_no_word(
+    spool: Command, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Further lines of a finding stand below its text; a word alone may be longer, as a path is."""
+    long = "a finding of many words that no narrow terminal has room for in one line"
+    found = [Finding("Slurm", Level.FAIL, long, "a remedy that is as long as that"), Finding("x", Level.OK, "y")]
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: iter(found))
+    piped = spool("doctor").out
+    on_terminal(monkeypatch, width)
+    drawn = lines(spool("doctor").out)
+    assert max(map(cell_len, drawn)) <= width
+    assert " ".join(" ".join(drawn).split()) == " ".join(piped.split())
+    assert [line[:6].strip() for line in drawn if line[:6].strip()] == ["fail", "ok"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in spool("doctor").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from calling import Command, asked, put_job
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
-from spool.core.model import Grant, Request, Result, State
+from spool.core.model import Grant, Jid, Request, Result, State
 from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.run_records import ArrayRecord, render_array
@@ -171,3 +172,26 @@ def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> N
 def test_help_shows_how(spool: Command) -> None:
     """With examples."""
     assert "spool seff train --run 2" in spool("seff", "--help").out
+
+
+def test_gpus_of_slurm_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:
+    """Slurm alone knows which they were and what they did."""
+    ended(spool_root, "far", grant=Grant(4, 8 * G, gpus_elsewhere=2), executor="slurm", cpu_time_ns=None)
+    said = spool("seff", "far").out.splitlines()
+    assert "GPUs       2 GPUs given, use unknown, 2.00 GPU hours" in said
+    assert "note       its CPU time is unknown: only Slurm measures it" in said
+
+
+def test_a_run_that_slurm_has_now_counts_its_time_and_gpus_so_far(spool: Command, spool_root: Path) -> None:
+    """Its processes are on a node: what they use nobody asks."""
+    put_job(spool_root, "far", place="running")
+    metadir = spool_root / "jobs" / "far" / "1"
+    metadir.mkdir(parents=True)
+    record = run_records.GrantRecord("far", 1, executor="slurm", grant=Grant(4, gpus_elsewhere=2), granted_at_ns=T0)
+    (metadir / layout.GRANT).write_bytes(run_records.render_grant(record))
+    (metadir / layout.JID).write_bytes(run_records.render_jid(Jid(4711, 1, "there", "-", "node7", "slurm:4711")))
+    began_s = time.time() - 1800
+    os.utime(metadir / layout.JID, (began_s, began_s))
+    found = asked(spool, "seff", "far")
+    assert (found["state"], found["gpus"], found["cpu_time_ns"]) == ("running", 2, None)
+    assert found["gpu_hours"] == pytest.approx(1.0, abs=0.05)

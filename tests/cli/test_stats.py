@@ -275,3 +275,14 @@ def test_help_shows_how(spool: Command) -> None:
     """With examples, and who looks for it under another name is led here."""
     assert "spool stats --by user" in spool("stats", "--help").out
     assert "spool stats" in spool("gstats").err
+
+
+def test_gpus_of_slurm_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:
+    """Slurm alone knows which they were: in the sums and the peak, each counts as another one."""
+    there = {"grant": Grant(2, gpus_elsewhere=2), "executor": "slurm", "cpu_time_ns": None}
+    text = line("far", 0, 3600, **there) + line("farther", 1800, 5400, **there) + line("near", 0, 3600)
+    (spool_root / "history.jsonl").write_bytes(text)
+    found = asked(spool, "stats", "--by", "executor")
+    assert {group["executor"]: group["gpu_hours"] for group in found["groups"]} == {"slurm": 4.0, None: 1.0}
+    assert (found["total"]["gpu_hours"], found["total"]["peak_gpus"]) == (5.0, 5)
+    assert found["total"]["gpu_used_hours"] is None

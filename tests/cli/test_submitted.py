@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from calling import Command, put_job
-from spool.core.model import Grant, Jid
+from spool.core.model import Grant, Jid, Stop, StopKind
 from spool.formats import run_records
 from spool.formats.state import JobView, StateView, render_state
 from spool.store.lock import Service
 from spool.store.spool import Spool
 
-TEXT = 'command = "true"\nexecutor = "slurm"\n'
+TEXT = 'command = "true"\nexecutor = "slurm"\ngpus = 2\n'
 WAITS = "Slurm: PENDING (Resources)"
 
 
@@ -27,7 +30,9 @@ def metadir(spool_root: Path) -> Path:
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text(TEXT)
     now = time.time_ns()
-    record = run_records.GrantRecord("far", 1, 1, 0, "slurm", Grant(cpus=1), "me", now - 10**10, now - 10**9)
+    record = run_records.GrantRecord(
+        "far", 1, 1, 0, "slurm", Grant(cpus=1, gpus_elsewhere=2), "me", now - 10**10, now - 10**9
+    )
     (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
     (metadir / "engine").write_bytes(run_records.render_engine("slurm", "lab", "4711"))
     return metadir
@@ -65,11 +70,16 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     assert "slurm, job 4711" in shown
     assert shown.count(WAITS) == 2
     why = spool("why", "far").out
-    assert why.splitlines() == [f"far: {WAITS}", "in slurm as job 4711, which alone knows when it starts"]
+    assert why.splitlines() == [f"far: {WAITS}", "in Slurm as job 4711, which alone knows when it starts"]
     found = json.loads(spool("why", "--json", "far").out)
     assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
     assert found["start_at"] is None
-    assert "1 submitted" in spool("info").out
+    assert "given      1 CPU, 2 GPUs" in shown
+    assert "0 would start, 0 waiting, 1 submitted, 0 held" in spool("plan").out
+    said = spool("info").out
+    assert "1 submitted" in said
+    assert "2 GPUs" in said
+    assert said.splitlines()[-1].endswith("in Slurm")
 
 
 @pytest.mark.usefixtures("served")
@@ -81,11 +91,49 @@ def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Comm
     assert "cannot say why job far waits: it is running" in spool("why", "far").err
 
 
-@pytest.mark.usefixtures("metadir")
-def test_without_a_dispatcher_a_job_in_slurm_is_submitted_all_the_same(spool: Command) -> None:
-    """That follows from the files; what Slurm says is not known then."""
+def left_behind(spool_root: Path, **said: Any) -> None:
+    """Write what a dispatcher said last at 14:03, before it was killed."""
+    jobs = {"far": JobView(run=1, user="me", **said)}
+    view = StateView(version=1, at_ns=0, pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    at = datetime.now().replace(hour=14, minute=3, second=0, microsecond=0).timestamp()
+    os.utime(spool_root / "state.json", (at, at))
+
+
+def test_without_a_dispatcher_a_job_in_slurm_says_when_it_was_seen_last(
+    spool: Command, spool_root: Path, metadir: Path
+) -> None:
+    """Where it is follows from the files; what Slurm said of it is as old as the last look."""
+
+    def told() -> tuple[str, str]:
+        (row,) = json.loads(spool("ls", "--json").out)["jobs"]
+        (run,) = json.loads(spool("show", "--json", "far").out)["runs"]
+        assert (run["state"], run["reason"]) == (row["state"], row["reason"])
+        return row["state"], row["reason"]
+
+    assert told() == ("submitted", "in Slurm as job 4711; no dispatcher is running")
+    left_behind(spool_root, state="submitted", reason=WAITS)
+    waited = "in Slurm as job 4711, last seen at 14:03: PENDING (Resources); no dispatcher is running"
+    assert told() == ("submitted", waited)
+    why = spool("why", "far").out.splitlines()
+    assert why == [f"far: {waited}", "Slurm alone knows when it starts; `spool dispatch` asks it again"]
+    begin(metadir)
+    os.utime(metadir / "jid", (datetime.now().replace(hour=14, minute=5, second=0).timestamp(),) * 2)
+    assert told() == ("running", "in Slurm as job 4711, begun at 14:05; no dispatcher is running")
+    left_behind(spool_root, state="running", reason="")
+    assert told() == ("running", "in Slurm as job 4711, last seen at 14:03: running; no dispatcher is running")
+    (metadir / "engine").unlink()
+    (metadir / "jid").unlink()
+    (spool_root / "state.json").unlink()
+    assert told() == ("submitted", "handed to Slurm; no dispatcher is running")
+
+
+def test_a_job_in_slurm_that_was_told_to_stop_is_stopping(spool: Command, metadir: Path) -> None:
+    """The dispatcher that was to see to that is gone; the order stands."""
+    begin(metadir)
+    (metadir / "stop").write_bytes(run_records.render_stop(Stop(StopKind.CANCEL, "me", 0, "")))
     (row,) = json.loads(spool("ls", "--json").out)["jobs"]
-    assert (row["state"], row["reason"]) == ("submitted", "handed to slurm")
+    assert (row["state"], row["reason"]) == ("stopping", "cancel by me")
 
 
 def test_attach_opens_a_shell_beside_a_job_that_has_begun_in_slurm(spool: Command, metadir: Path) -> None:
@@ -104,9 +152,9 @@ def test_a_signal_for_a_job_in_slurm_is_refused_with_what_to_write(
     begin(metadir)
     said = spool("signal", "USR1", "far")
     assert said.code != 0
-    assert "it runs in slurm; `spool hold far` stops it" in spool("suspend", "far").err
+    assert "it runs in Slurm; `spool hold far` stops it" in spool("suspend", "far").err
     assert not (spool_root / "running" / "far.toml.suspended").exists()
-    assert "it runs in slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
+    assert "it runs in Slurm; `scancel --batch --signal=USR1 4711` signals it" in said.err
 
 
 @pytest.mark.usefixtures("metadir")

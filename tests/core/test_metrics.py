@@ -50,6 +50,12 @@ def test_a_life_of_a_job_is_counted() -> None:
     assert (told.cpu_ns, told.gpu_ns, told.gpu_busy_ns) == (200 * SECOND_NS, 240 * SECOND_NS, 0)
 
 
+def test_gpus_of_an_engine_count_as_many_as_were_asked_for() -> None:
+    """Only their engine knows which they were, and whether they computed."""
+    far = replace(FAILED, result=replace(RESULT, grant=Grant(1, gpus_elsewhere=3)))
+    assert (sums(far).gpu_ns, sums(far).gpu_busy_ns) == (3 * 60 * SECOND_NS, 0)
+
+
 def test_the_time_in_which_gpus_computed_is_counted_where_it_is_known() -> None:
     """Of two GPUs for a minute, half busy on average, one minute; a run of which it is unknown adds nothing."""
     use = (GpuUse(30 * SECOND_NS, 100.0, 100), GpuUse(30 * SECOND_NS, 0.0, 0))

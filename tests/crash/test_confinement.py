@@ -24,7 +24,7 @@ from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
-from spool.dispatcher import arrays, confinement, filemoves, scanner
+from spool.dispatcher import arrays, confinement, filemoves, loop, scanner
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
@@ -389,6 +389,7 @@ def test_what_cannot_be_locked_anew_is_told_once_and_tried_after_growing_pauses(
 ) -> None:
     """With a directory or a FIFO in the place of `.lock` jobs go on, the trouble is told, and mended when it can be."""
     monkeypatch.setattr(lock, "_BEING_DELETED_S", 0.0)
+    monkeypatch.setattr(loop, "_LOCK_EVERY_NS", 0)
     now_ns = [SECOND_NS]
     with world_at(tmp_path / "spool", monkeypatch) as world:
         session = Session(world)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import SECOND_NS, Machine, State, StopKind
+from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.executors.local import LocalProcesses
+from spool.formats.history import render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
@@ -29,6 +34,7 @@ from spool.query.jobs import JobFilter, JobRow, list_jobs
 from spool.query.tasks import WaitWatch
 from spool.state import submission
 from spool.state.run import ActiveRun
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
 
@@ -255,9 +261,10 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, "handed to slurm", None)  # nobody is alive
+    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, "handed to slurm")
+    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None
@@ -294,10 +301,11 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     session.turns(2)
     spool = Spool(str(session.world.root))
     answer = why(spool, "x")
-    assert [(reason.code, reason.text) for reason in answer.reasons] == [("submitted", "handed to slurm")]
+    ((code, reason),) = [(reason.code, reason.text) for reason in answer.reasons]
+    assert (code, reason) == ("submitted", "in Slurm as job 4711")
     assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
     text = "\n".join(sentences(answer))
-    assert "in slurm as job 4711, which alone knows when it starts" in text
+    assert "in Slurm as job 4711, which alone knows when it starts" in text
     assert "could start" not in text
     (waits,) = preview(spool).waits
     assert (waits.name, waits.start_at_ns) == ("after", None)
@@ -348,14 +356,23 @@ def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(se
 def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     session: Session, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    """The time in the queue and the time there count together; a dispatcher that came since counts the latter."""
-    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    """The time in the queue and the time there count together, and the next dispatcher counts both as well."""
+    monkeypatch.setattr(FakeEngine, "problem", "it does not answer")
+    session.users.submit("x", "true", THERE, 'scheduling_timeout = "10m"')
+    session.turns(2)
+    job = now(session).state.jobs["x"]
+    assert job.wait is not None
+    job.wait = replace(job.wait, waited_ns_before=6 * 60 * SECOND_NS)
+    monkeypatch.setattr(FakeEngine, "problem", None)
+    now(session).launcher.ask_executors_again()
+    session.turns(2)
+    run, live = FakeEngine.runs["x", 1], now(session).state.live["x", 1]
+    run.waits = "Slurm: PENDING (Resources)"
     if restarted:
         session.end()
         session.turns(2)
         live = now(session).state.live["x", 1]
-        run.waits = "Slurm: PENDING (Resources)"
-    for minutes, asked in ((9, []), (11, ["TERM"])):
+    for minutes, asked in ((3, []), (5, ["TERM"])):
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
         monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(2)
@@ -365,6 +382,16 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
     assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
     assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_what_waits_again_has_waited_in_its_engine_too(session: Session) -> None:
+    """Its engine never had it, and it is handed over once more: its clock did not stop meanwhile."""
+    run, live = handed_over(session, "x", 'scheduling_timeout = "10m"')
+    live.started_at_ns -= 60 * SECOND_NS
+    run.absent = True
+    session.settle()
+    again = now(session).state.live["x", 2]
+    assert 60 <= again.wait.waited_ns(again.started_at_ns) / SECOND_NS < 90
 
 
 def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
@@ -406,10 +433,10 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
     assert plan is not None
     reason = plan.reason("low")
     assert reason is not None
-    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in slurm")
+    assert (reason.code, reason.text) == ("max_in_flight", "max_in_flight: 2 of 2 are in Slurm")
     spool = Spool(str(session.world.root))
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(1))
-    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in slurm"
+    assert why(spool, "low").reasons[0].text == "max_in_flight: 2 of 1 are in Slurm"
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(2))
     FakeEngine.runs["first", 1].end(0)
     session.settle()
@@ -459,7 +486,8 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
         assert ("x", run + 1) in FakeEngine.runs
     ends_there(session, "x", EngineWord.FAILED, run=3)
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "it says failed\n"
+    said = "it has failed 3 times before it began: it says failed; `spool release x` tries again\n"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == said
     assert not history(session.world.root)
     assert ("x", 4) not in FakeEngine.runs
 
@@ -472,7 +500,9 @@ def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None
     run.refusal, run.absent = "no such partition", True
     session.settle()
     assert ends_of(session.world).places["x"] == (HELD,)
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == "no such partition\n"
+    said = "no such partition; `spool edit x`, then `spool release x`"
+    assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
+    assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
     assert list(FakeEngine.runs) == []
     (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
     session.settle()
@@ -533,3 +563,149 @@ def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
     session.turns(2)
     assert list(FakeEngine.runs) == [("x", 1)]
     assert not looked
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
+    session: Session, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """A network file system shows a jid late: the engine forgot the run, its wrapper lives, and nothing starts twice.
+
+    Where not even the content of the jid can be read, nothing is concluded until it can.
+    """
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    run = FakeEngine.runs["x", 1]
+    jid = session.world.root / "jobs" / "x" / "1" / "jid"
+
+    def identified(_: Any) -> None:
+        run.absent = False
+
+    def spoken(*_: Any) -> bool:
+        if known and not jid.exists():
+            run.begin()
+        return False
+
+    monkeypatch.setattr(run, "identified", identified)
+    monkeypatch.setattr(LockedSpool, "take_jid", spoken)
+    session.survives_errors = True
+    run.absent = True
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.turns(3)
+    assert history(session.world.root) == []
+    assert list(FakeEngine.runs) == [("x", 1)]
+    if not known:
+        assert {error.errno for error in session.errors} == {errno.ESTALE}
+        run.begin()
+        run.absent = False
+    run.end(0)
+    now(session).confinement.forget(Thing.of_run(("x", 1)))
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_an_exit_code_that_comes_with_a_late_jid_counts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says FAILED, and neither record was there when they were read: the job failed, and is not lost."""
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    run = FakeEngine.runs["x", 1]
+
+    def spoken(*_: Any) -> bool:
+        run.begin()
+        run._write(layout.RC, b"3\n")
+        return False
+
+    monkeypatch.setattr(LockedSpool, "take_jid", spoken)
+    run.gone, run.said = True, EngineEnd(EngineWord.FAILED, "Slurm says FAILED")
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("failed 1.0",)
+
+
+def test_a_recorded_end_needs_no_word_of_the_engine(session: Session) -> None:
+    """A dispatcher was killed between the result and the move: the next one files the job though the engine is away."""
+    _, live = running(session)
+    session.end()
+    spool = Spool(str(session.world.root))
+    result = Result("x", 1, 1, State.FINISHED, "exit code 0", live.wait.arrived_at_ns, ended_at_ns=live.started_at_ns)
+    (session.world.root / "jobs" / "x" / "1" / "result.toml").write_bytes(render_result(result))
+    session.settle()
+    assert spool.places("x") == [DONE]
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_a_run_whose_grant_a_power_cut_has_emptied_is_still_its_engine_s(session: Session) -> None:
+    """Its wrapper says which engine has it: it is neither lost nor refused as that of another host."""
+    running(session)
+    session.end()
+    (session.world.root / "jobs" / "x" / "1" / "grant.toml").write_bytes(b"")
+    (session.world.root / "jobs" / "x" / "1" / "jid").write_bytes(b"4711 1 there - elsewhere slurm:7\n")
+    session.turns(3)
+    live = now(session).state.live["x", 1]
+    assert (live.executor, live.handle, live.proof) == ("slurm", FakeEngine.runs["x", 1], None)
+
+
+def test_a_run_that_cannot_be_read_is_watched_where_it_is(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job file does not name its executor: once its records can be read, its engine says what became of it."""
+    (session.world.root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n')
+    session.users.submit("x", "true")
+    session.turns(2)
+    FakeEngine.runs["x", 1].begin()
+    session.end()
+    grant = Spool.grant
+
+    def unreadable(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Spool, "grant", unreadable)
+    session.survives_errors = True
+    session.turns(2)
+    assert now(session).state.live["x", 1].executor == "slurm"
+    (session.world.root / "config.toml").write_text('autostart = false\nexecutor = "process"\n')
+    monkeypatch.setattr(Spool, "grant", grant)
+    now(session).confinement.forget(Thing.of_job("x"))
+    session.turns(3)
+    live = now(session).state.live["x", 1]
+    assert (live.executor, live.handle, live.unread) == ("slurm", FakeEngine.runs["x", 1], False)
+    assert history(session.world.root) == []
+
+
+@pytest.mark.parametrize("off_s", [-3600, 0, 3600])
+def test_the_begin_of_a_run_is_told_right_whatever_clock_the_file_system_has(session: Session, off_s: int) -> None:
+    """What counts is how long after its grant the wrapper spoke: a limit must not count from an hour before that."""
+    running(session)
+    metadir = session.world.root / "jobs" / "x" / "1"
+    granted_ns = 1_000_000 * SECOND_NS
+    for name, after_s in (("grant.toml", 0), ("jid", 7200)):
+        at_ns = granted_ns + (after_s + off_s) * SECOND_NS
+        os.utime(metadir / name, ns=(at_ns, at_ns))
+    spool = Spool(str(session.world.root))
+    assert spool.spoke_at_ns("x", 1, granted_ns) == granted_ns + 7200 * SECOND_NS
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is taken away, the log and the reason say why, and no view calls the run suspended."""
+    run, live = running(session)
+    session.users.suspend("x")
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert (run.asked, live.suspended) == ([], False)
+    said = "not suspended: it is in Slurm; `spool hold x` stops it and holds it"
+    assert f"job x run 1: {said}" in caplog.text
+    view = told(session)
+    assert (view.state, view.reason, view.suspended_at_ns) == ("running", said, None)
+    assert listed(session).suspended_at_ns is None
+
+
+def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatcher(session: Session) -> None:
+    """Nobody serves when it is made, and nothing says that the run stands still."""
+    running(session)
+    session.end()
+    session.users.suspend("x")
+    assert listed(session).suspended_at_ns is None
+    session.settle()
+    assert not Path(session.users.layout.suspend_file("x")).exists()
+    assert not now(session).state.live["x", 1].suspended

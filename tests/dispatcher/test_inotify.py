@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.inotify import DirectoryWatcher, Hint
 
 
 @pytest.mark.parametrize("events", [0, 1])
@@ -38,4 +38,4 @@ def test_a_mode_is_news_where_somebody_wants_to_know_and_a_link_is_none(tmp_path
         (tmp_path / name / "file").chmod(0o640)
     watch.read()
     watch.close()
-    assert watch.take_hints() == [("here", "file")]
+    assert watch.take_hints() == [Hint("here", "file")]

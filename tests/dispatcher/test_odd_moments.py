@@ -15,8 +15,10 @@ from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
 from spool.dispatcher import arrays, filemoves, reservations, scanner
+from spool.dispatcher.inotify import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
+from spool.store.disk import Disk
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
 
@@ -48,7 +50,7 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
     before = now.state.queue["waits"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", stale)
-        now.scanner.hint(QUEUED, "waits.toml")
+        now.scanner.hint(Hint(QUEUED, "waits.toml"))
     assert now.state.queue["waits"] is before
 
 
@@ -60,12 +62,35 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
-    now.scanner.hint(QUEUED, "x.toml")
+    now.scanner.hint(Hint(QUEUED, "x.toml"))
     now._plan()
     assert "held/" in (now.state.queue["x"].executor_problem or "")
     os.unlink(held)
-    now.scanner.hint(HELD, "x.toml")
+    now.scanner.hint(Hint(HELD, "x.toml"))
     assert now._plan()
+
+
+@pytest.mark.parametrize("how", ["cancel", "rm"])
+def test_a_run_whose_file_goes_in_the_moment_of_its_claim_was_cancelled(
+    session: Session, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its job is not forgotten without a word: there is an end, and its file is in `done/`."""
+    move = Disk.move
+
+    def taken(self: Disk, old: str, new: str) -> None:
+        move(self, old, new)
+        if new == str(session.users.path(RUNNING, "x")):
+            if how == "cancel":
+                session.users.cancel("x")
+            else:
+                os.unlink(new)
+
+    monkeypatch.setattr(Disk, "move", taken)
+    session.users.submit("x", "hang until 9")
+    session.settle()
+    ends = ends_of(session.world)
+    assert ends.outcomes["x"] == ("cancelled 1.0",)
+    assert ends.places["x"] == (DONE,)
 
 
 def test_a_file_that_is_made_readable_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +150,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert session.now is not None
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # blocked, another thread of the tests would take it
     try:
-        session.now.scanner.hint(QUEUED, "short.toml")
+        session.now.scanner.hint(Hint(QUEUED, "short.toml"))
         session.settle()
         assert [live.name for live in session.now.state.live.values()] == ["short"]
         session.now.observer.rescan_soon()
@@ -148,7 +173,7 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watcher._hints.append((RESERVATIONS, "talk.toml"))
+    now.watcher._hints.append(Hint(RESERVATIONS, "talk.toml"))
     session.settle()
     assert now.reservations.standing == ()
     assert now.due_in_ns() == 0

@@ -12,6 +12,7 @@ from crash.world import Session, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
 from spool.dispatcher import filemoves, observer
+from spool.dispatcher.inotify import Hint
 from spool.dispatcher.scanner import JobFileReader
 from spool.formats import jobfile
 from spool.query import snapshot
@@ -40,7 +41,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     parse = JobFileReader.parse
 
-    def noted(self: JobFileReader, name: str, data: bytes) -> Spec:
+    def noted(self: JobFileReader, name: str, data: bytes) -> tuple[Spec, bytes | None]:
         found.append(name)
         return parse(self, name, data)
 
@@ -71,7 +72,7 @@ def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed:
     look(session)
     if events:
         session.now.watcher._lost = False
-        session.now.watcher._hints += [(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
+        session.now.watcher._hints += [Hint(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
     for _ in range(60):
         session.turns(1)
         if "good" in dict(session.world.begun):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
+from spool.core.lifecycle import EngineWord
 from spool.core.model import OUTCOMES, GpuUse, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
@@ -253,6 +254,7 @@ _grant = st.builds(
     _size,
     _named,
     _which,
+    gpus_elsewhere=st.integers(0, 8),
 )
 _result = st.builds(
     Result,
@@ -413,3 +415,16 @@ def test_a_gpus_record_without_its_time_is_senseless() -> None:
     """It could not be told how old it is."""
     with pytest.raises(InvalidRecord):
         run_records.parse_gpus(b"idle_ms = 5\n")
+
+
+def test_the_record_of_an_engine_says_how_it_ended_a_run_that_had_not_begun() -> None:
+    """Readers of the id alone read it as before; a word of a later version says nothing of an end."""
+    end = EngineWord.CANCELLED, "Slurm says CANCELLED"
+    data = run_records.render_engine("slurm", "lab", "4711", end)
+    assert data == (GOLDEN / "engine").read_bytes()
+    assert (run_records.parse_engine(data), run_records.parse_engine_end(data)) == (("slurm", "lab", "4711"), end)
+    assert run_records.parse_engine_end(run_records.render_engine("slurm", "lab", "4711")) is None
+    assert run_records.parse_engine_end(b"slurm lab 4711 evaporated\n") is None
+    assert run_records.parse_engine_end(data[:-1]) is None
+    two_lines = run_records.render_engine("slurm", "lab", "4711", (EngineWord.TIMEOUT, "one\ntwo"))
+    assert run_records.parse_engine_end(two_lines) == (EngineWord.TIMEOUT, "one two")

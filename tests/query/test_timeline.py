@@ -276,3 +276,16 @@ def test_a_run_that_goes_on_is_drawn_up_to_now(spool_root: Path) -> None:
     assert found.cpus_used.columns[-1] == 2.0
     assert found.all_waits is not None
     assert found.all_waits.longest_ns == 50 * S
+
+
+def test_what_runs_in_slurm_takes_nothing_of_the_machine_that_is_drawn(spool_root: Path) -> None:
+    """It is counted, its wait too, and is in no row, no curve and no group."""
+    far = ended("far", 0, 50, cpus=64, executor="slurm", user="bob", grant=Grant(64, 1 << 40, gpus_elsewhere=4))
+    going = ended("near", 50, 100, executor="process")
+    found = drawn(spool_root, [far, going])
+    assert (found.runs, found.elsewhere, found.gpus) == (2, {"slurm": 1}, 0)
+    assert {run.run.job for row in found.cpu_rows for run in row.bars} == {"near"}
+    assert (found.cpus_used.highest, found.gpus_used.highest, found.memory_asked.highest) == (1, 0, 0)
+    assert found.groups == ("alice",)
+    assert found.all_waits is not None
+    assert found.all_waits.runs == 2

@@ -51,6 +51,15 @@ def test_what_slurm_refuses_is_told_in_its_words(unserved: Served) -> None:
     assert "[slurm] of config.toml" in said.stdout
 
 
+def test_a_cluster_that_does_not_answer_is_told_of_once(
+    unserved: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is submitted, and no further finding says that it could not be."""
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", path_with(tmp_path / "bin", "scontrol", 'echo "no configuration" >&2; exit 1'))
+    assert [finding.check for finding in examine(str(unserved.root), checks=OF_SLURM)] == ["Slurm"]
+
+
 def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no node has room the probe says what it waits for, and leaves the queue."""
     slurm.command("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=a test of spool")

@@ -94,6 +94,11 @@ def site(unserved: Site) -> Site:
     return unserved
 
 
+def test_another_engine_takes_fewer_than_150_lines() -> None:
+    """What engines share is not in it."""
+    assert Path(batch.__file__).read_text().count("\n") < 150
+
+
 def test_a_job_runs_once_and_its_records_say_where(site: Site) -> None:
     """The jid names the engine and the id that the engine answered with."""
     site.spool.drop("x", "echo hi")
@@ -138,10 +143,11 @@ def test_a_time_limit_counts_from_the_begin(site: Site) -> None:
 
 
 def test_a_job_that_is_refused_is_held_with_the_engine_s_words(site: Site) -> None:
-    """It is not submitted again until a person releases it."""
+    """It is not submitted again until a person releases it; the reason says how."""
     site.spool.drop("refused", "true", **site.refused)
     site.spool.wait_place("refused", "held")
-    assert (site.spool.root / "held" / "refused.toml.reason").read_text().strip()
+    reason = (site.spool.root / "held" / "refused.toml.reason").read_text()
+    assert reason.endswith("; `spool edit refused`, then `spool release refused`\n")
     assert site.spool.record("refused", "jid") == "void\n"
 
 

@@ -195,23 +195,23 @@ def test_two_saves_during_a_claim_lose_nothing(tmp_path: Path, moment: int) -> N
     assert waiting <= {NEW, NEWER}
 
 
-@pytest.mark.parametrize("take", ["rm", "mv"])
-def test_a_job_that_is_taken_out_of_running_at_once_is_not_claimed(desk: Desk, take: str) -> None:
-    """Whatever was done with it in the moment of the claim stays done."""
-    running, done = desk.root / RUNNING / "x.toml", desk.root / "done" / "x.toml"
+@pytest.mark.parametrize("to", ["queued", "held", "done", None])
+def test_a_job_that_is_taken_out_of_running_at_once_stays_where_it_is_put(desk: Desk, to: str | None) -> None:
+    """Whatever was done with it in the moment of the claim stays done; deleted it is a run that was cancelled."""
+    running = desk.root / RUNNING / "x.toml"
 
     def taken() -> bool:
         Busy.move(desk.disk, str(desk.queued), str(running))
-        if take == "rm":
+        if to is None:
             running.unlink()
         else:
-            running.rename(done)
+            running.rename(desk.root / to / "x.toml")
         return True
 
     desk.disk.move = lambda old, new: taken()  # type: ignore[assignment]
-    assert not desk.claim()
-    assert desk.texts() == {}
-    assert done.exists() == (take == "mv")
+    assert desk.claim() is (to is None)
+    assert not running.exists()
+    assert to is None or (desk.root / to / "x.toml").exists()
 
 
 def test_what_cannot_be_given_back_because_it_is_gone_is_no_matter(desk: Desk) -> None:

@@ -13,13 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from spool.store import stable_read
+from spool.store.disk import read_file
+from spool.store.spool import read_record
 from spool.store.stable_read import MAX_BYTES, FileText, ReadFailure, read_stable
 from support import wait_for
 
@@ -412,3 +414,24 @@ def at_its_change(path: Path) -> Iterator[None]:
         now = path.stat().st_mtime_ns
         patch.setattr(time, "time_ns", lambda: now)
         yield
+
+
+@pytest.mark.parametrize("read", [read_stable, read_record, read_file])
+def test_a_file_that_is_made_just_after_it_was_missed_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], FileText | bytes]
+) -> None:
+    """A wrapper writes its `jid` at any moment: a look that came too early for it is no trouble of the disk."""
+    path, real = tmp_path / "jid", os.open
+    path.with_name("new").write_bytes(TEXT)
+    age(path.with_name("new"))
+
+    def just_before(of: str, *arguments: int) -> int:
+        try:
+            return real(of, *arguments)
+        finally:
+            if of == str(path) and not path.exists():
+                path.with_name("new").rename(path)
+
+    monkeypatch.setattr(os, "open", just_before)
+    found = read(str(path))
+    assert (found.data if isinstance(found, FileText) else found) == TEXT

@@ -11,6 +11,7 @@ from spool.cli.common import json_option
 from spool.cli.group import Verb
 from spool.query.doctor import Finding, Level, examine
 
+_INDENT = " " * 6
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
 
@@ -42,11 +43,13 @@ def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> in
 
 def _print(finding: Finding) -> None:
     word = finding.level.value.ljust(4)
-    if sys.stdout.isatty():
+    if render.lively(sys.stdout):
         word = f"\x1b[{_STYLES[finding.level]}m{word}\x1b[0m"
-    line = f"  {finding.check}: {finding.text}"
+    line = f"{finding.check}: {finding.text}"
     if finding.fixed:
         line += " (fixed)"
     elif finding.remedy:
         line += f" -> {finding.remedy}"
-    render.say(line, drawn=word, at_once=True)
+    for part in render.beside(line, len(_INDENT)):
+        render.say(part, drawn=f"{word}  ", at_once=True)
+        word = _INDENT[2:]

@@ -7,7 +7,9 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
+from spool.core.names import engine_title
 from spool.core.pools import in_words
+from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.query.machine import MachineStatus, machine_status
 
@@ -69,10 +71,10 @@ def _print(found: MachineStatus) -> None:
                 each.user,
                 str(each.cpus),
                 render.size(each.memory_bytes),
-                ",".join(map(str, each.gpus)),
+                ",".join(map(str, each.gpus)) if each.engine is None else count_of(each.gpu_count, "GPU"),
                 in_words(each.resources, each.resource_indices),
                 render.duration(found.at_ns - each.started_at_ns),
-                "stopping" if each.stopping else "",
+                "stopping" if each.stopping else f"in {engine_title(each.engine)}" if each.engine is not None else "",
             ]
             for each in found.runs
         ]

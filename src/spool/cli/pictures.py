@@ -15,6 +15,7 @@ from spool.cli import charts, render
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS, State
+from spool.core.names import engine_title
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve, WaitTimes
@@ -72,7 +73,8 @@ def period(found: Timeline) -> str:
 def title(found: Timeline) -> str:
     """Return what the picture shows."""
     going_on = f", {found.going_on} still running" if found.going_on else ""
-    return f"{count_of(found.runs, 'run')}{going_on}, {period(found)}"
+    there = "".join(f", {count} in {engine_title(name)} (not drawn)" for name, count in found.elsewhere.items())
+    return f"{count_of(found.runs, 'run')}{there}{going_on}, {period(found)}"
 
 
 def _share(used: UsageCurve, there_are: int, what: str) -> str:

@@ -270,6 +270,12 @@ def prose(line: str, indent: str = "  ") -> None:
         say(f"{indent}{each}")
 
 
+def beside(line: str, taken: int) -> list[str]:
+    """Return a sentence in lines that fit beside the first *taken* cells of a terminal; elsewhere in one."""
+    width = terminal_width()
+    return [line] if width is None else wrapped(shown(line), max(width - taken, _NARROW))
+
+
 def clear() -> None:
     """Clear the terminal; print an empty line on one that cannot."""
     sys.stdout.write("\x1b[H\x1b[2J\x1b[3J" if os.environ.get("TERM") != "dumb" else "\n")

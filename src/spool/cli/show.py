@@ -12,6 +12,7 @@ from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
+from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.query.details import JobDetails, RunDetails, job_details
 from spool.query.tasks import ListedJob, folded
@@ -184,6 +185,8 @@ def _given(run: RunDetails) -> str:
         index = f"GPU {grant.gpu_indices[at]}" if at < len(grant.gpu_indices) else "GPU"
         share = f", {show_size(grant.gpu_memory_bytes)} of it" if grant.gpu_memory_bytes is not None else ""
         parts.append(f"{index} ({uuid}{share})")
+    if grant.gpus_elsewhere:
+        parts.append(count_of(grant.gpus_elsewhere, "GPU"))
     if grant.resources:
         parts.append(in_words(grant.resources, grant.resource_indices))
     return ", ".join(parts)

@@ -15,7 +15,7 @@ from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.query.selection import running_tasks
 from spool.store.spool import Spool
 
@@ -91,16 +91,16 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
         raise SpoolError(cannot(*what, "it is not running", remedy=f"`spool show {name}` shows its state"))
     if spool.array(name, run) is not None:
         raise SpoolError(cannot(*what, "it is an array, and none of its tasks is running"))
-    suspended = spool.suspend_order(name) is not None
-    if suspended and number is signal.SIGCONT:
-        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
     grant, jid, spec = spool.grant(name, run), spool.jid(name, run), spool.spec(name, run)
     if grant is None or not isinstance(jid, Jid):
         raise SpoolError(cannot(*what, "it is still starting", remedy="try again in a moment"))
     if grant.executor not in LOCAL_EXECUTORS:
         known = spool.engine(name, run)
         remedy = f"`scancel --batch --signal={word} {known[2]}` signals it" if known is not None else ""
-        raise SpoolError(cannot(*what, f"it runs in {grant.executor}", remedy=remedy))
+        raise SpoolError(cannot(*what, f"it runs in {engine_title(grant.executor)}", remedy=remedy))
+    suspended = spool.suspend_order(name) is not None
+    if suspended and number is signal.SIGCONT:
+        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
     handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))

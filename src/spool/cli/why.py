@@ -9,6 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option, name_argument, one_job, viewed
 from spool.cli.group import Verb
+from spool.core.names import engine_title
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
 
@@ -46,8 +47,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
     for place in answer.beside:
         yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
     if answer.engine is not None:
-        known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
-        yield f"in {answer.engine}{known}, which alone knows when it starts"
+        yield from _in_engine(answer, engine_title(answer.engine))
     if answer.must_end:
         yield f"must end first: {', '.join(answer.must_end)}"
     if answer.place == "held":
@@ -70,7 +70,15 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"order: {answer.standing}{behind}"
     if answer.ahead and answer.place == "queued":
         yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"
-    if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text):
+    if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
         yield f"the dispatcher last reported: {answer.last_said}"
-    if not answer.dispatcher:
+    if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: no job starts until you run `spool dispatch`"
+
+
+def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:
+    if answer.dispatcher:
+        known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
+        yield f"in {engine}{known}, which alone knows when it starts"
+    else:
+        yield f"{engine} alone knows when it starts; `spool dispatch` asks it again"

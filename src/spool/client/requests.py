@@ -17,7 +17,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.spool import Spool, read_bytes
@@ -175,7 +175,9 @@ class Requests:
         grant = self._spool.grant(name, run)
         if grant is not None and grant.executor not in LOCAL_EXECUTORS:
             remedy = f"`spool hold {name}` stops it and holds it"
-            raise SpoolError(cannot("suspend", f"job {name}", f"it runs in {grant.executor}", remedy=remedy))
+            raise SpoolError(
+                cannot("suspend", f"job {name}", f"it runs in {engine_title(grant.executor)}", remedy=remedy)
+            )
         if self._spool.suspend_order(name) is not None:
             remedy = f"`spool continue {name}` resumes it"
             raise SpoolError(cannot("suspend", f"job {name}", "it is already suspended", remedy=remedy))

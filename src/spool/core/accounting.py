@@ -197,7 +197,7 @@ class EndedRun(Protocol):
     started_at_ns: int | None
     ended_at_ns: int | None
     cpus: int  # what it was given
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...]  # UUIDs; of a run of an engine, which does not tell them, names of their own
     gpu_indices: tuple[int, ...]
     memory_bytes: int | None  # that it was given
     resources: dict[str, int] | None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
 from spool.core.model import SECOND_NS, GpuUse, State
+from spool.core.names import engine_title
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
@@ -46,6 +47,7 @@ class MeasuredRun:
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     gpu_use: tuple[GpuUse, ...] = ()  # of each of its GPUs
+    engine: str | None = None  # that had it on another machine, and measured it, if anybody did
 
     @property
     def ended(self) -> bool:
@@ -138,6 +140,8 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if run.state is State.OUT_OF_MEMORY:
         notes.append("it ran out of memory, and how much it needs is unknown: try twice as much")
         memory = 2 * max(memory or 0, run.memory_bytes or 0)
+    elif memory is None and run.engine is not None:
+        notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
     elif memory is None:
         notes.append("its peak memory is unknown; without `memory`, small peaks (tens of MiB) are not recorded")
     elif run.state is State.TIMEOUT:
@@ -155,7 +159,8 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         time_limit += time_limit // 2
     cpus = None
     if run.cpu_time_ns is None:
-        notes.append("its CPU time is unknown")
+        by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
+        notes.append(f"its CPU time is unknown{by}")
     elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
         notes.append("it ran too briefly to show how many CPUs it needs")
     elif run.cpus:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
+from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
 """How many times a submission is run again after a lost run. Counted separately from its retries."""
@@ -126,11 +127,16 @@ _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
 }
 
 
+def ends_unspoken(word: EngineWord) -> bool:
+    """Whether a run that its engine ended so before its wrapper spoke is over; else it waits again."""
+    return word not in _VOID_IF_UNSPOKEN
+
+
 def _ended(evidence: Evidence) -> Proof:
     """Return what is proved of a run whose processes are all gone (rows 9 to 23)."""
     if evidence.stop is None and evidence.rc is None:
         if evidence.liveness is Liveness.ABSENT:  # row 13
-            if evidence.engine in _VOID_IF_UNSPOKEN:
+            if evidence.engine is not None and not ends_unspoken(evidence.engine):
                 return Proof(Verdict.VOID)
         elif evidence.refused:  # row 14
             return Proof(Verdict.VOID)
@@ -180,12 +186,18 @@ _SHOWN = {
 
 
 def shown(
-    proof: Proof, *, filed: bool, stop: Stop | None = None, submitted: str | None = None
+    proof: Proof,
+    *,
+    filed: bool,
+    stop: Stop | None = None,
+    submitted: str | None = None,
+    elsewhere: str | None = None,
 ) -> tuple[State | None, str]:
     """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
 
     *filed* says whether its end is recorded: before that it holds its job, and is `stopping`. *submitted* is what keeps
-    it waiting where it was handed to; None if it has begun, or was started here.
+    it waiting where it was handed to; None if it has begun, or was started here. *elsewhere* is what is known of one
+    that an engine has; None if none has.
     """
     match proof.verdict:
         case Verdict.VOID:
@@ -194,19 +206,21 @@ def shown(
             if filed:
                 return proof.outcome, proof.reason
             return State.STOPPING, f"has ended ({proof.outcome}); a dispatcher will record it"
-        case Verdict.UNREACHABLE:
-            return State.RUNNING, "on another host, not visible from here"
+        case Verdict.UNREACHABLE if elsewhere is None or stop is None:
+            return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
-        case _ if submitted is not None:
-            return (State.SUBMITTED, submitted) if stop is None else (State.STOPPING, f"{stop.kind} by {stop.by}")
+        case _ if submitted is not None and stop is None:
+            return State.SUBMITTED, submitted
+        case _ if stop is not None and (submitted is not None or proof.verdict is Verdict.UNREACHABLE):
+            return State.STOPPING, f"{stop.kind} by {stop.by}"
         case _:
             return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
 
 
 def handed_to(engine: str) -> str:
     """Return why a run is `submitted`, where its engine has not said more."""
-    return f"handed to {engine}"
+    return f"handed to {engine_title(engine)}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:

@@ -122,7 +122,7 @@ class Sums:
         if result.ended_at_ns is not None:
             took_ns = max(0, result.ended_at_ns - result.started_at_ns)
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
-            gpu_ns = took_ns * len(result.grant.gpu_uuids)
+            gpu_ns = took_ns * result.grant.gpu_count
             self.gpu_ns += gpu_ns
             ran_ns = max(0, took_ns - result.suspended_ns)  # while it was suspended nobody looked
             self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * ran_ns * len(result.grant.gpu_uuids))

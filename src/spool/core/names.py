@@ -14,8 +14,16 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and take what it has."""
 
-EXECUTORS = (*LOCAL_EXECUTORS, "slurm")
+ENGINES = {"slurm": "Slurm"}
+"""The executors whose runs are on another machine, and what people call each."""
+
+EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 """What a job file and the configuration may name; `spool.executors` has those that exist."""
+
+
+def engine_title(executor: str) -> str:
+    """Return what people call an engine; one that nobody knows, such as that of a later version, by its own word."""
+    return ENGINES.get(executor, executor)
 
 
 def why_not_name(name: str) -> str | None:

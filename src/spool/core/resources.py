@@ -14,6 +14,7 @@ from datetime import UTC, tzinfo
 from spool.core import reservations as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
+from spool.core.names import engine_title
 from spool.core.pools import why_never
 from spool.core.quotas import Quotas, SharedLimits
 from spool.core.reasons import Reason, count_of
@@ -310,12 +311,10 @@ class FreeResources:
             if reason is not None:
                 yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
-        if room.machine.most_runs is not None:
+        if job.elsewhere is not None and room.machine.most_runs is not None:
             if room.lacks(spec.request):
-                yield Reason(
-                    "max_in_flight",
-                    f"max_in_flight: {room.counts.runs} of {room.machine.most_runs} are in {job.elsewhere}",
-                )
+                count, where = f"{room.counts.runs} of {room.machine.most_runs}", engine_title(job.elsewhere)
+                yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
             return
         if ever:
             reason = room.never_fits(job)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple
 
 from watchdog.observers.inotify_c import (
     CallbackId,
@@ -33,7 +35,26 @@ _MASK = Mask(
     | InotifyConstants.IN_MOVE_SELF
     | InotifyConstants.IN_ONLYDIR
 )
+_CAME = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+_GONE = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
+_OF_THE_LIBRARY = InotifyConstants.IN_IGNORED | InotifyConstants.IN_Q_OVERFLOW  # of its book-keeping
 _MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
+
+
+class NameChange(Enum):
+    """What an event says of a name in a directory."""
+
+    CAME = "there is something new under it"
+    GONE = "nothing has it any more"
+    OTHER = "what has it may be another than it was"
+
+
+class Hint(NamedTuple):
+    """Where to look, and why."""
+
+    place: str
+    filename: str
+    change: NameChange = NameChange.OTHER
 
 
 class _Inotify(InotifyFD):
@@ -52,12 +73,15 @@ class _Inotify(InotifyFD):
     def fileno(self) -> int:
         return self._inotify_fd
 
+    def _check_inotify_fd(self) -> bool:
+        return True  # who reads knows that there is something to read
+
 
 class DirectoryWatcher:
-    """Watches directories; a hint is a (directory, file name) pair to look at."""
+    """Watches directories."""
 
     def __init__(self) -> None:
-        self._hints: list[tuple[str, str]] = []
+        self._hints: list[Hint] = []
         self._lost = False  # events were lost, or a directory was replaced: everything must be looked at
         self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
@@ -107,14 +131,17 @@ class DirectoryWatcher:
         """Take in the events that are there; call it only when the descriptor is readable."""
         if self._inotify is not None:
             for event in self._inotify.read_events():
-                self._inotify.handle_event(event)
+                if event.mask & _OF_THE_LIBRARY:
+                    self._inotify.handle_event(event)
+                else:
+                    self.on_event(event)
 
     @property
     def has_hints(self) -> bool:
         """Whether there is something to look at."""
         return bool(self._hints)
 
-    def take_hints(self) -> list[tuple[str, str]]:
+    def take_hints(self) -> list[Hint]:
         """Return where to look, once."""
         hints, self._hints = self._hints, []
         return hints
@@ -135,10 +162,12 @@ class DirectoryWatcher:
     def on_event(self, event: InotifyEvent) -> None:
         """Remember where to look."""
         place = self._places.get(event.wd)
-        if place is None or event.is_delete_self:
+        mask = event.mask
+        if place is None or mask & InotifyConstants.IN_DELETE_SELF:
             self._lost = True
         else:
-            self._hints.append((place, os.fsdecode(event.name)))
+            change = NameChange.CAME if mask & _CAME else NameChange.GONE if mask & _GONE else NameChange.OTHER
+            self._hints.append(Hint(place, os.fsdecode(event.name), change))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """Have everything looked at: a watched directory is gone."""

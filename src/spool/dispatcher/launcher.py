@@ -143,10 +143,13 @@ class Launcher:
                 continue
             why = ""
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
-                why = self._in_the_way(start.name)
+                # The claim finds out by itself; what it has found is looked at before a number is given away again.
+                why = self._in_the_way(start.name) if start.name in self._state.told_blocked else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    prepared.update(self._prepare(job, job.queued, start.grant, texts, now_ns))
+                    made = self._prepare(job, job.queued, start.grant, texts, now_ns)
+                    prepared.update(made)
+                    why = "" if made else self._in_the_way(start.name)
             if piece.failed or why:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
@@ -213,6 +216,7 @@ class Launcher:
             submitted_at_ns=live.wait.arrived_at_ns,
             granted_at_ns=now_ns,
             host=identity.host(),
+            waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
         files = {layout.GRANT: run_records.render_grant(record)}
         if live.spec.defaults_text:
@@ -220,7 +224,8 @@ class Launcher:
         if ready is not None:
             staged, made = ready.staged, _Prepared(ready.script)
         else:
-            text = read_record(spool.layout.job_file(layout.QUEUED, name))
+            # The claim sees to it that this is still what the file says.
+            text = file.text if file.text is not None else read_record(spool.layout.job_file(layout.QUEUED, name))
             if text is None:
                 return {}
             made = self._write(live, texts)
@@ -339,15 +344,21 @@ class Preparation:
         if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
             self.drop()
         if self._ready is None:
-            path = self._spool.layout.job_file(layout.QUEUED, live.name)
-            text = read_bytes(path)
-            status = os.lstat(path)
-            if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+            text = file.text if file.text is not None else self._text(live.name, file)
+            if text is None:
                 return None
             script = self._scripts.render(live, executor)
             staged = self._spool.stage(_texts(live, text, script))
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
         return self._ready.script
+
+    def _text(self, name: str, file: JobFileVersion) -> bytes | None:
+        """Return what the file of a waiting job says, None if it is not that version any more."""
+        path = self._spool.layout.job_file(layout.QUEUED, name)
+        text, status = read_bytes(path), os.lstat(path)
+        if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
+            return None
+        return text
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""

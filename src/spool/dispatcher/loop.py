@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.core.model import State
+from spool.core.model import SECOND_NS, State
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
@@ -72,6 +72,7 @@ _TELL: Task = Thing("service", "the listeners"), "tell"
 _JOURNAL: Task = Thing("spool", "the journal"), "write"
 _LISTENERS: Task = Thing("service", "the listeners"), "serve"
 _END = "end"
+_LOCK_EVERY_NS = SECOND_NS // 20  # how soon it is seen that the spool or its lock was taken away
 
 
 class Dispatcher:
@@ -130,6 +131,7 @@ class Dispatcher:
         self._unfiled: list[ActiveRun] = []  # runs that are over, and whose paperwork is not done
         self._watches_gpus = False
         self._watched: frozenset[int] = frozenset()  # the descriptors of engines
+        self._lock_seen_ns = -_LOCK_EVERY_NS
         self.busy_at_ns = time.monotonic_ns()
 
     def _local_processes(self) -> LocalProcesses:
@@ -229,8 +231,8 @@ class Dispatcher:
         self._step(_OBSERVE, self._observe)
         self._serve(_TAKE_ANSWERS, self._take_answers)
         self._recover()
-        self._serve(_SUSPEND, self.suspender.work)
         ended = self._collect_ended()
+        self._serve(_SUSPEND, self.suspender.work)  # engines have said by now which runs they halt
         self.limits.check()
         self.stops.record_again()
         version = self.state.version
@@ -280,6 +282,10 @@ class Dispatcher:
         return self.confinement.troubled and bool(self.confinement.held_up(besides))
 
     def _keep_lock(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns < self._lock_seen_ns + _LOCK_EVERY_NS and self.spool.lock_trouble is None:
+            return
+        self._lock_seen_ns = now_ns
         due = not (self.confinement.troubled and self.confinement.pauses(*_LOCK))
         if self.spool.keep(renew=due):
             log.warning("%s was deleted or replaced; creating it again", self.spool.layout.at(layout.LOCK))

@@ -10,7 +10,7 @@ from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
 from spool.dispatcher.context import Context
 from spool.dispatcher.filemoves import FileMoves
-from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.inotify import DirectoryWatcher, Hint
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.timers import Pace
@@ -45,7 +45,7 @@ class Observer:
         self._timer = context.timers.timer()  # when the next look at everything is due
         self._pace = Pace(_SHARE_BESIDE_EVENTS)
         self._pause_ns = 0  # for how long the look that has begun is not to be followed by another
-        self._hints: list[tuple[str, str]] = []
+        self._hints: list[Hint] = []
         self._rescans = True  # whether the next look is one at everything
         self._reservations_changed = False
 
@@ -77,13 +77,14 @@ class Observer:
         """Take in the file events; return whether the configuration, the pause or the listeners may have changed."""
         now = time.monotonic_ns()
         reload = False
-        for place, filename in self._watcher.take_hints():
+        for hint in self._watcher.take_hints():
+            place, filename, _ = hint
             if place == RESERVATIONS:
                 self._reservations_changed = True
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:
-                self._hints.append((place, filename))
+                self._hints.append(hint)
             elif filename in (layout.CONFIG, layout.PAUSED):
                 reload = True
         due = self._timer.at_ns is None or now >= self._timer.at_ns
@@ -95,8 +96,8 @@ class Observer:
         now = time.monotonic_ns()
         until = now + BUDGET_NS
         hints, self._hints = self._hints, []
-        for at, (place, filename) in enumerate(hints, 1):
-            self._scanner.hint(place, filename)
+        for at, hint in enumerate(hints, 1):
+            self._scanner.hint(hint)
             if time.monotonic_ns() >= until:
                 self._hints = hints[at:]
                 break

@@ -21,6 +21,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
+from spool.dispatcher.inotify import NameChange, Hint
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.submission import INVALID, JobFileVersion
@@ -111,27 +112,38 @@ class Scanner:
         self._changes.arrays.update(self._state.arrays)
         self._changes.runs.update(live)
 
-    def hint(self, place: str, filename: str) -> None:
-        """Look at what one event was about."""
+    def hint(self, hint: Hint) -> None:
+        """Look at what one event was about. What the dispatcher's own moves raise needs no look."""
+        place, filename, change = hint
         if place == RUNNING and (name := layout.job_of_suspend_file(filename)) is not None:
             self._changes.suspensions.add(name)
             return
         name = layout.job_of(filename) or layout.job_of_editor_mark(filename) or layout.job_of_error_file(filename)
         if name is None:
             return
+        is_file = layout.job_of(filename) is not None
         if place in (QUEUED, HELD):
+            if is_file and change is NameChange.GONE and self._known(place, name) is None and not self._is_arrays(name):
+                return
             self.examine(place, name, may_wait=True)
             job = self._state.jobs.get(name)
             if job is not None and job.live is not None:
                 self._changes.runs.add(name)
         elif place == RUNNING:
-            job = self._state.jobs.get(name)
-            if job is not None and job.live is not None:
+            self._hint_running(name, change, is_file=is_file)
+
+    def _hint_running(self, name: str, change: NameChange, *, is_file: bool) -> None:
+        """Take note of what an event in `running/` was about."""
+        job = self._state.jobs.get(name)
+        if job is not None and job.live is not None:
+            if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
                 self._changes.runs.add(name)
-            elif name in self._state.arrays:
-                self._changes.arrays.add(name)
-            elif layout.job_of(filename) is not None:
-                self._changes.strays.add(name)
+        elif name in self._state.arrays:
+            self._changes.arrays.add(name)
+        elif is_file and change is not NameChange.GONE:
+            self._changes.strays.add(name)
+        elif is_file and job is not None and job.blocked is not None:
+            self._state.unblock(job)  # it may have been in the way
 
     def due(self, now_ns: int) -> None:
         """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
@@ -272,13 +284,15 @@ class Scanner:
             return seen
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
+        text: bytes | None = None
         if not edited:
             try:
-                spec = self._texts.parse(name, seen.data)
+                spec, text = self._texts.parse(name, seen.data)
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
-        return JobFileVersion(seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid, spec, problem)
+        identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
+        return JobFileVersion(*identity, spec, problem, text=text)
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -425,24 +439,26 @@ class JobFileReader:
         self._spool = spool
         self._settings = settings
         self._confinement = confinement
-        self._parsed: dict[bytes, Spec] = {}
+        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
         self.unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
 
-    def parse(self, name: str, data: bytes) -> Spec:
+    def parse(self, name: str, data: bytes) -> tuple[Spec, bytes | None]:
         """Return what the file of job *name* says, with the configuration's values where it says nothing.
 
+        With it comes the text, one object for all jobs that have the same; None if this is the first of them.
         Raises InvalidJob.
         """
-        spec = self._parsed.get(data)
-        if spec is None:
-            defaults = self._settings.config.defaults
-            spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-            # Of the same text under another name the same is true, but for what refers to the name.
-            if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
-                if len(self._parsed) >= _SAME_TEXT:
-                    self._parsed.clear()
-                self._parsed[data] = spec
-        return spec
+        known = self._parsed.get(data)
+        if known is not None:
+            return known
+        defaults = self._settings.config.defaults
+        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
+        # Of the same text under another name the same is true, but for what refers to the name.
+        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
+            if len(self._parsed) >= _SAME_TEXT:
+                self._parsed.clear()
+            self._parsed[data] = spec, data
+        return spec, None
 
     def forget(self) -> None:
         """Read every text anew: the configuration has changed."""

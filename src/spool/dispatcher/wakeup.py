@@ -19,6 +19,7 @@ from spool.state.run import ActiveRun
 log = logging.getLogger(__name__)
 
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = 4096  # are read at once
 _OUR_SIGNALS = (*_LEAVE, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -143,5 +144,5 @@ class Wakeup:
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._pipe[0], 4096):
+            while len(os.read(self._pipe[0], _SIGNALS)) == _SIGNALS:
                 pass

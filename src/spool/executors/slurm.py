@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
+from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
@@ -28,11 +29,12 @@ class SlurmLanguage:
     """What Slurm is told and says."""
 
     name = "slurm"
-    title = "Slurm"
+    title = ENGINES[name]
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
 
     def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
+        self._sbatch: str | None = None  # where it was when Slurm's programs were last looked for
 
     def policy(self) -> EnginePolicy:
         """Return what `[slurm]` says."""
@@ -41,7 +43,9 @@ class SlurmLanguage:
 
     def missing(self) -> str | None:
         """Return which of Slurm's programs are not there."""
-        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+        found = {program: shutil.which(program) for program in _PROGRAMS}
+        self._sbatch = found.get("sbatch")
+        missing = [program for program, path in found.items() if path is None]
         return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
 
     def identify(self) -> Command:
@@ -58,25 +62,30 @@ class SlurmLanguage:
         assert launch.spec is not None
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
-        environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
+        environment |= {key: os.environ[key] for key in slurm.NEEDED if key in os.environ}
         # Found as the other commands are, by the PATH of this process: that of the job may lack it.
-        return Command((shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S)
+        return Command(
+            (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S
+        )
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or Slurm's words for why it refuses."""
+        """Return the id, or Slurm's words for why it refuses; a limit on the number of jobs is one for now."""
         if done.status == 0:
             return slurm.submitted_id(done.out)
         if self.is_silence(done):
             return None
+        if slurm.has_too_many(done.err):
+            return StartRefused(f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Command:
         """Ask for all jobs of this user, those that have ended among them."""
-        return _urgent("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={slurm.FIELDS}")
+        return _urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}")
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
         """Return them."""
-        return [_sighting(line) for line in slurm.queue_lines(done.out)] if done.status == 0 else None
+        lines = slurm.queue_lines(done.out) if done.status == 0 else None
+        return None if lines is None else [_sighting(line) for line in lines]
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
         """Call scancel."""
@@ -110,7 +119,8 @@ def _urgent(*arguments: str) -> Command:
 def _sighting(line: slurm.QueueLine) -> Sighting:
     """Return what a line of squeue means. A word that nobody knows is that of a job that lives."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
-    return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
+    halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
+    return Sighting(line.id, line.comment, line.text, begun, end, line.node, halted)
 
 
 class SlurmExecutor(ClusterExecutor):

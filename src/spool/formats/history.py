@@ -181,6 +181,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     granted_cpus: int = 0  # what was given
     granted_memory_bytes: int | UnsetType = UNSET
     granted_gpu_memory_bytes: int | UnsetType = UNSET
+    granted_gpus: int = 0  # of a run of an engine, which alone knows which; else `gpu_uuids` has them
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
     granted_resources: dict[str, int] | UnsetType = UNSET
@@ -227,6 +228,7 @@ def render_history(result: Result) -> bytes:
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
         granted_gpu_memory_bytes=_known(grant.gpu_memory_bytes),
+        granted_gpus=grant.gpus_elsewhere,
         gpu_uuids=tuple(map(_clean, grant.gpu_uuids)),
         gpu_indices=grant.gpu_indices,
         granted_resources=_table(grant.resources),
@@ -341,6 +343,7 @@ def parse_history_line(data: bytes) -> Result:
             _set(line.granted_gpu_memory_bytes),
             _pairs(line.granted_resources),
             _pairs(line.resource_indices),
+            gpus_elsewhere=max(0, line.granted_gpus),
         ),
         executor=_set(line.executor),
         host=_set(line.host),
@@ -357,6 +360,9 @@ def read_history(data: bytes) -> Iterator[Result]:
                 yield parse_history_line(line)
             except InvalidRecord:
                 continue
+
+
+_MOST_GPUS = 1024  # of one run on a cluster: a line that somebody has edited may say anything
 
 
 class _RunLine(msgspec.Struct, gc=False):
@@ -377,6 +383,7 @@ class _RunLine(msgspec.Struct, gc=False):
     group: str | None = None
     tags: tuple[str, ...] = ()
     cpus: _Count = msgspec.field(default=0, name="granted_cpus")
+    granted_gpus: int = 0
     gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
     gpu_indices: tuple[int, ...] = ()
     memory_bytes: int | None = msgspec.field(default=None, name="granted_memory_bytes")
@@ -439,6 +446,9 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
         line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
         line.peak_memory_bytes = line.peak_memory_bytes or None
         line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * NS_PER_MS
+        if line.granted_gpus > 0:
+            # Which GPUs it had, only its engine knows. Each counts as one that no other run had.
+            line.gpus = tuple(f"{line.job}:{line.run}:{at}" for at in range(min(line.granted_gpus, _MOST_GPUS)))
         if line.suspended_ms > 0:
             line.suspended_ns = line.suspended_ms * NS_PER_MS
         if line.gpu_use:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
+from spool.core.lifecycle import EngineWord
 from spool.core.model import GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.timestamps import at_lines, read_at
@@ -78,15 +79,28 @@ def parse_jid(data: bytes) -> Jid | None:
     return Jid(int(pid), int(ticks), boot_id, namespace, host, engine)
 
 
-def render_engine(engine: str, cluster: str, job_id: str) -> bytes:
-    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id."""
-    return f"{_word(engine)} {_word(cluster)} {_word(job_id)}\n".encode(errors="replace")
+def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord, str] | None = None) -> bytes:
+    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id.
+
+    *end*: how the engine ended it before it began, as `END` and its own words, which follow on the line.
+    """
+    ended = f" {end[0]} {' '.join(end[1].split())}" if end is not None else ""
+    return f"{_word(engine)} {_word(cluster)} {_word(job_id)}{ended}\n".encode(errors="replace")
 
 
 def parse_engine(data: bytes) -> tuple[str, str, str] | None:
     """Return the engine, its cluster and the id there; None while the record is not whole, or if it says nothing."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
     return (words[0], words[1], words[2]) if len(words) >= 3 else None
+
+
+def parse_engine_end(data: bytes) -> tuple[EngineWord, str] | None:
+    """Return how the engine ended a run before it began, and its own words; None if the record does not say."""
+    words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
+    try:
+        return (EngineWord(words[3]), " ".join(words[4:])) if len(words) > 3 else None
+    except ValueError:  # of a later version
+        return None
 
 
 def render_rc(code: int) -> bytes:
@@ -180,6 +194,7 @@ class GrantRecord:
     host: str | None = None
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
+    waited_ns: int = 0  # until then, by the clock of its scheduling timeout, which goes on in an engine
 
 
 def render_grant(record: GrantRecord) -> bytes:
@@ -192,6 +207,7 @@ def render_grant(record: GrantRecord) -> bytes:
         "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
+        f"waited_ms = {record.waited_ns // NS_PER_MS}\n" if record.waited_ns else "",
         grant_lines(grant),
     ]
     return "".join(lines).encode()
@@ -213,6 +229,7 @@ def parse_grant(data: bytes) -> GrantRecord:
         host=optional(keys, "host", str),
         boot_id=optional(keys, "boot_id", str),
         inode=_inode(keys.get("inode")),
+        waited_ns=_span_ns(keys, "waited_ms"),
     )
 
 
@@ -330,12 +347,20 @@ def _inode(value: object) -> int | None:
 
 def text_lines(*pairs: tuple[str, str | None]) -> str:
     """Return a TOML line for each pair whose value is known."""
-    return "".join(f"{key} = {toml.quote(value)}\n" for key, value in pairs if value is not None)
+    lines = ""
+    for key, value in pairs:
+        if value is not None:
+            lines += f"{key} = {toml.quote(value)}\n"
+    return lines
 
 
 def number_lines(*pairs: tuple[str, int | None]) -> str:
     """Return a TOML line for each pair whose value is known."""
-    return "".join(f"{key} = {value}\n" for key, value in pairs if value is not None)
+    lines = ""
+    for key, value in pairs:
+        if value is not None:
+            lines += f"{key} = {value}\n"
+    return lines
 
 
 def grant_lines(grant: Grant) -> str:
@@ -344,6 +369,8 @@ def grant_lines(grant: Grant) -> str:
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
         lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
+    if grant.gpus_elsewhere:
+        lines += f"gpus = {grant.gpus_elsewhere}\n"
     lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes)) + resource_lines(grant.resources)
     if grant.resource_indices:
         listed = (f"{toml.quote(name)} = [{', '.join(map(str, each))}]" for name, each in grant.resource_indices)
@@ -353,8 +380,9 @@ def grant_lines(grant: Grant) -> str:
 
 def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
     """Return a TOML line with named resources and how many of each; nothing where there are none."""
-    listed = ", ".join(f"{toml.quote(name)} = {count}" for name, count in resources)
-    return f"resources = {{ {listed} }}\n" if listed else ""
+    if not resources:
+        return ""
+    return f"resources = {{ {', '.join(f'{toml.quote(name)} = {count}' for name, count in resources)} }}\n"
 
 
 def resources_of(keys: dict[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -372,6 +400,7 @@ def grant_of(keys: dict[str, Any]) -> Grant:
         gpu_uuids=several(keys, "gpu_uuids", str),
         gpu_indices=several(keys, "gpu_indices", int),
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
+        gpus_elsewhere=max(0, optional(keys, "gpus", int) or 0),
         resources=resources_of(keys),
         resource_indices=tuple(sorted((name, several(indices, name, int)) for name in indices)),
     )

@@ -65,6 +65,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     time_limit_ns: int | None = None
     suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
     suspended_at_ns: int | None = None  # since when it is; None: it is not
+    engine: str | None = None  # that has its run, on another machine
     array: bool = False  # it stands for its tasks, which are jobs themselves
 
 

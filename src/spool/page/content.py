@@ -284,7 +284,7 @@ def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:
         user=row.user,
         project=row.project,
         group=None,
-        executor=None,
+        executor=view.engine,
         ready_at_ns=row.submitted_at_ns,
         started_at_ns=row.started_at_ns,
         ended_at_ns=None,

@@ -13,6 +13,7 @@ from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, 
 from spool.core.errors import InvalidValue, NoSuchJob, cannot
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.moments import understood
 from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.formats.values import moment_or_delay
@@ -134,6 +135,7 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
         cpu_time_ns=result.cpu_time_ns,
         peak_memory_bytes=result.peak_memory_bytes,
         gpu_use=result.gpu_use,
+        engine=None if result.executor in (None, *LOCAL_EXECUTORS) else result.executor,
     )
 
 
@@ -158,15 +160,15 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     )
     if used.gpus and (watch := spool.gpu_watch(name, run)) is not None:
         used = replace(used, gpu_use=watch.known)
-    began_ns = spool.ran_from_ns(grant)
+    began_ns, now_ns = spool.ran_from_ns(grant), time.time_ns()
+    if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:
+        used = replace(used, run_time_ns=max(0, now_ns - began_ns))  # its engine has it, and tells no more
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
-        return RunEfficiency(
-            used, efficiency(used), runs
-        )  # to be filed by a dispatcher, which says when it ended; or far away
+        # To be filed by a dispatcher, which says when it ended; or far away.
+        return RunEfficiency(used, efficiency(used), runs)
     jid = spool.jid(name, run)
     wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
-    now_ns = time.time_ns()
     used = replace(
         used,
         run_time_ns=max(0, now_ns - began_ns - spool.suspension(name, run).total_ns(now_ns)),
@@ -177,7 +179,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
 
 def _shown(spool: Spool, proof: Proof, grant: GrantRecord) -> State | None:
     stop = spool.stop(grant.job, grant.run)
-    return shown(proof, filed=False, stop=stop, submitted=spool.submitted(grant))[0]
+    return shown(proof, filed=False, stop=stop, submitted="" if spool.is_submitted(grant) else None)[0]
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

@@ -10,12 +10,10 @@ from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
-from spool.core.lifecycle import Verdict, shown, suspended_words
+from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem
 from spool.formats import jobfile
-from spool.formats.run_records import GrantRecord
-from spool.formats.state import JobView
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
@@ -104,15 +102,14 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
     lister = JobLister(spool)
     found = [row for row in lister.listing(only=lambda other: other == name).rows if row.name == name]
-    prober = MachineProber()
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
     expected = (
         _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
     )
-    said = lister.state.jobs.get(name) if lister.state is not None else None
-    shown = tuple(_run(spool, name, each, prober, said) for each in runs if run is None or each == run)
+    prober = MachineProber()
+    shown = tuple(_run(spool, name, each, prober, lister) for each in runs if run is None or each == run)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -168,26 +165,13 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
     return OtherFile(row, path, text.decode("utf-8", "replace") if text is not None else None)
 
 
-def _submitted(spool: Spool, grant: GrantRecord | None, said: JobView | None) -> str | None:
-    """Return what a run waits for where it was handed to, as the dispatcher has heard; None for every other run.
-
-    *said* is what the dispatcher said last of the job.
-    """
-    submitted = spool.submitted(grant)
-    if submitted is None or grant is None or said is None or (said.run, said.state) != (grant.run, State.SUBMITTED):
-        return submitted
-    return said.reason or submitted
-
-
-def _run(spool: Spool, name: str, run: int, prober: MachineProber, said: JobView | None) -> RunDetails:
+def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLister) -> RunDetails:
     result: Result | None = spool.result(name, run)
     grant = spool.grant(name, run)
     stop = spool.stop(name, run)
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
     proof = spool.prove(name, run, prober)
-    state, reason = shown(proof, filed=result is not None, stop=stop, submitted=_submitted(spool, grant, said))
-    if proof.verdict is Verdict.UNREACHABLE and said is not None and said.run == run:
-        reason = said.reason  # the dispatcher asks the engines of runs elsewhere
+    state, reason = lister.shown(name, run, proof, grant, filed=result is not None)
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
     if result is not None:

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +21,14 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import shown, suspended_words
+from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
-from spool.core.names import is_pattern, natural
+from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern, natural
+from spool.core.reasons import show_instant
 from spool.formats.history import parse_history_line
+from spool.formats.run_records import GrantRecord
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
-from spool.machine.host import user_name
+from spool.machine.host import local_zone, user_name
 from spool.machine.processes import MachineProber
 from spool.query.progress import progress_of
 from spool.store.disk import same_file
@@ -129,6 +132,7 @@ class JobLister:
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
+        self._left: tuple[StateView | None, int] | None = None  # what a dispatcher that is gone left, and when
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._prober = MachineProber()
         self._complaints: dict[str, set[str]] = {}
@@ -273,8 +277,7 @@ class JobLister:
         if array is not None:
             state, reason = State.RUNNING, f"{array.tasks} tasks"
         elif proof is not None and run is not None:
-            submitted = spool.submitted(grant)
-            found, reason = shown(proof, filed=False, stop=spool.stop(name, run), submitted=submitted)
+            found, reason = self.shown(name, run, proof, grant)
             state = found or state
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
@@ -294,6 +297,46 @@ class JobLister:
             suspended_at_ns=suspension.since_ns,
         )
         return row_of_spec(row, spec)
+
+    def shown(
+        self, name: str, run: int, proof: Proof, grant: GrantRecord | None, *, filed: bool = False
+    ) -> tuple[State | None, str]:
+        """Return the state of a run by its records, and the reason; None for one that was taken back."""
+        elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
+        submitted = elsewhere if self._spool.is_submitted(grant) else None
+        return shown(proof, filed=filed, stop=self._spool.stop(name, run), submitted=submitted, elsewhere=elsewhere)
+
+    def _elsewhere(self, record: GrantRecord) -> str:
+        """Return what is known of a run that an engine has, and as of when if no dispatcher asks the engine now."""
+        name, run, title = record.job, record.run, engine_title(record.executor)
+        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind()
+        said = view.jobs.get(name) if view is not None else None
+        begun_ns = self._spool.spoke_at_ns(name, run)
+        if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
+            said = None  # that was before
+        known = self._spool.engine(name, run)
+        words = f"in {title} as job {known[2]}" if known is not None else handed_to(record.executor)
+        if self.dispatcher:
+            return words if said is None else said.reason
+        if said is not None:
+            what = said.reason.removeprefix(f"{title}: ") or said.state
+            words += f", last seen at {self._clock(at_ns)}: {what}"
+        elif begun_ns is not None:
+            words += f", begun at {self._clock(begun_ns)}"
+        return f"{words}; {NOBODY[self._starting]}"
+
+    def _left_behind(self) -> tuple[StateView | None, int]:
+        """Return what the last dispatcher said, and when it was alive last."""
+        if self._left is None:
+            view, _ = last_view(self._spool, self._now_ns)
+            at_ns = view.heartbeat_ns if view is not None else 0
+            with suppress(OSError):
+                at_ns = os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
+            self._left = view, at_ns
+        return self._left
+
+    def _clock(self, at_ns: int) -> str:
+        return show_instant(at_ns - at_ns % SECOND_NS, self._now_ns, local_zone())
 
     def _complained(self, place: str) -> set[str]:
         if place not in self._complaints:

@@ -75,6 +75,8 @@ class RunGrant:
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...]
     started_at_ns: int
     stopping: bool
+    engine: str | None = None  # that has it, on another machine
+    gpu_count: int = 0  # of these, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,8 @@ def _share(run: Running) -> RunGrant:
         grant.resource_indices,
         run.started_at_ns,
         run.stopping,
+        run.elsewhere,
+        grant.gpu_count,
     )
 
 

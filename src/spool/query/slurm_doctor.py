@@ -102,7 +102,7 @@ def _controller(subject: Subject) -> Findings:
     if (missing := language.missing()) is not None:
         yield _fail(missing, "install Slurm's commands (Debian: slurm-client), or run spool on a login node")
         return
-    begun = time.monotonic_ns()
+    begun_ns = time.monotonic_ns()
     done = _run(language.identify())
     cluster = language.cluster(done)
     if cluster is None:
@@ -110,11 +110,11 @@ def _controller(subject: Subject) -> Findings:
         yield _fail(f"no answer: {why}", "`scontrol ping` says the same; ask who runs the cluster")
         return
     version = _settings(done.out).get("SLURM_VERSION", "of unknown version")
-    took = show_duration(time.monotonic_ns() - begun)
-    yield _good(f"cluster {cluster} answers in {took}, Slurm {version}")
-    if subject.config.executor in LOCAL_EXECUTORS:
-        text = f'only jobs with executor = "slurm" go there; others run on this machine ({subject.config.executor})'
-        yield _good(text, about="Slurm is the default")
+    took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
+    yield _good(f"cluster {cluster} answers in {took_ms} ms, Slurm {version}")
+    if (usual := subject.config.executor) in LOCAL_EXECUTORS:
+        text = f'{usual}; only jobs with executor = "slurm", or submitted with --slurm, go to Slurm'
+        yield _good(text, about="default executor")
 
 
 def _cluster_settings(subject: Subject) -> Findings:
@@ -166,8 +166,9 @@ class _Answer:
 
 def _probe(subject: Subject) -> Findings:
     """Submit a job and say what it found."""
-    if SlurmLanguage(lambda: subject.config).missing() is not None:
-        return
+    language = SlurmLanguage(lambda: subject.config)
+    if language.missing() is not None or language.cluster(_run(language.identify())) is None:
+        return  # told already
     disk = Disk(subject.spool.layout.at(layout.STAGING))
     directory = f"{disk.staging}/{os.getpid()}.slurm"
     nonce = secrets.token_hex(8)
@@ -225,7 +226,7 @@ def _until_ended(language: SlurmLanguage, job: str) -> tuple[slurm.QueueLine | N
     last, deadline = None, time.monotonic() + PATIENCE_S
     while True:
         done = _run(language.look())
-        last = next((each for each in slurm.queue_lines(done.out) if each.id == job), last)
+        last = next((each for each in slurm.queue_lines(done.out) or () if each.id == job), last)
         if last is not None and last.state in slurm.ENDED:
             return last, True
         if time.monotonic() >= deadline:

@@ -17,6 +17,7 @@ from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilte
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
 from spool.core.model import SECOND_NS, Machine
+from spool.core.names import LOCAL_EXECUTORS
 from spool.core.simulation import Steps
 from spool.core.units import LARGEST
 from spool.formats.run_records import GrantRecord
@@ -58,6 +59,11 @@ class TimelineRun:
     gpus: tuple[str, ...]  # UUIDs
     memory_bytes: int | None  # what it was given
     peak_memory_bytes: int | None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Return the engine of another machine that had it; None: it was on this one."""
+        return None if self.executor in (None, *LOCAL_EXECUTORS) else self.executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ class Timeline:
     gpus: int
     memory_bytes: int
     runs: int
+    elsewhere: dict[str, int]  # of these, how many each engine of another machine had: they are in no row and no curve
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
@@ -192,6 +199,7 @@ def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[T
 def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
     gpus = seen.gpus | {gpu.uuid: gpu.index for gpu in machine.gpus}
+    here = [run for run in runs if run.elsewhere is None]
     by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
     waits: dict[int, list[int]] = {}
     for run in runs:
@@ -203,18 +211,19 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, 
         step_ns=axis.step_ns,
         at_ns=seen.now_ns,
         by=by,
-        groups=_groups(runs, by, axis),
+        groups=_groups(here, by, axis),
         cpus=machine.cpus,
         gpus=len(gpus),
         memory_bytes=machine.memory_bytes,
         runs=len(runs),
+        elsewhere=dict(Counter(run.elsewhere for run in runs if run.elsewhere is not None)),
         going_on=sum(run.ended_at_ns is None for run in runs),
-        cpu_rows=_cpu_rows(runs, axis, machine.cpus, frame.cpu_rows),
-        gpu_rows=_gpu_rows(runs, axis, gpus),
-        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in runs),
-        gpus_used=axis.usage((*each, 1) for each in _gpu_use(runs, axis)),
-        memory_asked=axis.usage((*axis.cut(run), run.memory_bytes or 0) for run in runs),
-        memory_used=axis.usage((*axis.cut(run), run.peak_memory_bytes or 0) for run in runs),
+        cpu_rows=_cpu_rows(here, axis, machine.cpus, frame.cpu_rows),
+        gpu_rows=_gpu_rows(here, axis, gpus),
+        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in here),
+        gpus_used=axis.usage((*each, 1) for each in _gpu_use(here, axis)),
+        memory_asked=axis.usage((*axis.cut(run), run.memory_bytes or 0) for run in here),
+        memory_used=axis.usage((*axis.cut(run), run.peak_memory_bytes or 0) for run in here),
         waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
         all_waits=_summary([wait for listed in waits.values() for wait in listed]),
     )
@@ -240,9 +249,10 @@ class _Seen:
             if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
                 seen.add(mark)
                 self._ended.add(mark[:2])
-                if run.gpus:
+                found = _of_history(run, run.started_at_ns, clock.of(run))
+                if run.gpus and found.elsewhere is None:
                     self._note(run.gpus, run.gpu_indices)
-                yield _of_history(run, run.started_at_ns, clock.of(run))
+                yield found
 
     def has_ended(self, job: str, run: int | None) -> bool:
         """Whether that run was among those that have ended."""

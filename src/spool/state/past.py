@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 from spool.core.errors import InvalidRecord
-from spool.core.model import Grant, Policy, Result
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.model import Policy, Result
 from spool.core.priority import Past
 from spool.formats.history import parse_history_line
 from spool.state.run import ActiveRun
@@ -47,12 +45,6 @@ class Remembered:
             self._table.past.learn(live.user, live.result)
 
 
-def _grant(result: Result) -> Grant:
-    if result.executor is None or result.executor in LOCAL_EXECUTORS:
-        return result.grant
-    return replace(result.grant, gpus_elsewhere=result.request.gpus)
-
-
 def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
     """Return what the newest runs in the history teach."""
     past = Past(policy)
@@ -68,7 +60,7 @@ def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
     for result in reversed(known):
         user = result.user or ""
         if result.started_at_ns is not None and result.ended_at_ns is not None:
-            grant = _grant(result)
+            grant = result.grant
             past.begin(user, result.project, grant, result.started_at_ns)
             past.end(user, result.project, grant, max(result.ended_at_ns, result.started_at_ns))
         past.learn(user, result)

@@ -13,7 +13,6 @@ from spool.core.model import (
     NOT_SUSPENDED,
     Grant,
     Jid,
-    JobDefaults,
     Result,
     Running,
     Spec,
@@ -22,8 +21,9 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
+from spool.formats.config import Config
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
 from spool.machine.host import this_user
@@ -58,6 +58,7 @@ class ActiveRun:
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     ended_at_ns: int | None = None  # when its end was seen
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
+    claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
     exit_code: int | None = None  # as the wrapper wrote it down
     failure: str | None = None  # why it could not be started
     refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
@@ -71,6 +72,7 @@ class ActiveRun:
     leftovers: bool = False  # the wrapper is gone, processes of the run may not be
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
+    met_alive: bool = False  # by this one, so that no other has written down its end
     processes_gone: bool = False  # verified: nothing outlived the wrapper
     gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
     final: bool = False  # its job has ended with it
@@ -78,7 +80,7 @@ class ActiveRun:
     told: str = ""  # what kept it waiting there when that was last heard
     held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
-    kept: str = ""  # why it was not cancelled
+    kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
     key: tuple[str, int] = field(init=False)  # what names this run
@@ -123,12 +125,19 @@ class ActiveRun:
     def gives_up_boot_ns(self) -> int | None:
         """Return when it has waited there for too long, on the clock since boot; None: never, or it has begun.
 
-        What an earlier dispatcher has let it wait in the queue is not known.
+        The time that it waited in the queue counts, too.
         """
         allowed_ns = self.spec.scheduling_timeout_ns
         if allowed_ns is None or self.submitted is None:
             return None
         return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
+
+    def waits_on(self, now_ns: int) -> QueueTime:
+        """Return the place in the queue of its job, which waits again since this run has never begun."""
+        waited_ns = self.wait.waited_ns_before
+        if self.elsewhere is not None:  # it has waited all along, for its engine in the end
+            waited_ns = self.wait.waited_ns(self.started_at_ns) + max(0, now_ns - self.started_at_ns)
+        return QueueTime(self.wait.arrived_at_ns, waited_ns, None)
 
     @property
     def ran_from_ns(self) -> int | None:
@@ -152,7 +161,8 @@ class ActiveRun:
         stop, recorded, handle = self.stop, self.stop_recorded, self.handle
         for each in fields(ActiveRun):
             setattr(self, each.name, getattr(read, each.name))
-        if handle is not None:  # which knows what was done about it
+        elsewhere = read.handle is not None and handle is not None and handle.engine is not read.handle.engine
+        if handle is not None and not elsewhere:  # it knows what was done about it
             self.handle = handle
             if read.jid is not None:
                 handle.identified(read.jid)
@@ -179,7 +189,12 @@ class ActiveRun:
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Learn that its job file lies in `running/`."""
-        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
+        self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
+
+    def is_claim_told(self) -> bool:
+        """Take note that an event has told of a file in `running/`; return whether that is the one of its claim."""
+        before, self.claim_told = self.claim_told, True
+        return not before
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
         """Whether the job file in `running/` that looks like this may say something new since it was last seen."""
@@ -255,6 +270,11 @@ class ActiveRun:
         """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
         self.suspension, self.suspended_by = suspension, by
 
+    def cannot_be_suspended(self) -> None:
+        """Learn that somebody wants it suspended, and its engine lets nobody do that."""
+        where = engine_title(self.executor)
+        self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
+
     # Transitions: what the supervisor learns.
 
     def used_memory(self, memory_bytes: int) -> None:
@@ -264,6 +284,10 @@ class ActiveRun:
     def gpus_watched(self, watch: GpuWatch) -> None:
         """Learn what it has done with its GPUs so far."""
         self.gpu_watch = watch
+
+    def seen_alive(self) -> None:
+        """Learn that its wrapper lives."""
+        self.met_alive = True
 
     def outlived(self) -> bool:
         """Learn that processes of it have outlived its wrapper; return whether that is news."""
@@ -296,13 +320,15 @@ class ActiveRun:
 
     def taken_back_by_engine(self, refusal: str | None) -> None:
         """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
-        self.held_because = refusal or ""
+        if refusal:
+            self.held_because = f"{refusal}; `spool edit {self.name}`, then `spool release {self.name}`"
         self.resolved(Proof(Verdict.VOID))
 
     def not_begun_elsewhere(self, failure: str) -> None:
         """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
         if failure and self.refused.times + 1 >= _MOST_FAILURES:
-            self.held_because = failure
+            again = f"`spool release {self.name}` tries again"
+            self.held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
         self.refused_by_machine(failure or None)
 
     @property
@@ -344,7 +370,7 @@ class ActiveRun:
             spec=spec,
             grant=grant,
             user=record.user or this_user(),
-            wait=QueueTime(record.submitted_at_ns or granted_at_ns),
+            wait=QueueTime(record.submitted_at_ns or granted_at_ns, record.waited_ns),
             attempts=Attempts(record.attempt, record.requeues),
             inode=inode,
             started_at_ns=granted_at_ns,
@@ -353,6 +379,7 @@ class ActiveRun:
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
+            claim_told=True,
         )
 
     @classmethod
@@ -362,7 +389,7 @@ class ActiveRun:
         name: str,
         known: Mapping[tuple[str, int], Started],
         stopping: Mapping[tuple[str, int], Stop],
-        defaults: JobDefaults,
+        config: Config,
     ) -> ActiveRun | None:
         """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
         run = max((run for job, run in known if job == name), default=None)
@@ -370,13 +397,13 @@ class ActiveRun:
             return None
         started, spec = known[name, run], None
         with suppress(OSError):
-            spec = spool.job_spec(RUNNING, name, defaults)
+            spec = spool.job_spec(RUNNING, name, config.defaults)
         spec = spec or Spec(command="true")
         record = GrantRecord(
             name,
             run,
             grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
-            executor=spec.executor or "process",
+            executor=spec.executor or config.executor,
             boot_id=started.boot_id,
             submitted_at_ns=started.arrived_at_ns,
         )
@@ -390,6 +417,15 @@ class ActiveRun:
         )
         live.unread = True
         return live
+
+
+def presumed_executor(spool: Spool, name: str, run: int, spec: Spec, default: str) -> str:
+    """Return which executor is assumed to have started a run when no record of its grant is left. Raises OSError."""
+    jid = spool.jid(name, run)
+    if isinstance(jid, Jid):
+        return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
+    known = spool.engine(name, run)
+    return known[0] if known is not None else spec.executor or default
 
 
 def presumed_grant(spec: Spec) -> Grant:

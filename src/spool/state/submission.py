@@ -30,6 +30,7 @@ class JobFileVersion:
     spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
     unread: bool = False  # it could not be read, so a look opens it again
+    text: bytes | None = None  # what was parsed, where it is kept because several jobs have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from functools import cache
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN_TRIES = 2
 
 
 _REMEDIES = {
@@ -430,17 +431,32 @@ def status_of(path: str) -> os.stat_result | None:
         return None
 
 
+def open_if_there(path: str, opener: Callable[[str], int]) -> int | None:
+    """Return what *opener* makes of *path*, None if nothing has that name.
+
+    What somebody else makes after it was found missing is opened, too. Raises FileNotFoundError for a link that leads
+    nowhere, and OSError for what is there and cannot be opened.
+    """
+    for _ in range(_OPEN_TRIES):
+        try:
+            return opener(path)
+        except FileNotFoundError:
+            status = status_of(path)
+            if status is None:
+                return None
+            if stat.S_ISLNK(status.st_mode):
+                raise
+    raise OSError(errno.ESTALE, "it exists but cannot be opened", path)
+
+
 def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
     """Return the content of a file, None if it is not there. Never blocks.
 
     Raises OSError for what cannot be read, and for what is no regular file. A link is followed.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if status_of(path) is None:
-            return None
-        raise  # a link that leads nowhere
+    fd = open_if_there(path, lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd is None:
+        return None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EEXIST, "it is not a regular file")

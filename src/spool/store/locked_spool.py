@@ -128,20 +128,22 @@ class LockedSpool(Spool):
         """Step 2: move the job file to `running/`. This commits the start.
 
         False if the file is no longer the one that was parsed, or a file of that name lies in `running/`; then
-        nothing has changed.
+        nothing has changed. A file that is deleted from `running/` in that moment is claimed: that cancels the run.
         """
         queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
         try:
             self.disk.move(queued, running)
-            status = os.lstat(running)
         except FileExistsError:
             _present(running)
             return False
-        except FileNotFoundError:  # also if somebody has taken it out again at once
+        except FileNotFoundError:
             return _absent(queued)
+        status = status_of(running)
+        if status is None:
+            return not self.holds(inode, name, layout.QUEUED, layout.HELD, layout.DONE, mtime_ns=mtime_ns)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
         # Of two names one is about to go away, and nobody can tell which.
-        if changed or is_name_of(status, self.layout.job_file(layout.HELD, name)):
+        if changed or (status.st_nlink > 1 and is_name_of(status, self.layout.job_file(layout.HELD, name))):
             # It waits on; in held/ if in this very moment another one was put in its place.
             for place in (layout.QUEUED, layout.HELD):
                 with contextlib.suppress(FileExistsError, FileNotFoundError):
@@ -240,6 +242,13 @@ class LockedSpool(Spool):
         status = status_of(file)
         if status is None or not stat.S_ISREG(status.st_mode):
             return False
+        try:
+            if self.disk.rename_new(file, done):
+                return True
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            return _absent(file)
         try:
             self.disk.rename(file, done)
         except FileNotFoundError:

@@ -14,7 +14,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Liveness, Proof, handed_to, prove
+from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -30,18 +30,20 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
-from spool.store.disk import SpoolTrouble, of_the_spool, read_file, remedy_for, status_of
+from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
 from spool.store.lock import Service, service
 
 T = TypeVar("T")
 
 _MAX_RECORD = 4 << 20
 _MAX_REASON = 4096
+_SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _MOST_TOLD = 20
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
+_CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
 
 
 class Spool:
@@ -148,7 +150,10 @@ class Spool:
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
-        return read_record(self.layout.record(name, run, record))
+        path = self.layout.record(name, run, record)
+        if record in _SELDOM and status_of(path) is None:  # one look, where a missing file takes two
+            return None
+        return read_record(path)
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
@@ -275,11 +280,18 @@ class Spool:
             jid = None
         return Liveness.ABSENT if jid is None else jid
 
-    def spoke_at_ns(self, name: str, run: int) -> int | None:
-        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
-        status = status_of(self.layout.record(name, run, layout.JID))
-        spoke = status is not None and status.st_size > len(run_records.VOID_JID)
-        return status.st_mtime_ns if status is not None and spoke else None
+    def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
+        """Return when the wrapper of a run said who it is; None if it has not.
+
+        The file system says that by its own clock. If that is another than ours, what counts is how long it was after
+        the grant at *granted_at_ns*.
+        """
+        spoke = status_of(self.layout.record(name, run, layout.JID))
+        if spoke is None or spoke.st_size <= len(run_records.VOID_JID):
+            return None
+        granted = status_of(self.layout.record(name, run, layout.GRANT)) if granted_at_ns is not None else None
+        ahead_ns = granted.st_mtime_ns - (granted_at_ns or 0) if granted is not None else 0
+        return spoke.st_mtime_ns - (ahead_ns if abs(ahead_ns) > _CLOCKS_AGREE_NS else 0)
 
     def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
         """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
@@ -289,13 +301,11 @@ class Spool:
         """Return when a run began: it was started here, or its wrapper has spoken elsewhere; None if it has not."""
         if record.executor in LOCAL_EXECUTORS:
             return record.granted_at_ns
-        return self.spoke_at_ns(record.job, record.run)
+        return self.spoke_at_ns(record.job, record.run, record.granted_at_ns)
 
-    def submitted(self, record: GrantRecord | None) -> str | None:
-        """Return that a run waits where it was handed to; None if it has begun, or was started here."""
-        if record is None or record.executor in LOCAL_EXECUTORS or self.ran_from_ns(record) is not None:
-            return None
-        return handed_to(record.executor)
+    def is_submitted(self, record: GrantRecord | None) -> bool:
+        """Whether a run waits where it was handed to: it was not started here, and has not begun."""
+        return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
         """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
@@ -509,21 +519,23 @@ def _spec(text: bytes | None, name: str, defaults: JobDefaults) -> Spec | None:
         return None
 
 
+def _open_record(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
 
     Never blocks, follows no link. Raises OSError if it is there and cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        if status_of(path) is None:
-            return None
-        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
+        fd = open_if_there(path, _open_record)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return b""
         raise
+    if fd is None:
+        return None
     try:
         data = os.read(fd, 65536)
         if len(data) == 65536:

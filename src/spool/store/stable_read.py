@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from spool.core import layout
-from spool.store.disk import status_of
+from spool.store.disk import open_if_there, status_of
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
@@ -54,19 +54,17 @@ def read_stable(path: str) -> FileText | ReadFailure:
     Raises OSError where that cannot be told now (the disk, the network file system): what was seen before still counts.
     """
     try:
-        fd = _open(path)
-    except FileNotFoundError:
-        if status_of(path) is None:
-            return ReadFailure.GONE
-        if os.path.islink(path):  # that leads nowhere
-            return ReadFailure.NOT_OURS
-        raise OSError(errno.ESTALE, "it exists but cannot be opened", path) from None
+        fd = open_if_there(path, _open)
+    except FileNotFoundError:  # a link that leads nowhere
+        return ReadFailure.NOT_OURS
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
             return ReadFailure.UNREADABLE
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return ReadFailure.NOT_OURS
         raise
+    if fd is None:
+        return ReadFailure.GONE
     try:
         begun = time.monotonic_ns()
         keeps_out = _keep_writers_out(fd)  # first: what is seen after it stays as it is

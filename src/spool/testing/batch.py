@@ -21,8 +21,7 @@ from spool.machine.commands import Command, CommandEnd, CommandRunner
 DIRECTORY = "SPOOL_BATCH"
 
 _BATCH = r"""
-cd "$SPOOL_BATCH" || exit 9
-[ ! -e away ] || exit 9
+cd "$SPOOL_BATCH" && [ ! -e away ] || exit 9
 what=$1
 shift
 case $what in

@@ -1,0 +1,85 @@
+"""A Slurm whose commands answer at once, and whose jobs outlive every dispatcher. They wait, and never begin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from spool.core.model import SECOND_NS
+from spool.executors import Home
+from spool.executors.engine import ClusterEngine, ClusterExecutor
+from spool.executors.local import LocalProcesses
+from spool.executors.slurm import SlurmLanguage
+from spool.formats.config import Config
+from spool.machine.commands import Command, CommandEnd, CommandRunner
+
+
+@dataclass
+class Job:
+    """One job of it."""
+
+    comment: str
+    state: str = "PENDING"
+    forgotten: bool = False
+
+
+class _Language(SlurmLanguage):
+    def missing(self) -> str | None:
+        return None
+
+
+class FakeSlurm(ClusterExecutor):
+    """Speaks Slurm's language to itself. Its clock goes on by three seconds at every look."""
+
+    jobs: ClassVar[list[Job]] = []
+
+    def __init__(
+        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
+    ) -> None:
+        super().__init__(_Language(config), home, CommandRunner())
+        self._now_ns = 1000 * SECOND_NS
+        self._orders: list[Command] = []
+        self._given = 0
+        commands: Any = self
+        self.engine = ClusterEngine(_Language(config), home, commands, lambda: self._now_ns)
+
+    # What its engine takes for the helper that runs commands.
+
+    def order(self, command: Command) -> int:
+        """Take a command in."""
+        self._orders.append(command)
+        return self._given + len(self._orders)
+
+    def work(self) -> list[tuple[int, CommandEnd]]:
+        """Answer all commands."""
+        self._now_ns += 3 * SECOND_NS
+        orders, self._orders = self._orders, []
+        ended = [(self._given + at, self._answer(command.arguments)) for at, command in enumerate(orders, 1)]
+        self._given += len(orders)
+        return ended
+
+    def due_ns(self) -> None:
+        """Have nothing to do by itself."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that nobody waits for."""
+        return 0
+
+    def close(self) -> None:
+        """Let go of nothing."""
+
+    def _answer(self, words: tuple[str, ...]) -> CommandEnd:
+        match os.path.basename(words[0]):
+            case "sbatch":
+                (comment,) = (word.partition("=")[2] for word in words if word.startswith("--comment="))
+                self.jobs.append(Job(comment))
+                return CommandEnd(0, f"{len(self.jobs)}\n", "")
+            case "squeue":
+                known = [(at, job) for at, job in enumerate(self.jobs, 1) if not job.forgotten]
+                lines = (f"{at}\t{job.state}\tNone\t\t{job.comment}\n" for at, job in known)
+                return CommandEnd(0, "".join(lines), "")
+            case "scontrol":
+                return CommandEnd(0, "ClusterName = lab\n", "")
+        raise AssertionError(f"nobody expects {words}")

@@ -1,0 +1,176 @@
+"""The dispatcher's own moves raise file events: they cost no look, and hide nothing that a user does."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.world import Session, ends_of, world_at
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import StopKind
+from spool.dispatcher import filemoves
+from spool.dispatcher.inotify import DirectoryWatcher
+from spool.state.run import ActiveRun
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher that looks where events tell it to, and nowhere else."""
+    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        made = Session(world)
+        made.looks_at_everything = False
+        made.settle()
+        assert made.now is not None
+        watcher, users = made.now.watcher, made.users
+        places = {place: users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
+        DirectoryWatcher.start(watcher, places, modes_of=(QUEUED, HELD))
+        assert watcher.problem is None
+        made.after_turn = lambda: hear(made)
+        yield made
+        made.end()
+
+
+def hear(session: Session) -> None:
+    """Have the dispatcher read what events there are."""
+    assert session.now is not None
+    while select.select([session.now.watcher.fileno()], [], [], 0)[0]:
+        session.now.watcher.read()
+
+
+def running(session: Session, name: str, *lines: str) -> ActiveRun:
+    """Start a job; no event of its claim was read yet."""
+    session.after_turn = lambda: None
+    session.users.submit(name, "hang until 2", *lines)
+    hear(session)
+    session.turns(1)
+    session.after_turn = lambda: hear(session)
+    assert session.now is not None
+    return session.now.state.live[name, 1]
+
+
+def test_the_moves_of_a_run_cost_no_look(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its claim nobody looks at a job's file but who moves it on, and nobody at where it was."""
+    looks: list[str] = []
+    lstat = os.lstat
+
+    def look(path: str, **more: int) -> os.stat_result:
+        looks.append(os.path.relpath(path, session.users.root))
+        return lstat(path, **more)
+
+    session.users.submit("x", "ok")
+    session.after_turn = lambda: None
+    hear(session)
+    session.turns(1)
+    assert session.users.path(RUNNING, "x").exists()
+    monkeypatch.setattr(os, "lstat", look)
+    session.after_turn = lambda: hear(session)
+    session.settle()
+    assert ends_of(session.world).places["x"] == (DONE,)
+    assert [path for path in looks if path == "queued/x.toml"] == []
+    assert len([path for path in looks if path == "running/x.toml"]) <= 2  # to file it
+
+
+def _replace(session: Session, name: str) -> None:
+    session.users.submit(name, "hang until 2", "priority = 77", place=RUNNING)
+
+
+def _write(session: Session, name: str) -> None:
+    session.users.path(RUNNING, name).write_text('command = "hang until 2"\npriority = 77\n')
+
+
+@pytest.mark.parametrize("change", [_replace, _write])
+def test_an_edit_right_after_the_claim_is_seen(session: Session, change: Callable[[Session, str], None]) -> None:
+    """Whether an editor writes the file or puts another in its place, before or after the claim's event was read."""
+    early, late = running(session, "early"), running(session, "late")
+    change(session, "early")
+    session.turns(3)
+    assert early.spec.priority == 77
+    change(session, "late")
+    session.turns(3)
+    assert late.spec.priority == 77
+
+
+@pytest.mark.parametrize(("to", "kind"), [(None, StopKind.CANCEL), (HELD, StopKind.HOLD), (QUEUED, StopKind.REQUEUE)])
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_file_that_leaves_right_after_the_claim_stops_its_run(
+    session: Session, to: str | None, kind: StopKind, heard: bool
+) -> None:
+    """It was deleted, or moved, before or after the event of the claim was read."""
+    live = running(session, "x")
+    if heard:
+        session.turns(2)
+    path = session.users.path(RUNNING, "x")
+    if to is None:
+        path.unlink()
+    else:
+        os.rename(path, session.users.path(to, "x"))
+    session.turns(3)
+    assert live.stop_kind is kind
+
+
+def test_another_submission_that_comes_while_a_run_ends_waits_for_nothing(session: Session) -> None:
+    """`queued/x.toml` appears in the pass in which the run of x is filed: its event is enough to start it."""
+    session.users.submit("x", "ok")
+    session.turns(2)
+
+    def again() -> None:
+        if session.users.path(DONE, "x").exists():
+            session.users.submit("x", "ok")
+            session.after_turn = lambda: hear(session)
+        hear(session)
+
+    session.after_turn = again
+    session.settle()
+    ends = ends_of(session.world)
+    assert (ends.places["x"], ends.starts["x"]) == ((DONE,), 2)
+
+
+def test_a_job_starts_when_what_is_in_its_way_goes(session: Session) -> None:
+    """A file that somebody put into running/ keeps the job of its name waiting, and no longer than it is there.
+
+    The claim finds it; what tries again looks first, and gives away no more numbers.
+    """
+    assert session.now is not None
+    way = session.users.path(RUNNING, "x")
+    way.mkdir()
+    session.users.submit("x", "ok")
+    hear(session)
+    session.turns(3)
+    assert session.users.path(QUEUED, "x").exists()
+    assert "running/" in (session.now.state.queue["x"].executor_problem or "")
+    for _ in range(5):
+        session.now.observer.rescan_soon()
+        session.turns(1)
+    assert os.listdir(session.world.root / "jobs/x") == ["1"]
+    way.rmdir()
+    hear(session)
+    session.settle()
+    assert ends_of(session.world).places["x"] == (DONE,)
+
+
+def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> None:
+    """Of jobs with the same text each has its copy; one that was written anew before its start has the new text."""
+    lines = [f'env = {{ N = "{number}" }}' for number in (1, 1, 1, 2)]
+    session.users.submit("way", "hang until 2", "cpus = 2")
+    session.settle()
+    for name, line in zip("abcd", lines, strict=True):
+        session.users.submit(name, "ok", line)
+    session.turns(2)
+    assert session.now is not None
+    assert [file.text is None for name in "abcd" if (file := session.now.state.jobs[name].queued)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    session.users.submit("c", "ok", 'env = { N = "3" }')
+    session.world.kill("way")
+    session.settle()
+    copies = {name: (session.world.root / f"jobs/{name}/1/job.toml").read_bytes() for name in "abcd"}
+    assert copies == {name: session.users.path(DONE, name).read_bytes() for name in "abcd"}
+    assert b'"3"' in copies["c"]

@@ -1,0 +1,126 @@
+"""What the dispatcher asks of the system for one job of many: each call on a file of the spool has its reason.
+
+A look that is added shows up here; one that is no longer made leaves its row behind, which is noticed too. Counted is
+the main thread of a dispatcher that drains jobs which wait, on two processors, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from served import Served
+from support import wait_for
+
+JOBS = 200
+SLACK = 0.15  # of a call a job: what comes once in a while, such as the writing of state.json
+
+# How often, at most and at least, and why. J is a job, START and NEW are names in the staging directory. A start may
+# have been made ready while there was nothing else to do: then some of its files were written earlier.
+EXPECTED = {
+    # A start.
+    "mkdir jobs/J": (1, 1, "tells a name that is new from one that had runs"),
+    "newfstatat jobs/.last-runs.json": (2, 1, "`spool gc` may have removed runs of a new name: their numbers are gone"),
+    "openat jobs/J": (1, 0, "the runs of the job that was foreseen"),
+    "mkdir .tmp/START": (1, 1, "a metadir appears whole"),
+    "openat .tmp/START": (1, 0, "what was made ready is still there"),
+    "getdents64 .tmp/START": (2, 0, "the same"),
+    "newfstatat .tmp/START": (1, 0, "the same: Python asks for the size of the blocks"),
+    "close .tmp/START": (1, 0, "the same"),
+    **{
+        f"{call} .tmp/START/{record}": (1, 1, "a record of the run")
+        for call in ("openat", "write", "close")
+        for record in ("grant.toml", "job.toml", "run.sh")
+    },
+    "rename .tmp/START": (1, 1, "the metadir is published"),
+    "renameat2 queued/J.toml": (1, 1, "the claim"),
+    "newfstatat running/J.toml": (2, 2, "what was claimed is what was parsed; what is filed is a file"),
+    "write .journal": (2, 0.5, "the start, before its launch; the end; each for all runs of a pass"),
+    # An end.
+    "openat jobs/J/1/rc": (1, 1, "the exit code"),
+    "read jobs/J/1/rc": (1, 1, "the exit code"),
+    "close jobs/J/1/rc": (1, 1, "the exit code"),
+    "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
+    "openat .tmp/NEW": (1, 1, "the result appears whole"),
+    "write .tmp/NEW": (1, 1, "the result appears whole"),
+    "close .tmp/NEW": (1, 1, "the result appears whole"),
+    "rename .tmp/NEW": (1, 1, "the result appears whole"),
+    "write history.jsonl": (1, 0.3, "a line for each run of a pass"),
+    "renameat2 running/J.toml": (1, 1, "the file is filed"),
+    # At times.
+    "newfstatat .lock": (1, 0, "somebody may have taken the spool away: every 50 ms"),
+}
+OTHERS = 35.0  # on no file of the spool: spawning, waiting, events, signals, and locks between threads
+
+
+def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
+    """A drained job costs the calls of the table on files of its spool, and few others."""
+    found, others = _drain(served)
+    unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
+    assert unexpected == {}
+    missing = [call for call, (_, least, _) in EXPECTED.items() if found[call] < least - SLACK]
+    assert missing == []
+    assert sum(others.values()) <= OTHERS, others
+
+
+def _drain(served: Served) -> tuple[Counter[str], Counter[str]]:
+    """Drain jobs under strace; return the calls for each on files of the spool, and all others."""
+    trace = served.root.parent / "strace"
+    (served.root / "config.toml").write_text('cpus = 2\nlook_every = "1h"\n')
+    (served.root / "paused").touch()
+    for number in range(JOBS):
+        served.drop(f"job{number}", ["true"])
+    served.start()
+    assert served.process is not None
+    time.sleep(1.5)  # the second look at everything is over, and the next is an hour away
+    with _traced(served.process.pid, trace):
+        (served.root / "paused").unlink()
+        wait_for(lambda: len(list((served.root / "done").iterdir())) == JOBS, 120, what="all jobs")
+    return _counted(trace.read_text(errors="replace"), served.root)
+
+
+@contextmanager
+def _traced(pid: int, trace: Path) -> Iterator[None]:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    words = ["strace", "-y", "-s", "0", "-o", str(trace), "-p", str(pid)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as strace:
+        try:
+            assert strace.stderr is not None
+            said = strace.stderr.readline()
+            if "attached" not in said:
+                pytest.skip(f"nobody may be traced here: {said.strip()}")
+            yield
+        finally:
+            strace.terminate()
+
+
+def _counted(trace: str, root: Path) -> tuple[Counter[str], Counter[str]]:
+    spool, others = Counter[str](), Counter[str]()
+    for line in trace.splitlines():
+        match = re.match(r"(\w+)\((.*)", line)
+        if match is None:
+            continue  # a signal
+        path = re.search(rf'["<]{re.escape(str(root))}/([^">]+)[">]', match[2])
+        if path is None:
+            others[match[1]] += 1
+            continue
+        name = re.sub(r"\bjob\d+\b", "J", path[1])
+        name = re.sub(r"^\.tmp/\d+\.run\.\d+", ".tmp/START", name)
+        name = re.sub(r"^\.tmp/\d+\.\d+$", ".tmp/NEW", name)
+        spool[f"{match[1]} {name}"] += 1
+    return _shares(spool), _shares(others)
+
+
+def _shares(counts: Counter[str]) -> Counter[str]:
+    shares: Counter[str] = Counter()
+    shares.update({call: round(count / JOBS, 2) for call, count in counts.items()})  # type: ignore[dict-item]
+    return shares
