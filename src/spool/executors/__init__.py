@@ -40,7 +40,7 @@ def by_name(
         remedy = f"use one of {', '.join(NAMES)}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
-    of_its_own = () if name in LOCAL_EXECUTORS else (config, home)
+    of_its_own = (config,) if name in LOCAL_EXECUTORS else (config, home)
     made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
     return made
 

@@ -110,6 +110,7 @@ class Surroundings:
     inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
     env_program: str = "env"
     reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
+    become: str = ""  # the program of ours that is used instead of env as long as it is there; it needs a boot_id
     terminal: bool = False  # stdin is a terminal of the run's own
     open_files: int | None = None  # how many the run may have open; None: as many as the wrapper
     engine: EngineSurroundings | None = None  # of a run on a cluster
@@ -217,6 +218,7 @@ def _hole(a: Assignments) -> str:
         "cgroup": a.cgroup or "",
         "env": around.env_program,
         "reset": around.reset or "",
+        "become": around.become,
         "terminal": "yes" if around.terminal else "",
         "files": "" if around.open_files is None else str(around.open_files),
     }
