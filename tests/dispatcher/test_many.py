@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from crash.world import Session, world_at
+from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
-from spool.core.model import Grant, Spec, Stop, StopKind
+from spool.core.model import Grant, Result, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, supervisor, timers
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.status import StatusWriter
@@ -27,6 +27,7 @@ from spool.machine.processes import Process
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
 from spool.state.table import SchedulerState
+from spool.store.spool import Spool
 
 OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 
@@ -238,3 +239,111 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
         watched.check(50)
         waits.append(round((watched.timers.due_in_ns() or 0) / 1e9))
     assert waits == [1, 5]
+
+
+# What wrappers leave behind.
+
+
+class Walks(LocalProcesses):
+    """Counts the walks over all processes, and says of each run what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.walks = 0
+        self.there: set[LocalRun] = set()
+
+    def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
+        """Walk."""
+        self.walks += 1
+        return {run: {OLD} if run in self.there else set() for run in runs}
+
+
+def test_one_walk_tells_what_a_thousand_adopted_runs_left_behind() -> None:
+    """Those that had ended before it are answered by it, each once; who ends later is looked for anew."""
+    engine = Walks()
+    runs = [engine.no_child(f"job{number}", 1, None) for number in range(1000)]
+    engine.there = {runs[7]}
+    for run in runs[:999]:
+        run.has_ended()
+    assert [run.key for run in runs[:999] if run.left_behind()] == [("job7", 1)]
+    assert engine.walks == 1
+    assert not runs[999].left_behind()
+    assert engine.walks == 2
+    engine.there = {runs[3]}
+    assert runs[3].left_behind()  # an answer is given once: what is seen is a moment that passes
+    assert engine.walks == 3
+
+
+def test_one_walk_tells_whose_the_orphans_of_many_children_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand children that end together, each leaving a process behind, the first that is asked for walks."""
+    engine = Walks()
+    engine._inherits = True
+    runs = [engine.child(f"job{number}", 1, 100 + number) for number in range(1000)]
+    monkeypatch.setattr(local.processes, "children_of_self", lambda: frozenset(range(5000, 6000)))
+    engine.there = set(runs)
+    for run in runs[:999]:
+        run.ended(0, 0, 0)
+    assert all(run.left_behind() for run in runs[:999])
+    assert engine.walks == 1
+    for run in runs[:999]:
+        run.close()
+    engine.there = set()
+    runs[999].ended(0, 0, 0)
+    assert not runs[999].left_behind()
+
+
+def test_the_supervisor_knows_all_ends_before_it_looks_at_the_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one walk serves adopted runs that end together, also those that ended while nobody was there."""
+    for name in ("one", "two", "three"):
+        session.users.submit(name, "hang")
+    session.settle()
+    now = session.now
+    assert now is not None
+    told: list[str] = []
+    monkeypatch.setattr(LocalRun, "has_ended", lambda run: told.append(run.key[0]))
+    monkeypatch.setattr(now.supervisor, "_look_at", lambda key: told.append("look"))
+    monkeypatch.setattr(now.wakeup, "ended_runs", lambda: set(now.state.live))
+    now.supervisor.collect()
+    assert len(told) == 2 * len(now.state.live) > 2
+    assert told[len(now.state.live) :] == ["look"] * len(now.state.live)
+
+
+def test_the_history_is_read_once_for_adopted_runs_that_end_together(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at all for those that this dispatcher has met alive: nobody else can have written down their end."""
+    session.world.cpus = 20
+    for number in range(12):
+        session.users.submit(f"job{number}", "hang")
+    session.settle()
+    reads: list[int | None] = []
+    accounts_since = Spool.accounts_since
+
+    def reading(spool: Spool, since_ns: int | None) -> Iterator[Result]:
+        reads.append(since_ns)
+        return accounts_since(spool, since_ns)
+
+    def reads_of(*numbers: int, down: bool = False) -> int:
+        if down:
+            session.end()  # it is killed
+        for number in numbers:
+            end_of(session, f"job{number}")
+        reads.clear()
+        session.settle()
+        return len(reads)
+
+    monkeypatch.setattr(Spool, "accounts_since", reading)
+    reads_of(0)
+    assert reads_of(1, down=True) == reads_of(2, 3, 4, 5, 6, down=True)
+    assert reads_of(7, 8, 9, 10, 11) == 0
+    assert sorted(result.job for result in history(session.world.root)) == sorted(
+        f"job{number}" for number in range(12)
+    )
+
+
+def end_of(session: Session, name: str) -> None:
+    """Let the command of a job end well."""
+    (pid,) = session.world.pids(name, 1)
+    session.world.exit(pid, 0)

@@ -7,7 +7,7 @@ and its resources are given to the next before anything is written: nothing wait
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spool.core import layout
@@ -58,11 +58,17 @@ class Finalizer:
         over = [live for live in ended if live.key in self._state.live]
         filed = [live for live in ended if live.key not in self._state.live]
         over = [live for live in over if not self._confinement.pauses(Thing.of_run(live.key), _FILE)]
-        lines: list[tuple[ActiveRun, bytes]] = []
-        ready = [live for live in over if self._try(live, lambda live: self._settle(live, lines, now_ns), partly=True)]
-        self._journal.account(b"".join(line for live, line in lines if live in ready))
-        for live, _ in lines:
-            live.is_accounted(accounted=live.accounted or live in ready)
+        accounts = self._accounts(over)
+        lines: dict[ActiveRun, bytes] = {}
+
+        def settle(live: ActiveRun) -> None:
+            self._settle(live, lines, accounts, now_ns)
+
+        ready = [live for live in over if self._try(live, settle, partly=True)]
+        told = [live for live in ready if live in lines]
+        self._journal.account(b"".join(lines[live] for live in told))
+        for live in told:
+            live.is_accounted(accounted=True)
         for live in ready:
             if live.result is not None:
                 self._tell(self._state.job(live.name), live.result, live.spec)
@@ -70,14 +76,30 @@ class Finalizer:
         filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, now_ns))]
         return filed
 
+    def _accounts(self, over: list[ActiveRun]) -> dict[tuple[str, int], Result]:
+        """Return what the history says of those that an earlier dispatcher may have written down, in one reading."""
+        asked = {live.key: live.started_at_ns for live in over if live.adopted and not live.met_alive}
+        found: dict[tuple[str, int], Result] = {}
+        for known in self._spool.accounts_since(min(asked.values())) if asked else ():  # newest first
+            key = known.job, known.run
+            if key in asked:
+                found.setdefault(key, known)
+        return found
+
     def _try(self, live: ActiveRun, step: Callable[[ActiveRun], None], *, partly: bool = False) -> bool:
         """Do one step of the paperwork of a run; return whether it is done. *partly*: more steps follow."""
         with self._confinement.of(Thing.of_run(live.key), _FILE, partly=partly) as piece:
             step(live)
         return not piece.failed
 
-    def _settle(self, live: ActiveRun, lines: list[tuple[ActiveRun, bytes]], now_ns: int) -> None:
-        """Write down how a run ended, and add its line of the history to *lines* if that is missing."""
+    def _settle(
+        self,
+        live: ActiveRun,
+        lines: dict[ActiveRun, bytes],
+        accounts: Mapping[tuple[str, int], Result],
+        now_ns: int,
+    ) -> None:
+        """Write down how a run ended, and add its line of the history to *lines* if *accounts* has none."""
         proof = live.proof
         assert proof is not None
         if proof.outcome is None or (live.result is not None and live.accounted):
@@ -86,16 +108,16 @@ class Finalizer:
         known = recorded or live.result
         if live.adopted and known is None:
             # A power cut may have emptied the result and spared the line of the history, which is synced.
-            known = self._spool.account_of(live.name, live.run, live.started_at_ns)
+            known = accounts.get(live.key)
             live.is_accounted(accounted=known is not None)
         elif recorded is not None and live.result is None:
-            live.is_accounted(accounted=self._spool.accounted(recorded))
+            live.is_accounted(accounted=live.key in accounts)
         result = known or self._result(self._state.job(live.name), live, proof.outcome, proof.reason, now_ns)
         if recorded is None and live.result is None:
             self._write(live, result)
         live.has_result(result)
         if not live.accounted:
-            lines.append((live, render_history(result)))
+            lines[live] = render_history(result)
 
     def _file_away(self, live: ActiveRun, now_ns: int) -> None:
         job = self._state.job(live.name)

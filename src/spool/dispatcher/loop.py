@@ -231,8 +231,8 @@ class Dispatcher:
         self._step(_OBSERVE, self._observe)
         self._serve(_TAKE_ANSWERS, self._take_answers)
         self._recover()
-        self._serve(_SUSPEND, self.suspender.work)
         ended = self._collect_ended()
+        self._serve(_SUSPEND, self.suspender.work)  # engines have said by now which runs they halt
         self.limits.check()
         self.stops.record_again()
         version = self.state.version

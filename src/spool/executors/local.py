@@ -6,7 +6,8 @@ it may have something in its way. Nothing of this needs another process, or a de
 that has neither left is the very one on which a run has to be ended.
 
 As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one
-short read to be sure that nothing is left, not a look at every process of the machine.
+short read to be sure that nothing is left, not a look at every process of the machine. Where such a look is needed, one
+serves all runs whose wrappers have ended by then.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LocalRun:
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
-        self.waits = self.ending = self.refusal = None  # no engine has a word of its own about it
+        self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
         self._group = group
         self._usage = Usage()
         self._told: set[Process] = set()  # these have had TERM
@@ -87,6 +88,10 @@ class LocalRun:
         if found is Liveness.GONE:
             raise ProcessLookupError
         return None
+
+    def has_ended(self) -> None:
+        """Know that the wrapper has ended."""
+        self.engine.wrapper_ended(self)
 
     def left_behind(self) -> bool:
         """Whether processes of the run outlived its wrapper."""
@@ -234,6 +239,8 @@ class LocalProcesses:
         self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
         self._inherited: frozenset[int] | None = None  # our children after the last that were reaped, once asked for
+        self._ended: set[LocalRun] = set()  # wrappers that have ended, and nobody has looked for what they left behind
+        self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
 
@@ -277,6 +284,8 @@ class LocalProcesses:
 
     def forget(self, run: LocalRun) -> None:
         """Let go of a run that is over."""
+        self._ended.discard(run)
+        self._left.pop(run, None)
         if run.pid is not None:
             self._children.pop(run.pid, None)
 
@@ -310,21 +319,42 @@ class LocalProcesses:
             self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
         return peak_kib > self._own_peak_kib
 
+    def wrapper_ended(self, run: LocalRun) -> None:
+        """Have the next look for what wrappers left behind serve *run*, too."""
+        self._ended.add(run)
+
     def left_behind(self, run: LocalRun) -> bool:
         """Whether processes of *run* outlived its wrapper."""
-        if self._inherited is None and self._inherits and run.is_child:
+        if run not in self._left:
+            orphans = self._unknown_orphans() if run.is_child else None
+            if orphans is not None and not orphans:
+                return False
+            self._look_back(run, orphans or set())
+        return self._left.pop(run)
+
+    def _unknown_orphans(self) -> set[int] | None:
+        """Return the inherited processes of which nobody knows whose they are; None if it is not known which they are.
+
+        An orphan of a run becomes a child of ours only if the wrapper was one.
+        """
+        if not self._inherits:
+            return None
+        if self._inherited is None:
             # Once for all that have ended together: what they left behind became ours before they could be reaped,
             # and goes only by being reaped.
             self._inherited = processes.children_of_self()
-        inherited = self._inherited if self._inherits and run.is_child else None
+        inherited = self._inherited
         if inherited is None:
-            return bool(self.processes_of([run])[run])
-        unknown = {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready
-        if not unknown:
-            return False
-        found = self.processes_of(self._children.values())
-        self._unrelated |= unknown - {process.pid for members in found.values() for process in members}
-        return bool(found.get(run))
+            return None
+        return {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready
+
+    def _look_back(self, run: LocalRun, orphans: set[int]) -> None:
+        """Look for what the wrappers of *run* and of all others that are known to have ended left behind."""
+        ended = {run, *self._ended, *(child for child in self._children.values() if child.exit_status is not None)}
+        self._ended.clear()
+        found = self.processes_of({*ended, *self._children.values()} if orphans else ended)
+        self._unrelated |= orphans - {process.pid for members in found.values() for process in members}
+        self._left |= {each: bool(found[each]) for each in ended}
 
     def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
         """Return the processes of each run: its session, its descendants and what carries its marks."""

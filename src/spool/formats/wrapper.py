@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -232,11 +232,11 @@ def _hole(a: Assignments) -> str:
         values["umask"] = f"{a.umask:04o}"
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}
-    lines = [f"spool_{name}={_quote(value)}" for name, value in values.items()]
+    lines = [f"spool_{name}={value}" for name, value in zip(values, _quoted(values.values()), strict=True)]
     if odd:
         lines.append("spool_odd=yes")
     lines.append("spool_environment() {")
-    lines += [f"export {key}={_quote(value)}" for key, value in exported.items()]
+    lines += [f"export {key}={value}" for key, value in zip(exported, _quoted(exported.values()), strict=True)]
     lines.append(" ".join(["spool_exec", *(_quote(f"{key}={value}") for key, value in odd.items()), '"$@"']))
     lines.append("}")
     lines.append(" ".join(["set --", *map(_quote, words)]))
@@ -246,14 +246,22 @@ def _hole(a: Assignments) -> str:
 def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     """Raise InvalidValue if no program of the run can be executed, for the size of its arguments and environment."""
     texts = (("command", words), *((name, (a.shell, "-c", getattr(a, name) or "")) for name in _TEXTS))
+    own_words = [f"{key}={value}" for key, value in a.environment.items()]
+    if _most_bytes_of(own_words) + sum(_most_bytes_of(words) for _, words in texts) <= _SLACK_BYTES:
+        return  # whichever is the longest
     name, longest = max(((name, _bytes_of(words)) for name, words in texts), key=lambda pair: pair[1])
-    own = _bytes_of(f"{key}={value}" for key, value in a.environment.items())
+    own = _bytes_of(own_words)
     if longest + own <= _SLACK_BYTES:
         return
     most = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES)
     if longest + own + _SLACK_BYTES > most:
         why = f"its arguments and environment take {longest + own} bytes, and the kernel takes {most} at most"
         raise InvalidValue(cannot("run", f"the {name}", why, remedy="put them into a file"))
+
+
+def _most_bytes_of(words: Sequence[str]) -> int:
+    """Return what the kernel counts for *words* if each character takes all the bytes that one can take."""
+    return 4 * sum(map(len, words)) + len(words) * (1 + _POINTER_BYTES)
 
 
 def _bytes_of(words: Iterable[str]) -> int:
@@ -270,6 +278,14 @@ def _exportable(key: str) -> bool:
 def _not_an_option(text: str) -> str:
     """Return *text* such that a shell's `-c` cannot take it for another option; a line break means nothing to it."""
     return "\n" + text if text.startswith(("-", "+")) else text
+
+
+def _quoted(values: Collection[str]) -> list[str]:
+    """Return each of *values* as one word of the shell."""
+    whole = "".join(values)
+    if len(whole) <= _LONGEST_BYTES // 4 and "'" not in whole and "\0" not in whole:
+        return [f"'{value}'" for value in values]  # as most are
+    return [_quote(value) for value in values]
 
 
 def _quote(value: str) -> str:

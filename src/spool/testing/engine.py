@@ -34,6 +34,7 @@ class FakeRun:
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
     waits: str | None = None
+    halted: str | None = None
     said: EngineEnd | None = None  # how the engine calls its end
     refusal: str | None = None
     is_child: bool = False
@@ -69,6 +70,9 @@ class FakeRun:
 
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
+
+    def has_ended(self) -> None:
+        """Do nothing: callers poll."""
 
     def left_behind(self) -> bool:
         """Leave nothing behind."""
