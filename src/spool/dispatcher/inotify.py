@@ -41,7 +41,7 @@ _OF_THE_LIBRARY = InotifyConstants.IN_IGNORED | InotifyConstants.IN_Q_OVERFLOW  
 _MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
 
 
-class Change(Enum):
+class NameChange(Enum):
     """What an event says of a name in a directory."""
 
     CAME = "there is something new under it"
@@ -54,7 +54,7 @@ class Hint(NamedTuple):
 
     place: str
     filename: str
-    change: Change = Change.OTHER
+    change: NameChange = NameChange.OTHER
 
 
 class _Inotify(InotifyFD):
@@ -166,7 +166,7 @@ class DirectoryWatcher:
         if place is None or mask & InotifyConstants.IN_DELETE_SELF:
             self._lost = True
         else:
-            change = Change.CAME if mask & _CAME else Change.GONE if mask & _GONE else Change.OTHER
+            change = NameChange.CAME if mask & _CAME else NameChange.GONE if mask & _GONE else NameChange.OTHER
             self._hints.append(Hint(place, os.fsdecode(event.name), change))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:

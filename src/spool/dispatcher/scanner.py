@@ -21,7 +21,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
-from spool.dispatcher.inotify import Change, Hint
+from spool.dispatcher.inotify import NameChange, Hint
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.submission import INVALID, JobFileVersion
@@ -123,7 +123,7 @@ class Scanner:
             return
         is_file = layout.job_of(filename) is not None
         if place in (QUEUED, HELD):
-            if is_file and change is Change.GONE and self._known(place, name) is None and not self._is_arrays(name):
+            if is_file and change is NameChange.GONE and self._known(place, name) is None and not self._is_arrays(name):
                 return
             self.examine(place, name, may_wait=True)
             job = self._state.jobs.get(name)
@@ -132,15 +132,15 @@ class Scanner:
         elif place == RUNNING:
             self._hint_running(name, change, is_file=is_file)
 
-    def _hint_running(self, name: str, change: Change, *, is_file: bool) -> None:
+    def _hint_running(self, name: str, change: NameChange, *, is_file: bool) -> None:
         """Take note of what an event in `running/` was about."""
         job = self._state.jobs.get(name)
         if job is not None and job.live is not None:
-            if not (is_file and change is Change.CAME and job.live.is_claim_told()):
+            if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)
-        elif is_file and change is not Change.GONE:
+        elif is_file and change is not NameChange.GONE:
             self._changes.strays.add(name)
         elif is_file and job is not None and job.blocked is not None:
             self._state.unblock(job)  # it may have been in the way
