@@ -21,7 +21,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
-from spool.dispatcher.inotify import NameChange, Hint
+from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.submission import INVALID, JobFileVersion
