@@ -570,6 +570,17 @@ def test_nothing_prints_outside_of_the_commands() -> None:
     assert not wrong
 
 
+def test_no_module_generates_methods_at_once() -> None:
+    """The modules take `dataclass`, `field` and `replace` from core/lazyclass.py, but for what has no slots."""
+    allowed = {
+        "core/lazyclass.py",
+        "testing/engine.py",
+        "executors/compiled.py",
+    }  # the last runs before it is installed
+    taken = re.compile(r"^ *from dataclasses import .*\b(?:dataclass|field|replace)\b", re.MULTILINE)
+    assert {module.path for module in modules() if taken.search(module.text)} <= allowed
+
+
 def test_the_commands_print_through_two_functions() -> None:
     """In cli/ only `say` and `tell`, which escape controls, print; the bytes of a log go out as they are."""
     wrong = [

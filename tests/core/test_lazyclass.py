@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -168,15 +167,6 @@ def test_a_value_with_other_fields_is_a_new_one() -> None:
         assert lazyclass.replace(point(made)(3, tags=["a"]), y=7).length == 10
     with pytest.raises(ValueError, match="length"):
         lazyclass.replace(point(lazyclass.dataclass)(3), length=7)
-
-
-def test_no_module_generates_methods_at_once() -> None:
-    """The modules of the program take `dataclass` and `field` from `core.lazyclass`, but for what has no slots or runs alone."""
-    source = ROOT / "src" / "spool"
-    taken = re.compile(r"^ *from dataclasses import .*\b(?:dataclass|field|replace)\b", re.MULTILINE)
-    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if taken.search(path.read_text())}
-    alone = "executors/compiled.py"  # runs before spool is installed
-    assert found == {"testing/engine.py", "core/lazyclass.py", alone}
 
 
 def test_a_class_tells_its_fields() -> None:

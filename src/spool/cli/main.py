@@ -49,16 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = code or _without_reader()
-    except OSError:
-        from spool.cli.telling import code_of
-
-        code = code_of(_flushed) or code
+    except OSError as error:
+        code = code or _told(error)  # what has failed has told of it
     _leave(code)
 
 
-def _flushed() -> int:
-    sys.stdout.flush()
-    return 0
+def _told(error: OSError) -> int:
+    """Say in a line what is wrong with the disk behind stdout, and return the exit code."""
+    from spool.cli.telling import code_of
+
+    def again() -> int:
+        raise error
+
+    _drop_output()
+    return code_of(again)
 
 
 def _leave(code: int) -> NoReturn:
@@ -108,12 +112,19 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:
         return _without_reader()
+    except OSError as error:  # of the plain way; the others have told of theirs
+        return _told(error)
     return code
 
 
 def _without_reader() -> int:
     """Return the exit code for when nobody reads our output any more, as in `spool ls | head`: no message."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)  # or the interpreter complains when it flushes at exit
-    os.close(null)
+    _drop_output()
     return 141  # what a shell reports for SIGPIPE
+
+
+def _drop_output() -> None:
+    """Let stdout lead nowhere, so that nobody complains who flushes it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

@@ -91,7 +91,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         values, words, _ = fastsubmit.read(arguments[1:], joboptions.FLAGS | OPTIONS)
     except fastsubmit.UnclearError:
         return None
-    if len(values.get("executor", ())) > 1:  # by several options, of which click has an order of its own
+    if len(values.get("executor", ())) > 1:  # by several options, which click takes in its own order
         return None
     order = _order(values, words, dashes=bool(words) and arguments[-len(words) - 1] == "--")
     place = os.path.abspath(root) if root else submitting.default_root()

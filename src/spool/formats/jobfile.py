@@ -73,8 +73,8 @@ _LONGEST_SHAPE = 2 * MAX_NAMES  # the entries of a longer file are counted
 def shape(data: bytes) -> bytes | None:
     """Return the job file *data* with another command in place of its own, such as the files of a sweep have in common.
 
-    Of the files with one shape all are valid or none is, and they say the same but for the command. None for a file of
-    which that cannot be said at a glance.
+    Either all files with one shape are valid or none is, and they say the same but for the command. None where that
+    cannot be told at a glance.
     """
     plain = _PLAIN_COMMAND.match(data) if len(data) <= _LONGEST_SHAPE else None
     if plain is None:
