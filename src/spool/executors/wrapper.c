@@ -600,14 +600,13 @@ static int set_environment(char **environment)
 /* Read the script; return whether what it says can be done here. Nothing has been touched by then. */
 static int understand(const char *path, char **environment)
 {
-    long fd = k_open(path, O_RDONLY), got, size = 0;
-    if (fd < 0)
+    const long fd = k_open(path, O_RDONLY), size = fd < 0 ? fd : k_read(fd, script, MOST); /* a part of it will not do */
+    if (fd >= 0)
+        k_close(fd);
+    if (size < 0 || size >= MOST)
         return 0;
-    while ((got = k_read(fd, script + size, (size_t)(MOST - size))) > 0)
-        size += got;
-    k_close(fd);
     script[size] = 0;
-    if (got < 0 || size >= MOST || !read_assignments((size_t)size))
+    if (!read_assignments((size_t)size))
         return 0;
     return *metadir == '/' && length(metadir) <= LONGEST && is_plain_path(workdir) &&
            length(boot) + length(pid_namespace) + length(host) < 1024 && (!*in || same(in, "/dev/null")) &&
