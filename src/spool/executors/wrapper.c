@@ -1022,6 +1022,7 @@ static int run_command(void)
         return ended;
     if (exists("stop") || exists("signal"))
         return 128 + SIGTERM; /* the run was stopped before this process could hear of it */
+    put("status", "running\n"); /* before the command can tamper with its records */
     const long pid = K_VFORK();
     if (pid == 0)
         become_command();
@@ -1030,7 +1031,6 @@ static int run_command(void)
         go_back();
     }
     child = pid;
-    put("status", "running\n"); /* while the command begins */
     do {
         const long number = k_sigwait(heard, -1);
         if (number > 0 && number != SIGCHLD)
