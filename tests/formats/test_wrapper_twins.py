@@ -198,6 +198,7 @@ PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022,
 @example(case=PLAIN | {"stdout": "ROOT/new/er/out", "stderr": "ROOT/also/err", "umask": 0})
 @example(case=PLAIN | {"stdout": "ROOT/sub", "stderr": "ROOT/also/err"})
 @example(case=PLAIN | {"given": {"PWD": "/", "OLDPWD": "/x", "SPOOL_JOB": "outer", "_": "x"}})
+@example(case=PLAIN | {"command": ("missing",), "umask": 0})
 @example(case=PLAIN | {"command": ("bare", "x"), "environment": {"PATH": ""}})
 def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     """Exit code, records, outputs, their modes, and all that the command can see of its own beginning."""
@@ -266,9 +267,52 @@ def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
     same_by_both(place, edited)
 
 
+def _replaced(old: bytes, new: bytes) -> Callable[[Path], bytes]:
+    """Return what writes the script with *old* replaced by *new*."""
+
+    def written(root: Path) -> bytes:
+        text = script_of(root)
+        assert old in text
+        return text.replace(old, new)
+
+    return written
+
+
+QUOTE = b"'\\''"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (QUOTE, QUOTE[:3]),
+        (QUOTE, QUOTE[1:]),
+        (QUOTE, QUOTE + b"'"),
+        (QUOTE, b"''"),
+        (b'spool_exec "$@"\n', b'spool_exec "$@" more\n'),
+        (b"set -- 'printf'", b"set -- printf"),
+        (b"set -- 'printf'", b"set --  'printf'"),
+        (b"set -- 'printf'", b"set 'printf'"),
+        (b"set -- 'printf'", b"set --"),
+        (b"export A=", b"A="),
+        (b"export A=", b"export A=1 A="),
+        (b"spool_stdin='/dev/null'", b"spool_stdin='/etc/hostname'"),
+        (b"spool_stdin='/dev/null'\n", b"spool_stdin='/dev/null'\n\n# mine\n"),
+        (b"spool_stdin='/dev/null'\n", b"spool_stdin='/dev/null'\r\n"),
+        (b"spool_stdin='/dev/null'", b"spool_stdin=/dev/null"),
+        (b"spool_workdir=", b"spool_epilog='echo mine'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_umask='8'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_files='many'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_files='3'\nspool_workdir="),
+        (b"spool_host=", b"spool_other='x' spool_host="),
+    ],
+)
+def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, old: bytes, new: bytes) -> None:
+    """The grammar has no room for anything that is only almost right."""
+    same_by_both(place, _replaced(old, new))
+
+
 def test_a_line_of_somebody_s_own_in_the_constant_counts(place: Path) -> None:
     """Who edits the script below the assignments is obeyed too."""
-    last, edited = b"\nspool_finish\n", b"\nspool_code=9\nspool_finish\n"
-    left = same_by_both(place, lambda root: script_of(root).replace(last, edited))
+    left = same_by_both(place, _replaced(b"\nspool_finish\n", b"\nspool_code=9\nspool_finish\n"))
     assert left.code == 9
     assert left.files["run/rc"][1] == b"9\n"

@@ -1,10 +1,6 @@
 """The runs of a cluster, whatever its engine is: handed over once, found again, and never concluded from silence.
 
-<<<<<<< HEAD
 An engine is three commands and a table (`language.py`): submit, look, cancel, and what its words mean. The rest is
-=======
-An engine is three commands and a table: submit, look, cancel, and what its words mean (`language.py`). The rest is
->>>>>>> a0a666dad21a22472c06bddbb2e3b7ae855ba6df
 here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that one whose submission has not answered is
 found again in the engine's own list. What two answers of the engine do not have was never submitted. The commands run
 in a helper process, so nothing here waits.

@@ -415,9 +415,11 @@ static char *quoted(char *to)
     char *const word = to;
     if (!skip("'"))
         return NULL;
-    while (*at != '\'' || skip("'\\'")) {
+    while (*at != '\'' || after(at, "'\\''")) {
         if (!*at)
             return NULL;
+        if (*at == '\'')
+            at += 3;
         *to++ = *at++;
     }
     at++;
@@ -987,6 +989,8 @@ static __attribute__((noinline)) _Noreturn void become_command(void)
         k_close(fd); /* as the script does with what it was given */
     k_mask(SIG_SETMASK, blocked_before);
     const long error = execute(words, variables);
+    if (own_mask >= 0)
+        k_umask(own_mask | 022); /* of records */
     static char why[2 * MOST];
     int code = not_found(words[0], value_of(variables, "PATH="), why);
     if (code) {
