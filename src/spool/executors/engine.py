@@ -189,7 +189,7 @@ class ClusterRun:
         """Have nothing that tells of its end by itself: the engine is asked for all."""
 
     def has_ended(self) -> None:
-        """Do nothing: nothing but the engine tells of that."""
+        """Do nothing: only the engine tells of that."""
 
     def left_behind(self) -> bool:
         """Leave nothing behind: the engine ends what is left on a node."""
